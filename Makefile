@@ -21,7 +21,7 @@ $(BIN)/python:
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what serving needs ..."
-	$(PIP) --editable '.[serve]'
+	$(PIP) --editable '.[score]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve

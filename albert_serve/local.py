@@ -17,25 +17,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.default_bundle import default_bundle
-from albert_serve.errors import AlbertServeError, ConfigError, NotFoundError
+from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
-from albert_serve.server.answering import answer_request, reply_to_error
-from albert_serve.server.error_replies import JSON, ErrorReplies
-from albert_serve.server.models.hosted_model import HostedModel, read_card
-from albert_serve.server.paths import HEALTH_PATHS, target_of
-from albert_serve.server.process.threads import RequestThreads
+from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.large_requests import LargeRequests
+from albert_serve.server.models.description import describe_model
+from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
 
 # The callers are this process' own: they wait, and their client's timeout ends a call.
-_UNLIMITED_TOKENS: Final = 1 << 62
+_UNLIMITED: Final = 1 << 62
 _UNLIMITED_S: Final = 10 * 365 * 86_400.0
 
 
@@ -56,7 +53,9 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
     def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:
         model = _open(_default() if bundle is None else Path(bundle), options)
-        self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(_Routes(model)))
+        app = make_app(dict)
+        app.state.models = OneModel(model)
+        self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))
         self._lock = threading.Lock()  # nothing is submitted once the loop may have ended
         closing = asyncio.Event()
         # With a factory it leaves the caller's thread without a current event loop.
@@ -102,30 +101,23 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             return asyncio.run_coroutine_threadsafe(_answer(self._app, request), self._loop)
 
 
-class _Routes:
-    """ASGI application that answers what clients ask of a service."""
+class OneModel:
+    """The model that the routes of the service answer with."""
 
     def __init__(self, model: HostedModel) -> None:
-        self._model = model
+        self.accepting = True
+        self.default = model
+        self.names = [model.name]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or reply with its error."""
-        request = Request(scope, receive)
-        try:
-            response = await self._reply(request)
-        except AlbertServeError as error:
-            response = reply_to_error(error, request)
-        await response(scope, receive, send)
+    def get(self, name: str | None) -> HostedModel:
+        """Return the model.
 
-    async def _reply(self, request: Request) -> Response:
-        target = target_of(request.scope)
-        if target.task is not None:
-            return await answer_request(self._model, target.task, request)
-        if target.path == "/info":
-            return Response(self._model.info().model_dump_json(), media_type=JSON)
-        if target.path in HEALTH_PATHS:
-            return JSONResponse({"status": "ok"})
-        raise NotFoundError(f"there is nothing at {target.path}")
+        Raises:
+            NotFoundError: it has another name.
+        """
+        if name not in (None, self.default.name):
+            raise NotFoundError(f"there is no model {name!r}; there is {self.default.name}")
+        return self.default
 
 
 def _default() -> Path:
@@ -143,16 +135,17 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
     opened = spec.open_bundle()
     engine = Engine.open(opened, options)
     engine.warm_up()
+    tasks = load_tasks(opened, device=engine.device)
     return HostedModel(
         name=spec.name,
         settings=settings,
         bundle=opened,
-        tasks=load_tasks(opened, device=engine.device),
-        card=read_card(opened),
-        threads=RequestThreads(),
+        tasks=tasks,
+        description=describe_model(spec.name, opened, tasks, settings),
+        large=LargeRequests(max_bytes=_UNLIMITED),
         batcher=Batcher(
             engine,
-            max_queue_tokens=_UNLIMITED_TOKENS,
+            max_queue_tokens=_UNLIMITED,
             max_wait_s=_UNLIMITED_S,
             call_cost_tokens=engine.call_cost_tokens,
         ),

@@ -1,9 +1,9 @@
 """The BentoML service: `bentoml serve albert_serve.service:AlbertServe`.
 
-The endpoints of the default model are BentoML's: its clients call them as methods, and another
-service composes them with `bentoml.depends(AlbertServe)`. What BentoML has no notion of is mounted
-(`server/routes.py`). Error replies are in `server/error_replies.py`, and authentication in
-`server/auth.py`.
+HTTP requests are answered by the routes that are mounted (`server/routes.py`). The endpoints of the
+default model are methods, too: those of BentoML's clients, and for another service, which composes
+this one with `bentoml.depends(AlbertServe)`. Error replies are in `server/error_replies.py`, and
+authentication is in `server/auth.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 import bentoml
-from starlette.middleware.cors import CORSMiddleware
+from starlette.applications import Starlette
 
 from albert_serve.api.schemas import (
     FeatureExtractionReply,
@@ -31,32 +31,45 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
-from albert_serve.server.admission import AdmissionController
-from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
-from albert_serve.server.bentoml.endpoints import Info, MediaTypes, NoInput, answer, input_of
-from albert_serve.server.bentoml.event_loop import accept_many
+from albert_serve.server.admission import ConcurrencyGate
+from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, PageOrigins, cors_options
+from albert_serve.server.bentoml.documents import share_documents
+from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
-from albert_serve.server.bentoml.restarts import end_worker, mark_started
-from albert_serve.server.bentoml.start import check_command_line
-from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_with, supervise
-from albert_serve.server.bentoml.timeouts import leave_timeouts_out
-from albert_serve.server.bentoml.tracing import NO_SPANS, CallersTrace, has_exporter
+from albert_serve.server.bentoml.middleware import (
+    NO_SPANS,
+    CallersTrace,
+    has_exporter,
+    leave_timeouts_out,
+)
+from albert_serve.server.bentoml.start import check_command_line, listens_on_loopback
+from albert_serve.server.bentoml.supervision import (
+    SERVICE_NAME,
+    end_with,
+    end_worker,
+    mark_started,
+    supervise,
+)
 from albert_serve.server.documents.openapi import describe_service
-from albert_serve.server.documents.shared_replies import SharedReplies
-from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.error_replies import EXCEPTION_HANDLERS, ErrorReplies
+from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.logging import configure_logs
-from albert_serve.server.metrics import Metrics
+from albert_serve.server.metrics import Metrics, reserve_files
 from albert_serve.server.models.registry import Models, check_models
-from albert_serve.server.paths import Labels, Paths
 from albert_serve.server.process.pid_file import hold_pid_file
-from albert_serve.server.process.threads import take_short_turns
 from albert_serve.server.routes import make_app
-from albert_serve.settings import DEFAULT_VARIABLE, Settings, num_workers, supervisor_pid
+from albert_serve.settings import (
+    DEFAULT_VARIABLE,
+    HOSTS_VARIABLE,
+    LOOPBACK_HOSTS,
+    Settings,
+    metrics_folder,
+    num_workers,
+    supervisor_pid,
+)
 
 # What clients of the same deployment wait; our deadlines are shorter and reply with the reason.
 _BENTOML_TIMEOUT_S: Final = 60
-# The context of a call within this process, where BentoML passes none.
-_IN_PROCESS: Final[Any] = None
 _app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
 _metrics = cache(Metrics)  # those of a process, however many instances it has
 
@@ -72,68 +85,37 @@ class Serving:
             raise
         self._background: set[asyncio.Task[None]] = set()
 
-    @bentoml.api(route="/fill-mask", input_spec=input_of("fill-mask"))  # type: ignore[untyped-decorator]
-    async def fill_mask(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> FillMaskReply:
-        """Fill the masks of one text or of several."""
-        reply: FillMaskReply = await answer(self._hosted, "fill-mask", inputs, parameters, ctx)
-        return reply
+    fill_mask = endpoint("fill-mask", FillMaskReply, "Fill the masks of one text or of several.")
+    text_classification = endpoint(
+        "text-classification",
+        TextClassificationReply,
+        "Classify one text, or pair of texts, or several.",
+    )
+    question_answering = endpoint(
+        "question-answering",
+        QuestionAnsweringReply,
+        "Find the answer to a question in a text, for one such pair or several.",
+    )
+    sentence_order = endpoint(
+        "sentence-order",
+        SentenceOrderReply,
+        "Say whether one text follows another, or how well sentences follow each other.",
+    )
+    multiple_choice = endpoint(
+        "multiple-choice",
+        MultipleChoiceReply,
+        "Choose among the answers to a question, or the endings of a text.",
+    )
+    feature_extraction = endpoint(
+        "feature-extraction",
+        FeatureExtractionReply,
+        "Return the embedding of one text or of several, or the vectors of their tokens.",
+    )
 
-    @bentoml.api(route="/text-classification", input_spec=input_of("text-classification"))  # type: ignore[untyped-decorator]
-    async def text_classification(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> TextClassificationReply:
-        """Classify one text, or pair of texts, or several."""
-        reply: TextClassificationReply = await answer(
-            self._hosted, "text-classification", inputs, parameters, ctx
-        )
-        return reply
-
-    @bentoml.api(route="/question-answering", input_spec=input_of("question-answering"))  # type: ignore[untyped-decorator]
-    async def question_answering(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> QuestionAnsweringReply:
-        """Find the answer to a question in a text, for one such pair or several."""
-        reply: QuestionAnsweringReply = await answer(
-            self._hosted, "question-answering", inputs, parameters, ctx
-        )
-        return reply
-
-    @bentoml.api(route="/sentence-order", input_spec=input_of("sentence-order"))  # type: ignore[untyped-decorator]
-    async def sentence_order(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> SentenceOrderReply:
-        """Say whether one text follows another, or how well sentences follow each other."""
-        reply: SentenceOrderReply = await answer(
-            self._hosted, "sentence-order", inputs, parameters, ctx
-        )
-        return reply
-
-    @bentoml.api(route="/multiple-choice", input_spec=input_of("multiple-choice"))  # type: ignore[untyped-decorator]
-    async def multiple_choice(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> MultipleChoiceReply:
-        """Choose among the answers to a question, or the endings of a text."""
-        reply: MultipleChoiceReply = await answer(
-            self._hosted, "multiple-choice", inputs, parameters, ctx
-        )
-        return reply
-
-    @bentoml.api(route="/feature-extraction", input_spec=input_of("feature-extraction"))  # type: ignore[untyped-decorator]
-    async def feature_extraction(
-        self, inputs: Any, parameters: Any = None, ctx: bentoml.Context = _IN_PROCESS
-    ) -> FeatureExtractionReply:
-        """Return the embedding of one text or of several, or the vectors of their tokens."""
-        reply: FeatureExtractionReply = await answer(
-            self._hosted, "feature-extraction", inputs, parameters, ctx
-        )
-        return reply
-
-    @bentoml.api(route="/info", input_spec=NoInput, output_spec=Info)  # type: ignore[untyped-decorator]
+    @bentoml.api(route="/info", output_spec=Info)  # type: ignore[untyped-decorator]
     async def info(self) -> InfoReply:
         """Describe the model and the service's limits."""
-        return self._hosted.default.info()
+        return self.hosted.default.description
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
@@ -146,10 +128,11 @@ class Serving:
             configure_logs(settings.log_format)
             if settings.has_keys:
                 _read_keys(settings)
+            if not settings.needs_key and not settings.allowed_hosts and listens_on_loopback():
+                os.environ[HOSTS_VARIABLE] = ",".join(LOOPBACK_HOSTS)
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
-            # First: SIGHUP no longer ends this process when its PID is known, and the file is
-            # removed before `Restarts.exit` ends it.
+            # First: SIGHUP no longer ends this process when its PID is known.
             supervise()
             if settings.pid_file is not None:
                 hold_pid_file(settings.pid_file)
@@ -159,7 +142,7 @@ class Serving:
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Start hosting the models."""
-        _app.state.models = self._hosted
+        _app.state.models = self.hosted
         if threading.current_thread() is threading.main_thread():  # it is not in a test's server
             self._drain_on_sigterm()
             self._reload_on_sighup()
@@ -178,10 +161,9 @@ class Serving:
         return _app.state.models is not None and self._models.accepting
 
     @property
-    def _hosted(self) -> Models:
+    def hosted(self) -> Models:
         """The models; started here within another service, where no startup hook is called."""
-        if not self._models.names:
-            self._models.start()
+        self._models.start()
         return self._models
 
     def _drain_on_sigterm(self) -> None:
@@ -226,33 +208,47 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
         limit_connections()
-        accept_many()
-        take_short_turns()
         self.inject_config()
+        folder = metrics_folder()
+        if folder is not None and not reserve_files(folder):
+            self.config["metrics"] = {"enabled": False}
         if not has_exporter():
             self.config["tracing"] = dict(NO_SPANS)
             self.add_asgi_middleware(CallersTrace)
-        self.add_asgi_middleware(Paths)
-        self.add_asgi_middleware(ErrorReplies)
+        if is_main:
+            self.add_asgi_middleware(ErrorReplies)
+        if is_main and settings.allowed_hosts and "*" not in settings.allowed_hosts:
+            self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
         cors = cors_options(settings)
         if settings.cors_origins:
-            self.add_asgi_middleware(CORSMiddleware, **cors)
+            self.add_asgi_middleware(PageOrigins, **cors)
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
-        self.add_asgi_middleware(MediaTypes, is_internal=not is_main)
-        self.add_asgi_middleware(SharedReplies)
         app = super().to_asgi(is_main=is_main)
         leave_timeouts_out(app)
-        app.add_middleware(Labels)
+        if is_main:
+            self._leave_requests_to_our_routes(app)
+            app.exception_handlers.update(EXCEPTION_HANDLERS)
+        share_documents(app, self)
         app.add_middleware(
-            AdmissionController,
-            directory=lambda: _app.state.models,
-            max_latency_s=settings.max_wait_s,
-            max_batch_latency_s=settings.deadline_s / 2,
-            around_refusals=partial(CORSMiddleware, **cors) if settings.cors_origins else None,
+            ConcurrencyGate,
+            models=lambda: _app.state.models,
+            settings=settings,
+            around_refusals=partial(PageOrigins, **cors) if settings.cors_origins else None,
         )
         return app
+
+    def _leave_requests_to_our_routes(self, app: Starlette) -> None:
+        """Remove BentoML's routes of the endpoints, so that those of `server/routes.py` answer.
+
+        BentoML would read a body of any size and content type, take any time for it, and refuse an
+        invalid one with another status and format.
+        """
+        endpoints = {method.route for method in self.apis.values()}
+        app.router.routes = [
+            route for route in app.router.routes if getattr(route, "path", None) not in endpoints
+        ]
 
 
 def _read_keys(settings: Settings) -> ApiKeys:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import logging
 import os
 import platform
 import re
@@ -30,15 +32,20 @@ PID_FILE_VARIABLE: Final = "ALBERT_SERVE_PID_FILE"
 # Set by the supervisor for its workers; no settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+HOSTS_VARIABLE: Final = "ALBERT_SERVE_ALLOWED_HOSTS"
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
+# Those of the Python clients (client/server.py).
+_CLIENTS_VARIABLES: Final = frozenset({"ALBERT_URL", "ALBERT_API_KEY"})
+_HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
 # BentoML's timeout is 60 s (service.py); ours must be shorter, because it replies with a reason.
 _LONGEST_DEADLINE_S: Final = 55.0
 # The addresses of services that Kubernetes gives to every container; a service named
 # `albert-serve` makes ALBERT_SERVE_PORT=tcp://10.0.0.1:80.
 _KUBERNETES: Final = re.compile(
-    r"ALBERT_SERVE_(\w+_)?(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT(_\w+)?=(tcp|udp|sctp)://"
+    r"ALBERT_(\w+_)?(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT(_\w+)?=(tcp|udp|sctp)://"
     r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=).*"
 )
 
@@ -47,6 +54,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Prepack = Literal["memory", "cache", "none"]
 # The surfaces that keys can guard: the tasks and /info, the metrics, and the documentation.
 Surface = Literal["api", "metrics", "docs"]
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,14 +114,16 @@ def _check_set(value: object) -> object:
     return value
 
 
-def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ValueError(
-                f"holds {origin!r}; an origin is like https://app.example.com, without a path, "
-                "or * for all"
-            )
-    return origins
+def _each_like(pattern: re.Pattern[str], description: str) -> AfterValidator:
+    """Return a check of comma-separated values, each of which may be * as well."""
+
+    def check(values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if value != "*" and not pattern.fullmatch(value):
+                raise ValueError(f"holds {value!r}; {description}, or * for all")
+        return values
+
+    return AfterValidator(check)
 
 
 def _cache_folder() -> Path | None:
@@ -158,6 +168,9 @@ class Settings(BaseSettings):
         guard: GUARD, what needs a key, if there are keys: api, metrics, docs, by commas.
         cors_origins: CORS_ORIGINS, whose pages may call the service from a browser, by commas; *
             for all.
+        allowed_hosts: ALLOWED_HOSTS, the names by which the service may be called, by commas; * for
+            all. By default all, but those of the loopback alone where no key is needed and the
+            service listens there only.
         log_format: LOG_FORMAT, text or json.
         pid_file: PID_FILE, the file that holds the PID of the service while it runs.
     """
@@ -196,7 +209,16 @@ class Settings(BaseSettings):
     api_keys_file: Annotated[Path | None, BeforeValidator(_check_set)] = None
     guard: Annotated[tuple[Surface, ...], NoDecode, BeforeValidator(_split)] = get_args(Surface)
     cors_origins: Annotated[
-        tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_origins)
+        tuple[str, ...],
+        NoDecode,
+        BeforeValidator(_split),
+        _each_like(_ORIGIN, "an origin is like https://app.example.com, without a path"),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        BeforeValidator(_split),
+        _each_like(_HOST, "a host is like app.example.com, *.example.com or [::1], without a port"),
     ] = ()
     log_format: Literal["text", "json"] = "text"
     pid_file: Path | None = None
@@ -307,14 +329,29 @@ VARIABLES: Final = {
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    """Refuse variables with our prefix that are no settings: a misspelt one would go unnoticed."""
+    """Refuse variables that look like settings and are none: a misspelt one would go unnoticed.
+
+    What begins as ours do, or may be meant as keys, is refused; of other names there is a warning.
+    """
     for name, value in variables.items():
-        if not name.upper().startswith(_PREFIX) or name in VARIABLES:
+        upper = name.upper()
+        if not upper.startswith("ALBERT_") or name in VARIABLES or name in _CLIENTS_VARIABLES:
             continue
-        if not _KUBERNETES.fullmatch(f"{name}={value}"):
-            near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)
-            hint = f"did you mean {near[0]}?" if near else "unset it; docs/settings.md lists them"
-            raise ConfigError(f"{name} is set, but there is no such setting; {hint}")
+        if _KUBERNETES.fullmatch(f"{name}={value}"):
+            continue
+        near = difflib.get_close_matches(upper, VARIABLES, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}?" if near else "unset it; docs/settings.md lists them"
+        message = f"{name} is set, but there is no such setting; {hint}"
+        if upper.startswith(_PREFIX) or "KEY" in upper:
+            raise ConfigError(message)
+        _warn(message)
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Log a warning once; the supervisor does it for its workers."""
+    if supervisor_pid() is None:
+        _logger.warning(message)
 
 
 def _describe(error: ErrorDetails) -> str:
@@ -395,12 +432,10 @@ def _listed_workers(models: Path) -> int:
 
 
 def allocator_variables() -> dict[str, str]:
-    """Return the variables by which a worker has one heap for all threads and for Python's objects.
+    """Return the variables by which a worker has one heap for all threads.
 
-    Those of the environment hold. Allocators other than glibc's return no free pages, so with these
-    Python keeps its own.
+    glibc returns the free pages of its first heap only. Those of the environment hold.
     """
-    heap = {"MALLOC_ARENA_MAX": "1", "PYTHONMALLOC": "malloc"}
     if platform.libc_ver()[0] != "glibc":
         return {}
-    return {name: os.environ.get(name, value) for name, value in heap.items()}
+    return {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1")}

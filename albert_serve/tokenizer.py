@@ -8,7 +8,7 @@ Offsets count Python code points of the text as it was given, whatever normalisa
 
 from __future__ import annotations
 
-import re
+import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,11 +35,7 @@ MAX_TOKENS: Final = 1 << 19
 # One character may stand for up to 18, as U+FDFA does: a text that is small is a large one then.
 _MAX_NORMALISED_CHARS: Final = 1_500_000
 _MAX_EXPANSION: Final = 18
-# Several times as many as text of any language has.
-_CHARS_PER_TOKEN: Final = 16
 _MAX_CACHED_WORDS: Final = 10_000
-# No token reaches over such a space, and no normalisation changes it.
-_WORD_GAP: Final = re.compile(r"[A-Za-z0-9](?= [A-Za-z0-9])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +80,8 @@ class AlbertTokenizer:
         _check_vocabulary(tokenizer)
         self._tokenizer = tokenizer
         self.vocab_size: int = tokenizer.get_vocab_size()
+        self._max_token_chars = max(map(len, tokenizer.get_vocab()))
+        self._known_ascii = _known_ascii(tokenizer)
         _fill_cache(tokenizer)
 
     @classmethod
@@ -171,23 +169,17 @@ class AlbertTokenizer:
             offsets=_fit_offsets(text, encoded.offsets),
         )
 
-    def is_longer(self, text: str, num_tokens: int) -> bool:
-        """Whether the beginning of a long text alone is over that many tokens.
+    def least_num_tokens(self, text: str) -> int:
+        """Return a lower bound of a text's tokens by its length, without tokenising it.
 
-        False if the text is not long, or cannot be cut where tokens surely end.
-
-        Raises:
-            InvalidInputError: the beginning holds half of a surrogate pair.
+        Each ASCII character that is a piece by itself is in some piece, and none is longer than the
+        longest of the vocabulary. A character that is none may be part of an unknown token of any
+        length, or vanish; and an accent may take the letter before it along.
         """
-        least = _CHARS_PER_TOKEN * num_tokens
-        if len(text) <= 2 * least:
-            return False
-        gap = _WORD_GAP.search(text, least, 2 * least)
-        if gap is None:
-            return False
-        beginning = text[: gap.end()]
-        _check_text(beginning)
-        return len(self.encode_raw(beginning)) > num_tokens
+        ascii_only = text.encode("ascii", "ignore")
+        num_known = len(ascii_only) - len(ascii_only.translate(None, self._known_ascii))
+        num_others = len(text) - len(ascii_only)
+        return max(0, num_known - num_others) // self._max_token_chars
 
     def encode_raw(self, text: str) -> tokenizers.Encoding:
         """Return the library's encoding, of the tokens of `encode_plain`.
@@ -277,6 +269,21 @@ def _fill_cache(tokenizer: Tokenizer) -> None:
     del words[_MAX_CACHED_WORDS:]
     tokenizer.model._resize_cache(len(words))
     tokenizer.encode(" ".join(words), add_special_tokens=False)
+
+
+def _known_ascii(tokenizer: Tokenizer) -> bytes:
+    """Return the ASCII letters and digits that normalisation keeps, and that are pieces."""
+    normaliser = tokenizer.normalizer
+
+    def piece(character: str) -> str:
+        return normaliser.normalize_str(character) if normaliser else character
+
+    known = [
+        character
+        for character in string.ascii_letters + string.digits
+        if len(piece(character)) == 1 and tokenizer.token_to_id(piece(character)) is not None
+    ]
+    return "".join(known).encode()
 
 
 def _check_text(text: str) -> None:

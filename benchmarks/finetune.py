@@ -32,18 +32,20 @@ from benchmarks.harness.trainers import (
     train_in_turns,
     trainer_table,
 )
-from training.data.feeds import Division, example_feed, labelled_examples
 from training.data.labelled.columns import COMMON_COLUMNS
 from training.data.labelled.texts import read_labelled
+from training.data.mask_rate import MaskRates
 from training.data.questions import locate_answers, read_squad, span_examples
+from training.data.streams import Division, example_stream, labelled_examples
 from training.errors import report_errors
 from training.loop.distributed import World
 from training.loop.progress import Progress
-from training.loop.step import Run
-from training.losses import LOSS_OF, Objective, compiled_losses
+from training.loop.step import Mixture, Run
+from training.losses import LOSS_OF, compiled_losses
 from training.model.heads import AlbertForTasks
-from training.optim.optimizers import OptimizerSettings, Schedule, build_optimizers
+from training.run.driver import build_run
 from training.run.options import parse_count
+from training.run.recipes import Hyperparameters
 from training.system.command_line import make_parser
 from training.system.precision import PrecisionName, product_dtype
 
@@ -57,6 +59,18 @@ _BATCH_SIZES: Final = {"text-classification": 32, "question-answering": 16}
 _BATCHES_OF_EXAMPLES: Final = 64
 # At which neither side's loss diverges.
 _LR: Final = 1e-5
+_HYPERPARAMETERS: Final = Hyperparameters(
+    optimizer="adamw",
+    lr=_LR,
+    adamw_lr=_LR,
+    pooled_factor=1.0,
+    weight_decay=0.01,
+    schedule="wsd",
+    warmup=0.05,
+    decay=0.1,
+    sentence_weight=1.0,
+    clip_norm=1.0,
+)
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.finetune
   python -m benchmarks.finetune --texts sst2/train.tsv --questions squad/train-v1.1.json --write
@@ -140,11 +154,7 @@ def build_ours(job: TrainerJob) -> Run:
     device = torch.device(job.device)
     name: PrecisionName = "bf16" if product_dtype(device) == torch.bfloat16 else "fp32"
     torch.manual_seed(0)
-    model = AlbertForTasks(case.config, {case.task: 2}).to(device)
-    settings = OptimizerSettings(
-        name="adamw", lr=_LR, adamw_lr=_LR, pooled_factor=1.0, weight_decay=0.01
-    )
-    feed = example_feed(
+    stream = example_stream(
         case.task,
         case.examples,
         case.config,
@@ -152,19 +162,18 @@ def build_ours(job: TrainerJob) -> Run:
         seed=0,
         division=Division(by_length=device.type == "cpu"),
     )
-    losses = compiled_losses() if job.compiles else LOSS_OF
-    return Run(
-        model=model,
-        objective=Objective(model, device, losses),
-        optimizers=build_optimizers(model, settings, name),
-        schedule=Schedule(kind="wsd", warmup=0.05, decay=0.1),
-        feeds=[feed],
-        weights=[1.0],
-        loss_weights={},
-        clip_norm=1.0,
-        seed=0,
-        world=World(device=device),
+    return build_run(
+        AlbertForTasks(case.config, {case.task: 2}),
+        Mixture(
+            streams=[stream],
+            weights=[1.0],
+            loss_weights={},
+            mask_rates=MaskRates(first=0.15, last=0.15),
+        ),
+        compiled_losses() if job.compiles else LOSS_OF,
+        _HYPERPARAMETERS,
         progress=Progress(num_steps=sys.maxsize, budget_s=None),
+        world=World(device=device),
         precision=name,
     )
 

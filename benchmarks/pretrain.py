@@ -43,11 +43,12 @@ from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.distributed import World
 from training.loop.flops import mfu, peak_flops, train_flops_per_token
-from training.loop.progress import Progress
 from training.loop.step import Run
 from training.prepare import prepare
-from training.run.job import Job
+from training.pretrain import PretrainConfig
+from training.run.job import open_job
 from training.run.options import parse_count
+from training.run.pretraining import Start
 from training.run.recipes import RECIPES
 from training.system.command_line import make_parser
 from training.system.precision import product_dtype
@@ -140,8 +141,14 @@ def make_examples(
 def build_ours(job: TrainerJob) -> Run:
     """Return the run of `training.pretrain`, with AdamW as `transformers` has it."""
     case: PretrainingCase = job.data
-    recipe = replace(
-        RECIPES["paper"],
+    config = PretrainConfig(
+        output=Path("unused"),
+        shards=case.shards,
+        tokenizer=case.tokenizer,
+        steps=sys.maxsize,
+        device=torch.device(job.device),
+        compile=job.compiles,
+        recipe="paper",
         length=case.length,
         batch_size=case.num_rows,
         optimizer="adamw",
@@ -150,15 +157,10 @@ def build_ours(job: TrainerJob) -> Run:
         decay=0.1,
         dropout="v2",
     )
-    return Job(
-        config=case.config,
-        recipe=recipe,
-        progress=Progress(num_steps=sys.maxsize, budget_s=None),
-        shards=Shards.open(case.shards, case.tokenizer / "tokenizer.json"),
-        tokenizer=case.tokenizer,
-        world=World(device=torch.device(job.device)),
-        compiles=job.compiles,
-    ).build()
+    recipe = config.changed(RECIPES["paper"])
+    start = Start(folder=None, name=None, tokenizer=case.tokenizer)
+    world = World(device=config.device)
+    return open_job(config, recipe, case.config, start, world, "auto").build()
 
 
 def serve(channel: Channel, job: TrainerJob) -> None:
@@ -202,11 +204,11 @@ def _markdown(results: Sequence[TrainerResult], peak: float) -> str:
 
 def _loading_rate(job: TrainerJob) -> float:
     """Return the tokens a second that one process cuts, masks and packs for ours, untrained."""
-    feed = build_ours(replace(job, compiles=False, device="cpu")).feeds[0]
-    feed.step()
+    stream = build_ours(replace(job, compiles=False, device="cpu")).mixture.streams[0]
+    stream.step()
     num_tokens, began = 0, time.perf_counter()
     while time.perf_counter() - began < _LOADING_S:
-        num_tokens += sum(one.num_tokens for one in feed.step())
+        num_tokens += sum(one.num_tokens for one in stream.step())
     return num_tokens / (time.perf_counter() - began)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
-from export.write import DepthOptions, Exported, Limits, export_bundle
+from export.write import Exported, LayerOptions, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import labelled_files
 from training.data.labelled.race import RACE, race_files
@@ -22,17 +20,10 @@ from training.errors import report_errors
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
-from training.run.heads import add_heads, each_head, head_parser, parse_with_heads
-from training.run.options import (
-    add_choices,
-    add_columns,
-    add_task,
-    columns_of,
-    parse_count,
-    parse_duration,
-    parse_finite,
-    with_task_data,
-)
+from training.run.flags import add_flags, flag, read_flags
+from training.run.heads import add_heads, parse_with_heads, read_heads
+from training.run.labelled import ChoiceFiles, LabelledTexts, with_task_data
+from training.run.options import Duration, Finite
 from training.system.command_line import make_parser
 
 _WIDTH: Final = 24  # of the first column of the summary
@@ -58,46 +49,98 @@ Give a task's own held-out data for its own metric; without, it is how often the
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Labelled(ChoiceFiles, LabelledTexts):
+    """The labelled data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="export"):
+    """A checkpoint, the bundle to write, and the data on which it is measured.
+
+    Attributes:
+        checkpoint: a folder, or a model of the Hugging Face Hub.
+        heads: the data of further classifiers.
+    """
+
+    checkpoint: str
+    bundle: Path
+    heads: tuple[LabelledTexts, ...] = ()
+    precision: Precision = flag(
+        "fp32: the checkpoint's own file; int8: a quarter of it, and the fastest on CPUs; fp16: "
+        "half of it on disk, fp32 in memory",
+        "fp32",
+    )
+    keep_fp32: tuple[Part, ...] = flag("parts that stay fp32", (), metavar="PART")
+    cuda_precision: ComputePrecision = flag(
+        "the type that the encoder computes in on a GPU; fp16 and bf16 are as fast, bf16 has the "
+        "range of fp32 and an eighth of fp16's exactness",
+        "fp16",
+    )
+    text: tuple[Path, ...] = flag("a corpus (an excerpt of Wikipedia)", (), metavar="FILE")
+    question_answering: tuple[Path, ...] = flag("SQuAD's JSON", (), metavar="FILE")
+    quality: bool = flag("compare each task with torch on real data", True)
+    quality_budget: Duration = flag(
+        "time for measuring it, such as 90s or 5m, after which less of the data is used (10m)",
+        600.0,
+        metavar="TIME",
+    )
+    evaluation: Path | None = flag("results to put into the manifest", metavar="FILE.json")
+    null_score_diff_threshold: Finite | None = flag(
+        "the service's default for questions: by how much the logit of no answer must be over that "
+        "of the best answer to win (question_answering_best_f1_threshold of the evaluation)",
+        metavar="LOGITS",
+    )
+    examples: Path | None = flag(
+        "examples for the service's page: for each task a list of inputs, as in "
+        "albert_serve/web/examples.json",
+        metavar="FILE.json",
+    )
+    overwrite: bool = flag("replace the bundle that is at BUNDLE_DIR", False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = parse_with_heads(_parser(), head_parser(), arguments)
-    return report_errors(lambda: _run(options), Path(f"{options.bundle}.errors.txt"))
+    parser = make_parser(
+        "export", "Write an ALBERT checkpoint as the bundle that albert-serve opens.", _EXAMPLES
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")
+    add_flags(parser, ExportConfig)
+    add_heads(parser)
+    values, heads = parse_with_heads(parser, LabelledTexts, arguments)
+
+    def run() -> int:
+        own = {"checkpoint": values.checkpoint, "bundle": values.bundle}
+        return _run(read_flags(ExportConfig, values, heads=read_heads(LabelledTexts, heads), **own))
+
+    return report_errors(run)
 
 
-def _run(options: argparse.Namespace) -> int:
-    evaluation = _read_evaluation(options.evaluation)
+def _run(config: ExportConfig) -> int:
     exported = export_bundle(
-        options.checkpoint,
-        options.bundle,
-        precision=options.precision,
-        kept_fp32=options.keep_fp32,
-        cuda_precision=options.cuda_precision,
-        data=_real_data(options),
-        quality_budget_s=options.quality_budget,
-        limits=Limits(
-            max_difference=options.max_difference,
-            max_cuda_difference=options.max_cuda_difference,
-            max_cost=options.max_cost,
-            forced=options.force,
-        ),
-        evaluation=evaluation,
-        null_score_diff_threshold=options.null_score_diff_threshold,
-        depth=DepthOptions(
-            num_layers=options.layers,
-            max_layers=options.max_layers,
-            patience=options.patience,
-        ),
-        examples=read_examples(options.examples) if options.examples else None,
-        overwrite=options.overwrite,
+        config.checkpoint,
+        config.bundle,
+        precision=config.precision,
+        kept_fp32=config.keep_fp32,
+        cuda_precision=config.cuda_precision,
+        data=_real_data(config) if config.quality else None,
+        quality_budget_s=config.quality_budget,
+        limits=config,
+        evaluation=_read_evaluation(config.evaluation),
+        null_score_diff_threshold=config.null_score_diff_threshold,
+        layers=config,
+        examples=read_examples(config.examples) if config.examples else None,
+        overwrite=config.overwrite,
     )
     if exported.unused:
         listed = ", ".join(exported.unused)
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
-    print(summarize(exported))
+    print(_summarize(exported))
     return 0
 
 
-def summarize(exported: Exported) -> str:
+def _summarize(exported: Exported) -> str:
     """Sizes and differences, for people."""
     manifest = exported.bundle.manifest
     sizes = {name: entry.size for name, entry in manifest.files.items()}
@@ -128,31 +171,33 @@ def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[s
         yield f"  {task:<{width}} {figures:>14} {found.metric} ({found.count:,})"
 
 
-def _real_data(options: argparse.Namespace) -> RealData | None:
-    if options.no_quality:
-        return None
-    options = with_task_data(options)
-    choices = options.multiple_choice or []
-    if options.task == RACE:
-        choices = race_files(options.data, "dev")
+def _real_data(config: ExportConfig) -> RealData:
+    config = with_task_data(config)
+    choices = config.multiple_choice
+    if config.task == RACE and config.data is not None:
+        choices = tuple(race_files(config.data, "dev"))
     return replace(
-        _labelled_data(options),
-        text=tuple(options.text or [DEFAULT_TEXT]),
-        questions=tuple(options.question_answering),
-        choices=tuple(choices),
-        choice_columns=tuple(options.choice_columns),
-        heads={own.head: _labelled_data(own) for own in each_head(options)},
+        _labelled_data(config),
+        text=config.text or (DEFAULT_TEXT,),
+        questions=config.question_answering,
+        choices=choices,
+        choice_columns=config.choice_columns,
+        heads={
+            own.head: _labelled_data(own)
+            for own in map(with_task_data, config.heads)
+            if own.head is not None
+        },
     )
 
 
-def _labelled_data(options: argparse.Namespace) -> RealData:
+def _labelled_data(data: LabelledTexts) -> RealData:
     """Return the labelled texts of a classifier."""
-    task = TASKS.get(options.task)
-    if task is None:
-        labelled = labelled_files(options.text_classification, "test", "validation")
+    task = TASKS.get(data.task or "")
+    if task is None or data.data is None:
+        labelled = labelled_files(data.text_classification, "test", "validation")
     else:
-        labelled = [file for files in dev_files(task, options.data).values() for file in files]
-    return RealData(text=(), labelled=tuple(labelled), columns=columns_of(options), task=task)
+        labelled = [file for files in dev_files(task, data.data).values() for file in files]
+    return RealData(text=(), labelled=tuple(labelled), columns=data.columns, task=task)
 
 
 def _read_evaluation(file: Path | None) -> dict[str, object]:
@@ -161,116 +206,6 @@ def _read_evaluation(file: Path | None) -> dict[str, object]:
     if not file.is_file():
         raise ExportError(f"--evaluation {file} is not there")
     return read_json_object(file)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser(
-        "export", "Write an ALBERT checkpoint as the bundle that albert-serve opens.", _EXAMPLES
-    )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")
-    add = parser.add_argument
-    add(
-        "--precision",
-        choices=get_args(Precision),
-        default="fp32",
-        help="fp32: the checkpoint's own file; int8: a quarter of it, and the fastest on CPUs; "
-        "fp16: half of it on disk, fp32 in memory (%(default)s)",
-    )
-    add(
-        "--keep-fp32",
-        nargs="+",
-        choices=get_args(Part),
-        default=[],
-        help="parts that stay fp32",
-        metavar="PART",
-    )
-    add(
-        "--cuda-precision",
-        choices=get_args(ComputePrecision),
-        default="fp16",
-        help="the type that the encoder computes in on a GPU; fp16 and bf16 are as fast, bf16 has "
-        "the range of fp32 and an eighth of fp16's exactness (%(default)s)",
-    )
-    depth = parser.add_argument_group("depth")
-    depth.add_argument(
-        "--layers",
-        type=parse_count,
-        metavar="NUMBER",
-        help="apply only so many layers of a model whose layers share all weights; what that costs "
-        "is measured against all of them",
-    )
-    depth.add_argument(
-        "--max-layers",
-        type=parse_count,
-        metavar="NUMBER",
-        help="the service's default for a classifier that was trained with --adaptive-depth: "
-        "answer a text after so many layers at the latest (all)",
-    )
-    depth.add_argument(
-        "--patience",
-        type=parse_count,
-        metavar="NUMBER",
-        help="the same: answer it as soon as so many layers in a row give the label of the layer "
-        "before them (never)",
-    )
-    data = parser.add_argument_group("real data")
-    add_data = functools.partial(data.add_argument, nargs="+", type=Path, metavar="FILE")
-    add_data("--text", help="a corpus (an excerpt of Wikipedia)")
-    add_data("--text-classification", default=[], help="labelled CSV, TSV, JSONL or Parquet")
-    add_heads(data)
-    add_task(data)
-    add_columns(data)
-    add_choices(data)
-    add_data("--question-answering", default=[], help="SQuAD's JSON")
-    data.add_argument("--no-quality", action="store_true", help="do not measure it")
-    data.add_argument(
-        "--quality-budget",
-        type=parse_duration,
-        default="10m",
-        metavar="TIME",
-        help="time for measuring it, such as 90s or 5m, after which less of the data is used "
-        "(%(default)s)",
-    )
-    limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max-cost",
-        type=float,
-        default=1.0,
-        metavar="POINTS",
-        help="most points of a task's metric that precision and depth may cost (%(default)s)",
-    )
-    limits.add_argument(
-        "--max-difference",
-        type=float,
-        default=1e-4,
-        help="largest absolute difference from torch that is let through in fp32 (%(default)s)",
-    )
-    limits.add_argument(
-        "--max-cuda-difference",
-        type=float,
-        help="largest difference from torch on a GPU, emulated, as a share of the largest value "
-        "(fp32 1e-4, fp16 0.06, bf16 0.3)",
-        metavar="SHARE",
-    )
-    limits.add_argument("--force", action="store_true", help="let through what costs more")
-    add("--evaluation", type=Path, metavar="FILE.json", help="results to put into the manifest")
-    add(
-        "--null-score-diff-threshold",
-        type=parse_finite,
-        metavar="LOGITS",
-        help="the service's default for questions: by how much the logit of no answer must be over "
-        "that of the best answer to win (question_answering_best_f1_threshold of the evaluation)",
-    )
-    add(
-        "--examples",
-        type=Path,
-        metavar="FILE.json",
-        help="examples for the service's page: for each task a list of inputs, as in "
-        "albert_serve/web/examples.json",
-    )
-    add("--overwrite", action="store_true", help="replace the bundle that is at BUNDLE_DIR")
-    return parser
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from albert_serve.bundle.card import read_stages
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.config import AlbertConfig
+from training.evaluation.markdown import table
 from training.evaluation.questions import BEST_F1_THRESHOLD
-from training.evaluation.reports.tables import table
 from training.loop.flops import train_flops_per_token
 
 CARD_FILE: Final = "README.md"

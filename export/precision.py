@@ -34,7 +34,7 @@ PARTS: Final[dict[Part, tuple[str, ...]]] = {
 _STEPS: Final = 127
 _LARGEST_FP16: Final = float(np.finfo(np.float16).max)
 
-Array = NDArray[Any]
+_Array = NDArray[Any]
 
 
 def write_weights(source: Source, file: Path, precision: Precision, kept: Collection[Part]) -> None:
@@ -89,14 +89,14 @@ def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
     return np.ascontiguousarray(steps_OI.T.astype(np.int8)), scale_O.astype(np.float32)
 
 
-def _restore(array: Array, scale_O: Array | None) -> Array:
+def _restore(array: _Array, scale_O: _Array | None) -> _Array:
     restored = array if scale_O is None else (array * scale_O).T
     return np.ascontiguousarray(restored, np.float32)
 
 
 def _convert(
     source: Source, name: str, precision: Precision, kept: Collection[Part]
-) -> Iterator[tuple[str, Array]]:
+) -> Iterator[tuple[str, _Array]]:
     weight = read_weight(source.weights_file, source.stored[name])
     part = part_of(name)
     if part is None or part in kept or precision == "fp32":

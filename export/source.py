@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+from pydantic import FiniteFloat, Strict, TypeAdapter, ValidationError
 
 from albert_serve.bundle.manifest import (
     MANIFEST_FILE,
@@ -35,8 +35,8 @@ from albert_serve.bundle.weights import (
     stored_name,
 )
 from albert_serve.config import AlbertConfig
-from albert_serve.tasks.base import Depth
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.base import EarlyExit
+from albert_serve.tasks.text_classification import resolve_early_exit
 from export.errors import ExportError
 from training.evaluation.classification import PREFIX
 from training.evaluation.questions import BEST_F1_THRESHOLD
@@ -52,7 +52,8 @@ from training.model.labels import default_name, read_labels
 
 # What transformers and training read beside the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model")
-_DEPTHLESS_FIGURES: Final = frozenset(
+_THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
+_LAYERLESS_FIGURES: Final = frozenset(
     f"{PREFIX}_{name}" for name in ("task", "texts", "truncated", "by_layer", "by_patience")
 )
 
@@ -116,53 +117,40 @@ def read_source(folder: Path) -> Source:
     return Source(
         folder=folder,
         config=config,
-        tasks=_with_stored_depth(tasks, folder, config),
+        tasks=tasks,
         stored=stored,
         names=names,
         evaluation=_read_evaluation(folder),
-        training=_read_training(folder),
+        training=read_training(folder),
     )
 
 
-def with_records(source: Source, whole: Path) -> Source:
-    """Return a source with fewer layers with what holds of the records of the whole checkpoint.
+def _read_evaluation(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's `evaluation.json`, or what a bundle's manifest has of it."""
+    manifest = read_json_object(folder / MANIFEST_FILE)
+    evaluation = read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation")
+    classifier = _section(_section(manifest, "tasks"), CLASSIFICATION)
+    # The figures of a bundle that answers early are not those of all layers.
+    return _without_figures(evaluation) if classifier.get("adaptive_depth") else evaluation
 
-    That is its training and the threshold of "no answer".
+
+def _without_figures(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an evaluation without a classifier's figures after its last layer."""
+    return {
+        name: value
+        for name, value in evaluation.items()
+        if not name.startswith(f"{PREFIX}_") or name in _LAYERLESS_FIGURES
+    }
+
+
+def read_training(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's `training.json`, or what a bundle's manifest has of it.
 
     Raises:
-        ExportError: a record cannot be read.
+        ExportError: the file is no JSON object.
     """
-    evaluation = _read_evaluation(whole)
-    tuned = with_threshold(replace(source, evaluation=evaluation), None)
-    return replace(source, tasks=tuned.tasks, training=_read_training(whole))
-
-
-def _read_evaluation(folder: Path) -> dict[str, Any]:
-    manifest = read_json_object(folder / MANIFEST_FILE)
-    return read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation")
-
-
-def _read_training(folder: Path) -> dict[str, Any]:
     provenance = _section(read_json_object(folder / MANIFEST_FILE), "provenance")
     return read_json_object(folder / "training.json") or _section(provenance, "training")
-
-
-def _with_stored_depth(
-    tasks: dict[TaskName, TaskEntry], folder: Path, config: AlbertConfig
-) -> dict[TaskName, TaskEntry]:
-    """Return the tasks with the defaults of adaptive depth of a bundle's manifest."""
-    manifest = read_json_object(folder / MANIFEST_FILE)  # which `read_config` has checked
-    stored = _section(_section(manifest, "tasks"), "text-classification").get("adaptive_depth")
-    entry = tasks.get("text-classification")
-    if stored is None or entry is None or entry.adaptive_depth is None:
-        return tasks
-    depth = AdaptiveDepth.model_validate(stored)
-    if (depth.max_layers or 1) > config.num_layers:
-        raise ExportError(
-            f"{folder / MANIFEST_FILE}: max_layers is {depth.max_layers}; the model has "
-            f"{config.num_layers} layers"
-        )
-    return {**tasks, "text-classification": entry.model_copy(update={"adaptive_depth": depth})}
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -184,15 +172,12 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
         measured = source.evaluation.get(BEST_F1_THRESHOLD)
         if measured is None or entry is None:
             return source
-        if (
-            isinstance(measured, bool)
-            or not isinstance(measured, int | float)
-            or not math.isfinite(measured)
-        ):
+        try:
+            threshold = _THRESHOLD.validate_python(measured)
+        except ValidationError as error:
             raise ExportError(
                 f"{BEST_F1_THRESHOLD} of the evaluation is {measured!r}, not a number"
-            )
-        threshold = float(measured)
+            ) from error
     if entry is None:
         raise ExportError(
             "--null-score-diff-threshold is of question-answering; the checkpoint has "
@@ -202,47 +187,34 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
     return replace(source, tasks={**source.tasks, "question-answering": entry})
 
 
-def with_depth(source: Source, max_layers: int | None, patience: int | None) -> Source:
+def with_early_exit(source: Source, max_layers: int | None, patience: int | None) -> Source:
     """Return the source with the service's defaults of adaptive depth, and its figures at them.
-
-    Without either, those of a bundle that is exported again are kept; one alone replaces both.
 
     Raises:
         ExportError: there is one, and texts cannot be classified after each layer.
     """
     if max_layers is None and patience is None:
         return source
-    entry = source.tasks.get("text-classification")
+    entry, num_layers = source.tasks.get(CLASSIFICATION), source.config.num_layers
     if entry is None or entry.adaptive_depth is None:
         raise ExportError(
             "--max-layers and --patience are of a classifier that was trained with "
             "--adaptive-depth; --layers cuts any model whose layers share all weights"
         )
-    if (max_layers or 1) > source.config.num_layers:
-        raise ExportError(
-            f"--max-layers {max_layers}: the checkpoint has {source.config.num_layers} layers"
-        )
-    depth = AdaptiveDepth(max_layers=max_layers, patience=patience)
-    num_layers = source.config.num_layers
-    before, after = (resolve_depth(each, num_layers) for each in (entry.adaptive_depth, depth))
-    evaluation = source.evaluation
-    if before != after:
-        evaluation = _figures_at(evaluation, after, num_layers)
-    entry = entry.model_copy(update={"adaptive_depth": depth})
-    tasks: dict[TaskName, TaskEntry] = {**source.tasks, "text-classification": entry}
+    if (max_layers or 1) > num_layers:
+        raise ExportError(f"--max-layers {max_layers}: the checkpoint has {num_layers} layers")
+    limits = AdaptiveDepth(max_layers=max_layers, patience=patience)
+    evaluation, depth = source.evaluation, resolve_early_exit(limits, num_layers)
+    if depth is not None:
+        evaluation = _figures_at(evaluation, depth, num_layers)
+    entry = entry.model_copy(update={"adaptive_depth": limits})
+    tasks: dict[TaskName, TaskEntry] = {**source.tasks, CLASSIFICATION: entry}
     return replace(source, tasks=tasks, evaluation=evaluation)
 
 
-def _figures_at(
-    evaluation: Mapping[str, Any], depth: Depth | None, num_layers: int
-) -> dict[str, Any]:
-    """Return an evaluation with a classifier's figures at a depth, as far as it has them."""
-    depth = depth or Depth(max_layers=num_layers, patience=num_layers)
-    kept = {
-        name: value
-        for name, value in evaluation.items()
-        if not name.startswith(f"{PREFIX}_") or name in _DEPTHLESS_FIGURES
-    }
+def _figures_at(evaluation: Mapping[str, Any], depth: EarlyExit, num_layers: int) -> dict[str, Any]:
+    """Return an evaluation with a classifier's figures at these limits, as far as it has them."""
+    kept = _without_figures(evaluation)
     if depth.patience >= depth.max_layers:  # so many layers in a row agree after them at the least
         name, key, number = "by_layer", "layers", depth.max_layers
     elif depth.max_layers == num_layers:

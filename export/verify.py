@@ -33,7 +33,7 @@ from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.base import Depth
+from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.question_answering.beams import best_starts
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from export.errors import ExportError
@@ -128,7 +128,7 @@ def _measure(
     try:
         encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
-        batches = list(random_batches(model.config))
+        batches = list(_random_batches(model.config))
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, found in _differences(model, heads, batch, hidden_BSH):
@@ -225,7 +225,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _tensors(attribute.g)
 
 
-def random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
+def _random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
     """Random ids: a ragged batch, an unpadded one, and one sequence of all positions.
 
     As in real inputs, each begins with [CLS] and ends with [SEP], and one token is [MASK]: it is
@@ -311,7 +311,7 @@ def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBa
         layers_B = (np.arange(count) + shift) % len(logits_LBK)
         # After the first layer, so many can agree at the last one only.
         patience = len(logits_LBK) - 1
-        depths = [Depth(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
+        depths = [EarlyExit(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
         exits = encoder.run_with_exits(batch, depths)
         expected_BK = logits_LBK[torch.from_numpy(layers_B), torch.arange(count)]
         largest = largest.and_(_compare(expected_BK, exits.logits))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from albert_serve.bundle.weights import read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.text_classification import resolve_early_exit
 from export.card import CARD_FILE, model_card
 from export.encoder import build_encoder
 from export.errors import ExportError
@@ -51,8 +50,8 @@ from export.source import (
     HUGGING_FACE_FILES,
     Source,
     read_source,
-    with_depth,
-    with_records,
+    read_training,
+    with_early_exit,
     with_threshold,
 )
 from export.verify import (
@@ -64,12 +63,14 @@ from export.verify import (
     measure_parity,
 )
 from training.conversion.source import open_checkpoint
-from training.evaluation.predictions import TorchEngine
 from training.evaluation.real_text import RealData
+from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
-from training.model.resizing import cut_to_depth
-from training.system.partial_folder import partial_folder, put_folder_in_place, remove_leftovers
+from training.model.resizing import with_layers
+from training.run.flags import Options, flag
+from training.run.options import Count, Finite
+from training.system.partial_folder import partial_folder, put_folder_in_place
 
 _TORCH_BATCH_TOKENS: Final = 1024
 _CONFIG_FILE: Final = "config.json"
@@ -89,36 +90,45 @@ class Exported:
     fp32_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DepthOptions:
-    """The layers of a bundle.
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions(Options, title="layers"):
+    """The layers of a bundle, and the service's defaults of a classifier after each layer."""
 
-    Attributes:
-        num_layers: those that it applies; None for all of the checkpoint's.
-        max_layers, patience: the service's defaults, of a classifier after each layer.
-    """
+    layers: Count | None = flag(
+        "apply only so many layers of a model whose layers share all weights; what that costs is "
+        "measured against all of them",
+        metavar="NUMBER",
+    )
+    max_layers: Count | None = flag(
+        "the service's default for a classifier that was trained with --adaptive-depth: answer a "
+        "text after so many layers at the latest (all)",
+        metavar="NUMBER",
+    )
+    patience: Count | None = flag(
+        "the same: answer it as soon as so many layers in a row give the label of the layer before "
+        "them (never)",
+        metavar="NUMBER",
+    )
 
-    num_layers: int | None = None
-    max_layers: int | None = None
-    patience: int | None = None
 
+@dataclass(frozen=True, kw_only=True)
+class Limits(Options, title="limits"):
+    """The limits that a bundle must meet."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The limits that a bundle must meet.
-
-    Attributes:
-        max_difference: the largest absolute difference of an fp32 bundle from torch.
-        max_cuda_difference: the same of the graphs for CUDA, over the largest value; by default
-            `MAX_CUDA_SHARE` of their precision.
-        max_cost: the most points of a task's own metric that precision and depth may cost.
-        forced: whether what costs more is let through.
-    """
-
-    max_difference: float = 1e-4
-    max_cuda_difference: float | None = None
-    max_cost: float = 1.0
-    forced: bool = False
+    max_cost: Finite = flag(
+        "most points of a task's metric that precision and fewer layers may cost",
+        1.0,
+        metavar="POINTS",
+    )
+    max_difference: Finite = flag(
+        "largest absolute difference from torch that is let through in fp32", 1e-4
+    )
+    max_cuda_difference: Finite | None = flag(
+        "largest difference from torch on a GPU, emulated, as a share of the largest value (fp32 "
+        "1e-4, fp16 0.06, bf16 0.3)",
+        metavar="SHARE",
+    )
+    force: bool = flag("let through what costs more", False)
 
 
 def export_bundle(
@@ -133,7 +143,7 @@ def export_bundle(
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     null_score_diff_threshold: float | None = None,
-    depth: DepthOptions | None = None,
+    layers: LayerOptions | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> Exported:
@@ -152,7 +162,7 @@ def export_bundle(
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
-        depth: fewer layers, and the defaults of adaptive depth.
+        layers: fewer layers, and the defaults of adaptive depth.
         examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
@@ -164,41 +174,24 @@ def export_bundle(
         VocabError: there is only a `spiece.model`, and it is not ALBERT's.
     """
     target = target.resolve()
-    limits, depth = limits or Limits(), depth or DepthOptions()
-    remove_leftovers(target)
+    limits, layers = limits or Limits(), layers or LayerOptions()
     _check_target(Path(checkpoint), target, overwrite)
     with (
         open_checkpoint(checkpoint) as opened,
-        cut_to_depth(opened.folder, depth.num_layers) as cut,
+        with_layers(opened.folder, layers.layers) as cut,
         _new_folder(target) as folder,
     ):
-        source = with_depth(read_source(cut), depth.max_layers, depth.patience)
-        if depth.num_layers is not None:
-            source = with_records(source, opened.folder)
-        carried = source.tasks
-        source = replace(source, evaluation={**source.evaluation, **(evaluation or {})})
+        source = with_early_exit(read_source(cut), layers.max_layers, layers.patience)
+        training = read_training(opened.folder)
+        figures = {**source.evaluation, **(evaluation or {})}
+        source = replace(source, evaluation=figures, training=training)
         source = with_threshold(source, null_score_diff_threshold)
-        if source.tasks is carried:
-            _warn_of_threshold(source)
         shown = examples or {}
         check_tasks(shown, source.tasks)
-        _write_tokenizer(source, folder)
-        if precision == "fp32":
-            _copy_hugging_face_files(source, folder)
-        _write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
-        cuda_form = replace(CUDA_FORM, compute=cuda_precision)
-        graphs = _write_graphs(source, folder, cuda_form)
-        unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
-        unused = sorted({*unread, *source.stored.keys()} - {*source.names})
+        form = replace(CUDA_FORM, compute=cuda_precision)
+        unused = _write_files(source, folder, precision, kept_fp32, form)
         model = load_checkpoint(source.folder, source.num_outputs)
-        parity = measure_parity(folder, source.heads, model)
-        if precision == "fp32":
-            check_parity(parity, limits.max_difference)
-        cuda_parity = _measure_cuda_parity(source, folder, model, precision, cuda_form)
-        max_share = limits.max_cuda_difference
-        if max_share is None:
-            max_share = MAX_CUDA_SHARE[cuda_precision]
-        check_cuda_parity(cuda_parity, cuda_precision, max_share)
+        parity, cuda_parity = _compare(source, folder, model, precision, form, limits)
         manifest = Manifest(
             config=source.config.to_hf(),
             tasks=source.tasks,
@@ -214,15 +207,15 @@ def export_bundle(
         )
         _write_manifest(manifest, folder)
         if data is not None:
-            if depth.num_layers is not None:  # the cost of the missing layers counts, too
+            if layers.layers is not None:  # the cost of the missing layers counts, too
                 model = load_checkpoint(opened.folder, source.num_outputs)
             quality = _measure_quality(source, folder, model, data, quality_budget_s)
-            if not limits.forced:
+            if not limits.force:
                 check_quality(
                     quality,
                     limits.max_cost,
                     is_rounded=precision != "fp32",
-                    is_shallow=_is_shallow(source, depth),
+                    is_shallow=_is_shallow(source, layers),
                 )
             manifest = manifest.with_quality(quality)
             _write_manifest(manifest, folder)
@@ -238,22 +231,51 @@ def export_bundle(
         )
 
 
-def _warn_of_threshold(source: Source) -> None:
-    entry = source.tasks.get("question-answering")
-    if entry is not None and entry.null_score_diff_threshold is not None:
-        print(
-            f"warning: the threshold of no answer, {entry.null_score_diff_threshold:g}, was tuned "
-            "with all layers of the checkpoint; --null-score-diff-threshold sets another",
-            file=sys.stderr,
-        )
+def _write_files(
+    source: Source, folder: Path, precision: Precision, kept_fp32: Collection[Part], form: Form
+) -> list[str]:
+    """Write the tokenizer, weights and graphs; return the weights that no graph reads."""
+    _write_tokenizer(source, folder)
+    if precision == "fp32":
+        _copy_hugging_face_files(source, folder)
+        _link_or_copy(source.weights_file, folder / WEIGHTS_FILE)
+    else:
+        write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
+    graphs = _write_graphs(source, folder, form)
+    unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
+    return sorted({*unread, *source.stored.keys()} - {*source.names})
 
 
-def _is_shallow(source: Source, depth: DepthOptions) -> bool:
+def _compare(
+    source: Source,
+    folder: Path,
+    model: AlbertForTasks,
+    precision: Precision,
+    form: Form,
+    limits: Limits,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the differences of the graphs from torch, on the CPU and emulated on CUDA.
+
+    Raises:
+        ExportError: one is over its limit.
+    """
+    parity = measure_parity(folder, source.heads, model)
+    if precision == "fp32":
+        check_parity(parity, limits.max_difference)
+    cuda_parity = _measure_cuda_parity(source, folder, model, precision, form)
+    max_share = limits.max_cuda_difference
+    if max_share is None:
+        max_share = MAX_CUDA_SHARE[form.compute]
+    check_cuda_parity(cuda_parity, form.compute, max_share)
+    return parity, cuda_parity
+
+
+def _is_shallow(source: Source, layers: LayerOptions) -> bool:
     """Whether the bundle answers after fewer layers than the checkpoint."""
     entry = source.tasks.get("text-classification")
     adaptive = None if entry is None else entry.adaptive_depth
-    return depth.num_layers is not None or (
-        adaptive is not None and resolve_depth(adaptive, source.config.num_layers) is not None
+    return layers.layers is not None or (
+        adaptive is not None and resolve_early_exit(adaptive, source.config.num_layers) is not None
     )
 
 
@@ -314,15 +336,6 @@ def _measure_cuda_parity(
         restore_weights(folder / WEIGHTS_FILE, Path(restored) / WEIGHTS_FILE)
         own = load_checkpoint(Path(restored), source.num_outputs)
         return measure_cuda_parity(folder, source.heads, own, form)
-
-
-def _write_weights(
-    source: Source, file: Path, precision: Precision, kept_fp32: Collection[Part]
-) -> None:
-    if precision == "fp32":
-        _link_or_copy(source.weights_file, file)
-    else:
-        write_weights(source, file, precision, kept_fp32)
 
 
 def _write_manifest(manifest: Manifest, folder: Path) -> None:

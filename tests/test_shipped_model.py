@@ -20,9 +20,9 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import TASKS, prepare_request, shape_reply
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
-from training.evaluation.predictions import predict
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.evaluation.samples import draw_samples
+from training.evaluation.torch_engine import predict
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
@@ -97,7 +97,7 @@ def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> No
     tasks: dict[TaskName, TaskEntry] = {"fill-mask": bundle.manifest.tasks["fill-mask"]}
     config = AlbertConfig.from_hf(bundle.manifest.config)
     sample = draw_samples(config, tasks, tokenizer, data)["fill-mask"]
-    predictions = predict(Engine.open(bundle), sample.items, max_tokens_at_once=4096, title="")
+    predictions = predict(Engine.open(bundle), sample.items, max_tokens_at_once=4096)
     rights = [right for item in sample.items for right in item.rights or ()]
     assert len(predictions) == pytest.approx(stated.count, rel=0.05)
     assert sample.mark(predictions, rights) == pytest.approx(stated.bundle, abs=1.0)

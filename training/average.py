@@ -7,10 +7,10 @@ With the model that they were finetuned from, it keeps more of what that model k
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,8 @@ from training.model.checkpoint import (
 )
 from training.model.heads import AlbertForTasks, is_classifier
 from training.model.labels import head_record, stored_labels
-from training.run.options import parse_positive
+from training.run.flags import Options, add_flags, flag, read_flags
+from training.run.options import Positive
 from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 
@@ -103,29 +104,30 @@ def _check_fit(model: AlbertForTasks, other: AlbertForTasks, first: Path, second
             raise CheckpointError(f"{first} and {second} differ in their labels (id2label)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AverageConfig(Options, title="average"):
+    """The checkpoints, their weights and the folder to write."""
+
+    checkpoints: Sequence[str]
+    weights: tuple[Positive, ...] = flag("of each (1)", (), metavar="NUMBER")
+    output: Path = flag("the folder to write", MISSING, metavar="FOLDER")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> int:
-    weights = options.weights or [1.0] * len(options.checkpoints)
-    average(options.checkpoints, weights, options.output)
-    print(f"the mean of {len(options.checkpoints)} checkpoints is in {options.output}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = make_parser("training.average", __doc__, _EXAMPLES)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=REFERENCE_HELP)
-    parser.add_argument(
-        "--weights", nargs="+", type=parse_positive, metavar="NUMBER", help="of each (1)"
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, metavar="FOLDER", help="the folder to write"
-    )
-    return parser
+    add_flags(parser, AverageConfig)
+    values = parser.parse_args(arguments)
+    checkpoints = values.checkpoints
+    return report_errors(lambda: _run(read_flags(AverageConfig, values, checkpoints=checkpoints)))
+
+
+def _run(config: AverageConfig) -> int:
+    weights = config.weights or [1.0] * len(config.checkpoints)
+    average(config.checkpoints, weights, config.output)
+    print(f"the mean of {len(config.checkpoints)} checkpoints is in {config.output}")
+    return 0
 
 
 if __name__ == "__main__":

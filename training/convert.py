@@ -6,7 +6,6 @@ or none) are repeated, so that each layer has its own copy; the outputs are the 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,21 +41,17 @@ def convert(reference: str | Path, target: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> int:
-    convert(options.checkpoint, options.folder)
-    print(f"written to {options.folder}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = make_parser("training.convert", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to write")
-    return parser
+    values = parser.parse_args(arguments)
+
+    def run() -> int:
+        convert(values.checkpoint, values.folder)
+        print(f"written to {values.folder}")
+        return 0
+
+    return report_errors(run)
 
 
 if __name__ == "__main__":

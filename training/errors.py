@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from albert_serve.errors import AlbertServeError
@@ -34,45 +33,23 @@ class TrainingError(ValueError):
 
     def __str__(self) -> str:
         shown = list(map(str, self.args[:_SHOWN_LINES]))
-        if self.num_hidden:
-            shown.append(f"and {self.num_hidden:,} more")
+        if len(self.args) > _SHOWN_LINES:
+            shown.append(f"and {len(self.args) - _SHOWN_LINES:,} more")
         return "\n".join(shown)
 
-    @property
-    def num_hidden(self) -> int:
-        """The lines that are not shown."""
-        return max(0, len(self.args) - _SHOWN_LINES)
+
+class EvaluationError(TrainingError):
+    """Data that a checkpoint cannot be evaluated on."""
 
 
 # The errors that are a user's.
 REPORTED: Final = (TrainingError, AlbertServeError, OSError)
 
 
-def report_errors(command: Callable[[], int], lines_file: Path | None = None) -> int:
-    """Run a command and return its exit status; report a user's error on stderr, with status 1.
-
-    Args:
-        lines_file: written with all lines of an error that has more than are shown; a file of an
-            earlier command is removed.
-    """
+def report_errors(command: Callable[[], int]) -> int:
+    """Run a command and return its exit status; report a user's error on stderr, with status 1."""
     try:
-        if lines_file is not None:
-            lines_file.unlink(missing_ok=True)
         return command()
     except REPORTED as error:
-        _report(error, lines_file)
+        print(f"error: {error}", file=sys.stderr)
         return 1
-
-
-def _report(error: Exception, lines_file: Path | None) -> None:
-    print(f"error: {error}", file=sys.stderr)
-    if lines_file is None or not isinstance(error, TrainingError) or not error.num_hidden:
-        return
-    try:
-        lines_file.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(f"{line}\n" for line in error.args)
-        lines_file.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as failure:
-        print(f"error: {lines_file} cannot be written: {failure.strerror}", file=sys.stderr)
-    else:
-        print(f"all {len(error.args):,} are listed in {lines_file}", file=sys.stderr)

@@ -6,14 +6,13 @@ and angle of each layer's input and output, as in Figure 1 of Lan et al. 2019.
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +29,7 @@ from training.loop.recorded import (
     read_run,
     with_paths_for_names,
 )
+from training.run.flags import Options, add_flags, flag, read_flags
 from training.system.command_line import make_parser
 
 if TYPE_CHECKING:  # slow to import
@@ -52,7 +52,7 @@ _NUM_COLUMNS: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
+class _Panel:
     """One plot of the picture: a figure of the runs.
 
     Attributes:
@@ -67,16 +67,16 @@ class Panel:
 
 # A panel is drawn where a run has its figure.
 _PANELS: Final = (
-    Panel(title="masked loss (nats)", figure="fill-mask/loss"),
-    Panel(title="masked accuracy", figure="fill-mask/accuracy", scale="part"),
-    Panel(title="sentence accuracy", figure="sentence-order/accuracy", scale="part"),
-    Panel(title="accuracy of both orders", figure="paired-order/accuracy", scale="part"),
-    Panel(title="classification accuracy", figure="text-classification/accuracy", scale="part"),
-    Panel(title="answer accuracy", figure="question-answering/accuracy", scale="part"),
-    Panel(title="choice accuracy", figure="multiple-choice/accuracy", scale="part"),
-    Panel(title="gradient norm", figure="grad_norm", scale="log"),
-    Panel(title="learning rate, of its peak", figure="lr_factor", smoothing=0, scale="part"),
-    Panel(title="tokens/s", figure="tokens_per_s", scale="count"),
+    _Panel(title="masked loss (nats)", figure="fill-mask/loss"),
+    _Panel(title="masked accuracy", figure="fill-mask/accuracy", scale="part"),
+    _Panel(title="sentence accuracy", figure="sentence-order/accuracy", scale="part"),
+    _Panel(title="accuracy of both orders", figure="paired-order/accuracy", scale="part"),
+    _Panel(title="classification accuracy", figure="text-classification/accuracy", scale="part"),
+    _Panel(title="answer accuracy", figure="question-answering/accuracy", scale="part"),
+    _Panel(title="choice accuracy", figure="multiple-choice/accuracy", scale="part"),
+    _Panel(title="gradient norm", figure="grad_norm", scale="log"),
+    _Panel(title="learning rate, of its peak", figure="lr_factor", smoothing=0, scale="part"),
+    _Panel(title="tokens/s", figure="tokens_per_s", scale="count"),
 )
 # The figure of a further classifier of texts, in training or of held-out text.
 _FURTHER_ACCURACY: Final = re.compile(
@@ -94,7 +94,9 @@ def draw_curves(runs: Sequence[RecordedRun], *, x: XAxis = "steps") -> Figure:
     panels = [panel for panel in _PANELS if {panel.figure, _HELD_OUT + panel.figure} & names]
     further = sorted({match[1] for name in names if (match := _FURTHER_ACCURACY(name))})
     panels += [
-        Panel(title=f"accuracy of {head}", figure=f"{CLASSIFICATION}/{head}/accuracy", scale="part")
+        _Panel(
+            title=f"accuracy of {head}", figure=f"{CLASSIFICATION}/{head}/accuracy", scale="part"
+        )
         for head in further
     ]
     if not panels:
@@ -150,7 +152,7 @@ def smooth(values: NDArray[np.float64], part: float) -> NDArray[np.float64]:
     return means
 
 
-def save_figure(figure: Figure, file: Path) -> None:
+def _save_figure(figure: Figure, file: Path) -> None:
     """Write a picture atomically, in the format of the file's suffix.
 
     Raises:
@@ -195,7 +197,7 @@ def _colours(num_runs: int) -> list[str]:
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.9, num_runs))]
 
 
-def _draw_run(ax: Axes, panel: Panel, run: RecordedRun, x: XAxis, colour: str) -> None:
+def _draw_run(ax: Axes, panel: _Panel, run: RecordedRun, x: XAxis, colour: str) -> None:
     positions, values = run.curve(panel.figure, x)
     ax.plot(positions, values, color=colour, linewidth=0.8, alpha=0.3)
     ax.plot(positions, smooth(values, panel.smoothing), color=colour, linewidth=1.6, label=run.name)
@@ -228,7 +230,7 @@ def _draw_entropies(ax: Axes, runs: Sequence[RecordedRun]) -> None:
             ax.axhline(run.unigram_entropy, color=colour_of_line, linewidth=1.2, linestyle="--")
 
 
-def _title(panel: Panel, runs: Sequence[RecordedRun]) -> str:
+def _title(panel: _Panel, runs: Sequence[RecordedRun]) -> str:
     """The panel's, with the utilisation that the speed of a single run means."""
     _, parts = runs[0].curve("mfu", "steps")
     if panel.figure != "tokens_per_s" or len(runs) > 1 or not len(parts):
@@ -236,7 +238,7 @@ def _title(panel: Panel, runs: Sequence[RecordedRun]) -> str:
     return f"{panel.title} (median MFU {np.median(parts):.0%})"
 
 
-def _finish(ax: Axes, panel: Panel, title: str) -> None:
+def _finish(ax: Axes, panel: _Panel, title: str) -> None:
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     ax.set_title(title)
@@ -291,36 +293,35 @@ def _draw_over_steps(figure: Figure, axes: Sequence[Axes], run: RecordedLayers) 
     figure.suptitle(run.name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlotConfig(Options, title="picture"):
+    """Runs by their folders, and the picture to draw of them."""
+
+    runs: Sequence[Path]
+    output: Path | None = flag("picture to write (curves.png, or layers.png with --layers)")
+    x: XAxis = flag("what is to the right", "steps")
+    layers: bool = flag("plot distance and angle of each layer's input and output", False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
+    parser = make_parser("training.plot", __doc__, _EXAMPLES)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add_flags(parser, PlotConfig)
+    values = parser.parse_args(arguments)
+    return report_errors(lambda: _run(read_flags(PlotConfig, values, runs=values.runs)))
 
 
-def _run(options: argparse.Namespace) -> int:
-    if options.layers:
-        layers = with_paths_for_names([read_layers(run) for run in options.runs], options.runs)
-        figure, file = draw_layers(layers), options.output or Path("layers.png")
+def _run(config: PlotConfig) -> int:
+    if config.layers:
+        layers = with_paths_for_names([read_layers(run) for run in config.runs], config.runs)
+        figure, file = draw_layers(layers), config.output or Path("layers.png")
     else:
-        runs = with_paths_for_names([read_run(run) for run in options.runs], options.runs)
-        figure, file = draw_curves(runs, x=options.x), options.output or Path("curves.png")
-    save_figure(figure, file)
+        runs = with_paths_for_names([read_run(run) for run in config.runs], config.runs)
+        figure, file = draw_curves(runs, x=config.x), config.output or Path("curves.png")
+    _save_figure(figure, file)
     print(file)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("training.plot", __doc__, _EXAMPLES)
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    add("--output", type=Path, help="picture to write (curves.png, or layers.png with --layers)")
-    add("--x", choices=get_args(XAxis), default="steps", help="what is to the right (steps)")
-    add(
-        "--layers",
-        action="store_true",
-        help="plot distance and angle of each layer's input and output",
-    )
-    return parser
 
 
 if __name__ == "__main__":

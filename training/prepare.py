@@ -13,8 +13,9 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -90,10 +91,10 @@ def _prepare(
     with claim(folder):
         writer = ShardWriter(folder, tokenizer_sha256=tokenizer_sha256, fingerprint=fingerprint)
         known = writer.manifest
-        documents = read_from(files, _end(known))
-        chunks = tokenise(documents, tokenizer_file, num_workers=num_workers)
-        with closing(chunks), _Bar(files, known) as bar:
-            _fill(writer, _PartBuilder(part_bytes, _dtype(vocab_size)), bar.watch(chunks))
+        done = _end(known)
+        chunks = tokenise(read_from(files, done), tokenizer_file, num_workers=num_workers)
+        with closing(chunks), closing(_watched(chunks, files, done)) as documents:
+            _fill(writer, _PartBuilder(part_bytes, _dtype(vocab_size)), documents)
     return Shards.open(folder), writer.manifest.num_tokens - known.num_tokens
 
 
@@ -155,36 +156,20 @@ class _PartBuilder:
         return len(document.tokens) * self._dtype.itemsize + num_bounds * _BOUND_BYTES
 
 
-class _Bar:
-    """A progress bar in bytes of the files on disk; for `with`."""
-
-    def __init__(self, files: Sequence[Path], done: Manifest) -> None:
-        self._num_documents = sum(part.num_documents for part in done.parts)
-        self._num_tokens = done.num_tokens
-        self._bar = progress_bar(
-            title="tokenising",
-            total=sum(file.stat().st_size for file in files),
-            initial=_end(done).num_bytes,
-            unit="B",
-            unit_scale=True,
-        )
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def watch(self, chunks: Iterable[list[Tokenised]]) -> Iterator[Tokenised]:
-        """Yield the documents one by one, and update the bar."""
+def _watched(
+    chunks: Iterable[list[Tokenised]], files: Sequence[Path], done: Place
+) -> Generator[Tokenised]:
+    """Yield the documents one by one, and show the bytes of the files that they are from."""
+    with progress_bar(
+        title="tokenising",
+        total=sum(file.stat().st_size for file in files),
+        initial=done.num_bytes,
+        unit="B",
+        unit_scale=True,
+    ) as bar:
         for chunk in chunks:
             yield from chunk
-            self._num_documents += sum(len(document.lengths) > 0 for document in chunk)
-            self._num_tokens += sum(len(document.tokens) for document in chunk)
-            self._bar.set_postfix_str(
-                f"{self._num_documents:,} documents, {self._num_tokens:,} tokens", refresh=False
-            )
-            self._bar.update(chunk[-1].end.num_bytes - self._bar.n)
+            bar.update(chunk[-1].end.num_bytes - bar.n)
 
 
 def _bounds(lengths: NDArray[np.int32] | list[int]) -> NDArray[np.int64]:
@@ -227,21 +212,33 @@ def _fingerprint(files: Sequence[Path], tokenizer_sha256: str, part_bytes: int) 
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareConfig:
+    """Options of the command.
+
+    Attributes:
+        tokenizer: folder that `training.vocab` wrote.
+        output: folder to write into.
+    """
+
+    corpus: Sequence[Path]
+    tokenizer: Path
+    output: Path
+    workers: int
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
+    config = _parse(arguments)
+    return report_errors(lambda: _run(config))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(config: PrepareConfig) -> int:
     started = time.monotonic()
+    tokenizer_file = config.tokenizer / "tokenizer.json"
     try:
         shards, num_new_tokens = _prepare(
-            options.corpus,
-            options.tokenizer / "tokenizer.json",
-            options.output,
-            options.workers,
-            PART_BYTES,
+            config.corpus, tokenizer_file, config.output, config.workers, PART_BYTES
         )
     except KeyboardInterrupt:
         print("\nstopped; the same command resumes it", file=sys.stderr)
@@ -249,7 +246,7 @@ def _run(options: argparse.Namespace) -> int:
     rate = num_new_tokens / (time.monotonic() - started)
     num_bytes = sum(part.num_bytes for part in shards.parts)
     print(
-        f"{options.output}: {shards.num_documents:,} documents, "
+        f"{config.output}: {shards.num_documents:,} documents, "
         f"{shards.num_sentences:,} sentences, {shards.num_tokens:,} tokens; "
         f"parts: {len(shards.parts):,}, {num_bytes:,} bytes; "
         + (f"{rate:,.0f} tokens/s" if num_new_tokens else "it was there already")
@@ -257,7 +254,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str] | None) -> PrepareConfig:
     parser = make_parser("training.prepare", __doc__, _EXAMPLES)
     add = parser.add_argument
     add(
@@ -275,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
         default=num_usable_cpus(),
         help="worker processes (%(default)s, the number of usable CPUs)",
     )
-    return parser
+    return PrepareConfig(**vars(parser.parse_args(arguments)))
 
 
 def _parse_workers(text: str) -> int:

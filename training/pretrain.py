@@ -7,29 +7,20 @@ that was stopped or killed. On several GPUs or hosts start it with torchrun.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from albert_serve.tokenizer import AlbertTokenizer
 from training.errors import report_errors
 from training.loop.distributed import join_world
-from training.loop.progress import is_known_run
+from training.loop.progress import RunError, is_known_run
 from training.loop.reproducibility import run_precision
-from training.run.options import add_end, add_reports, check_end
-from training.run.pretraining import corpus_record, make_job, train_job
-from training.run.pretraining_options import (
-    add_data,
-    add_machine,
-    add_recipe,
-    add_sizes,
-    changed_recipe,
-    make_config,
-    open_start,
-)
-from training.run.recipes import RECIPES
+from training.run.driver import TrainedRun
+from training.run.flags import add_flags, flag, read_flags
+from training.run.job import open_job, run_record, train_job
+from training.run.pretraining import PretrainingConfig, architecture, open_start
+from training.run.recipes import RECIPES, RecipeName
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
@@ -46,57 +37,51 @@ _EXAMPLES: Final = r"""examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(PretrainingConfig, title="recipe"):
+    """Configuration of a pretraining run, by the names of the command's flags.
+
+    Raises:
+        RunError: a value is not allowed, options contradict each other, or the run has no end.
+    """
+
+    recipe: RecipeName = flag(
+        "the paper's, or one for a few hours on a small machine (small)", "small"
+    )
+    start: Literal["local", "random"] | None = flag(
+        "initialization: attention to neighbours, or the paper's random weights"
+    )
+
+    def __post_init__(self) -> None:
+        """Check that the run has an end."""
+        super().__post_init__()
+        if not (self.has_end or RECIPES[self.recipe].num_steps):
+            raise RunError("a run needs an end: give --steps, --budget or --recipe paper")
+
+
+def pretrain(config: PretrainConfig) -> TrainedRun:
+    """Pretrain a model to the end of its run, or resume it.
+
+    Raises:
+        TrainingError, AlbertServeError, OSError: the run cannot be started or go on.
+    """
+    recipe = config.changed(RECIPES[config.recipe])
+    with open_start(config) as start:
+        sizes = architecture(config, recipe, start, start.open_tokenizer().vocab_size)
+        record = run_record(config, recipe, sizes)
+        is_known_run(config.output, record)
+        with join_world(config.device) as world:
+            record["precision"] = run_precision(config.precision, config.output, world)
+            job = open_job(config, recipe, sizes, start, world, record["precision"])
+            return train_job(job, job.build(), record, program="training.pretrain")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = build_parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> int:
-    check_end(options)
-    with open_start(options) as local:
-        return _train(local)
-
-
-def _train(options: argparse.Namespace) -> int:
-    tokenizer = AlbertTokenizer.from_file(options.tokenizer / "tokenizer.json")
-    recipe = changed_recipe(RECIPES[options.recipe], options)
-    steps = options.steps or (recipe.num_steps if options.budget is None else None)
-    config = make_config(options, recipe, tokenizer.vocab_size)
-    record: dict[str, Any] = {
-        "settings": {**asdict(recipe), "num_steps": steps, "budget_s": options.budget},
-        "config": config.to_hf(),
-        "corpus": corpus_record(options),
-    }
-    is_known_run(options.output, record)
-    with join_world(options.device) as world:
-        record["precision"] = run_precision(options.precision, options.output, world)
-        job = make_job(options, config, recipe, world, record["precision"], num_steps=steps)
-        return train_job(options, job, job.build(), record, program="training.pretrain")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of this command."""
     parser = make_parser("training.pretrain", __doc__, _EXAMPLES)
-    add_data(parser)
-    add_sizes(parser)
-    add_end(parser)
-    how = parser.add_argument_group("training (defaults are the recipe's)")
-    how.add_argument(
-        "--recipe",
-        choices=list(RECIPES),
-        default="small",
-        help="the paper's, or one for a few hours on a small machine (small)",
-    )
-    how.add_argument(
-        "--start",
-        choices=("local", "random"),
-        help="initialization: attention to neighbours, or the paper's random weights",
-    )
-    add_recipe(how)
-    add_reports(parser)
-    add_machine(parser)
-    return parser
+    add_flags(parser, PretrainConfig)
+    values = parser.parse_args(arguments)
+    return report_errors(lambda: pretrain(read_flags(PretrainConfig, values)).status)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ same corpus, options and seed give the same file to the byte.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import lzma
@@ -33,7 +32,8 @@ from training.data.corpus import (
 from training.data.questions import Question
 from training.data.recurring import STOP_WORDS, SpanSettings, passages, span_questions, to_squad
 from training.errors import report_errors
-from training.run.options import parse_count, parse_seed
+from training.run.flags import Options, add_flags, flag, read_flags
+from training.run.options import Count, Seed
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
@@ -125,28 +125,58 @@ def _open(file: Path, suffix: str) -> IO[str]:
     return io.TextIOWrapper(opener(file, "wb"), encoding="utf-8")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpansConfig(Options, title="questions"):
+    """A corpus, the file to write, and how spans are chosen.
+
+    Attributes:
+        corpus: files of text, or folders.
+        output: a .json file, or .json.xz.
+    """
+
+    corpus: Sequence[Path]
+    output: Path
+    passage_words: Count = flag("maximum words of a passage", SpanSettings().passage_words)
+    passage_questions: Count = flag("maximum questions of a passage", SpanSettings().num_questions)
+    span_words: Count = flag(
+        "maximum words of a span, which has two or more", SpanSettings().span_words
+    )
+    max_questions: Count | None = flag("maximum questions in all")
+    stop_words: Path | None = flag(
+        "words with which no span begins or ends, one a line (English ones)", metavar="FILE"
+    )
+    seed: Seed = flag("of the choice of spans", 0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
+    parser = make_parser("training.spans", __doc__, _EXAMPLES)
+    parser.add_argument(
+        "corpus", nargs="+", type=Path, metavar="CORPUS", help="files of text, or folders"
+    )
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="a .json file, or .json.xz")
+    add_flags(parser, SpansConfig)
+    values = parser.parse_args(arguments)
+    own = {"corpus": values.corpus, "output": values.output}
+    return report_errors(lambda: _run(read_flags(SpansConfig, values, **own)))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(config: SpansConfig) -> int:
     settings = SpanSettings(
-        passage_words=options.passage_words,
-        span_words=options.span_words,
-        num_questions=options.passage_questions,
-        stop_words=_read_stop_words(options.stop_words),
+        passage_words=config.passage_words,
+        span_words=config.span_words,
+        num_questions=config.passage_questions,
+        stop_words=_read_stop_words(config.stop_words),
     )
     written = write_spans(
-        options.corpus,
-        options.output,
+        config.corpus,
+        config.output,
         settings,
-        seed=options.seed,
-        max_questions=options.max_questions,
+        seed=config.seed,
+        max_questions=config.max_questions,
     )
     print(
-        f"{options.output}: {written.num_questions:,} questions of {written.num_documents:,} "
+        f"{config.output}: {written.num_questions:,} questions of {written.num_documents:,} "
         "documents"
     )
     return 0
@@ -157,40 +187,6 @@ def _read_stop_words(file: Path | None) -> frozenset[str]:
     if file is None:
         return STOP_WORDS
     return frozenset(line.strip().lower() for line in read_lines(file))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("training.spans", __doc__, _EXAMPLES)
-    add = parser.add_argument
-    add("corpus", nargs="+", type=Path, metavar="CORPUS", help="files of text, or folders")
-    add("output", type=Path, metavar="OUTPUT", help="a .json file, or .json.xz")
-    add(
-        "--passage-words",
-        type=parse_count,
-        default=SpanSettings().passage_words,
-        help="maximum words of a passage (%(default)s)",
-    )
-    add(
-        "--passage-questions",
-        type=parse_count,
-        default=SpanSettings().num_questions,
-        help="maximum questions of a passage (%(default)s)",
-    )
-    add(
-        "--span-words",
-        type=parse_count,
-        default=SpanSettings().span_words,
-        help="maximum words of a span, which has two or more (%(default)s)",
-    )
-    add("--max-questions", type=parse_count, help="maximum questions in all")
-    add(
-        "--stop-words",
-        type=Path,
-        metavar="FILE",
-        help="words with which no span begins or ends, one a line (English ones)",
-    )
-    add("--seed", type=parse_seed, default=0, help="of the choice of spans (%(default)s)")
-    return parser
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ Writes `spiece.model` and `tokenizer.json`. Settings are those of the original c
 
 from __future__ import annotations
 
-import argparse
 import io
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -181,26 +181,43 @@ def _read_model(spiece: Path) -> Any:
     return proto
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabConfig:
+    """Options of the command.
+
+    Attributes:
+        output: folder to write into.
+        num_sentences: maximum number of sentences to draw from the corpus.
+        seed: of that draw.
+    """
+
+    corpus: Sequence[Path]
+    output: Path
+    vocab_size: int
+    num_sentences: int
+    seed: int
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = _parser().parse_args(arguments)
-    return report_errors(lambda: _run(options))
+    config = _parse(arguments)
+    return report_errors(lambda: _run(config))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(config: VocabConfig) -> int:
     spiece = train_vocab(
-        read_documents(find_files(options.corpus)),
-        options.output,
-        vocab_size=options.vocab_size,
-        num_sentences=options.num_sentences,
-        seed=options.seed,
+        read_documents(find_files(config.corpus)),
+        config.output,
+        vocab_size=config.vocab_size,
+        num_sentences=config.num_sentences,
+        seed=config.seed,
     )
-    build_tokenizer(spiece).save(str(options.output / "tokenizer.json"))
-    print(f"{options.vocab_size} pieces in {spiece} and tokenizer.json")
+    build_tokenizer(spiece).save(str(config.output / "tokenizer.json"))
+    print(f"{config.vocab_size} pieces in {spiece} and tokenizer.json")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str] | None) -> VocabConfig:
     parser = make_parser("training.vocab", __doc__, _EXAMPLES)
     parser.add_argument(
         "--corpus",
@@ -218,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
         help="maximum number of sentences to draw from the corpus (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of that draw (%(default)s)")
-    return parser
+    return VocabConfig(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

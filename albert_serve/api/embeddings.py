@@ -18,6 +18,7 @@ from albert_serve.api.wire import (
     Parameters,
     Reply,
     Request,
+    TaskRequest,
     Text,
     Truncation,
     TruncationField,
@@ -69,7 +70,7 @@ class FeatureExtractionParameters(Parameters):
         return "truncate" if self.truncate else self.truncation
 
 
-class FeatureExtractionRequest(Request):
+class FeatureExtractionRequest(TaskRequest):
     """Return the embedding of one text or of several, or the vectors of their tokens."""
 
     inputs: OneOrMany[Text]

@@ -108,16 +108,6 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
                 },
             },
         ),
-        Example(
-            summary="As transformers 4.57.6 answered",
-            body={
-                "inputs": [
-                    {"question": "When was the bridge built?", "context": _CONTEXT},
-                    {"question": "When was the bridge closed?", "context": _CONTEXT},
-                ],
-                "parameters": {"compat": True},
-            },
-        ),
     ),
     "sentence-order": (
         Example(

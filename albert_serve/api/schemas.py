@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from albert_serve.api.embeddings import Embedding, FeatureExtractionRequest, TokenFeatures
+from albert_serve.api.embeddings import Embedding, TokenFeatures
 from albert_serve.api.model_card import ModelCard, card_text
 from albert_serve.api.wire import (
     MANY,
@@ -29,6 +29,7 @@ from albert_serve.api.wire import (
 from albert_serve.api.wire import TRUNCATED_AT_HEADER as TRUNCATED_AT_HEADER
 from albert_serve.api.wire import TRUNCATED_HEADER as TRUNCATED_HEADER
 from albert_serve.api.wire import AnyTruncation as AnyTruncation
+from albert_serve.api.wire import TaskRequest as TaskRequest
 from albert_serve.api.wire import Truncation as Truncation
 from albert_serve.api.wire import describe as describe  # part of the contract, too
 
@@ -43,7 +44,8 @@ MAX_CUTS_SHOWN: Final = 64
 MAX_HEAD_CHARS: Final = 64
 MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
-MAX_TARGET_CHARS: Final = 1000
+_MAX_TARGET_CHARS: Final = 1000
+_MAX_CHARS_OF_TARGETS: Final = 1 << 16
 # The limit of all texts of a request together: each mask is a row of vocabulary-wide logits.
 MAX_MASKS: Final = 1024
 # Joint filling reads each candidate again for every mask.
@@ -133,7 +135,7 @@ TextItem: TypeAlias = Annotated[
     Annotated[Text, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
     Discriminator(_text_or_object),
 ]
-Target: TypeAlias = Annotated[str, Field(max_length=MAX_TARGET_CHARS)]
+Target: TypeAlias = Annotated[str, Field(max_length=_MAX_TARGET_CHARS)]
 Targets: TypeAlias = Annotated[
     Annotated[Target, Tag(ONE)]
     | Annotated[list[Target], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
@@ -173,6 +175,12 @@ class FillMaskParameters(Parameters):
             raise contradiction("joint and multi_token_targets do not go together; choose one")
         if self.multi_token_targets and self.targets is None:
             raise contradiction("multi_token_targets needs targets; name the words to score")
+        num_chars = 0 if self.targets is None else sum(map(len, self.targets))
+        if num_chars > _MAX_CHARS_OF_TARGETS:
+            raise contradiction(
+                f"the targets have {num_chars} characters together; at most "
+                f"{_MAX_CHARS_OF_TARGETS} are taken: send fewer or shorter ones"
+            )
         if self.joint and self.top_k > MAX_JOINT_TOP_K:
             raise contradiction(f"with joint, top_k is at most {MAX_JOINT_TOP_K}, not {self.top_k}")
         return self
@@ -231,12 +239,6 @@ class QuestionAnsweringParameters(Parameters):
         "this. Left out, the model's own, tuned on questions without an answer, or 0.",
     )
     align_to_words: bool = Field(True, description="Widen an answer to whole words.")
-    compat: bool = Field(
-        False,
-        description="Answer as the pipeline of transformers 4.57.6 did: scores are normalised in "
-        "each window, those of equal texts are added up (and may exceed 1), words end at white "
-        "space, max_question_len is passed over, and a single answer has no list around it.",
-    )
 
 
 class SentenceOrderParameters(Parameters):
@@ -256,49 +258,39 @@ class MultipleChoiceParameters(Parameters):
     )
 
 
-class FillMaskRequest(Request):
+class FillMaskRequest(TaskRequest):
     """Fill the masks of one text or of several."""
 
     inputs: OneOrMany[Text]
     parameters: OrNull[FillMaskParameters] = FillMaskParameters()
 
 
-class TextClassificationRequest(Request):
+class TextClassificationRequest(TaskRequest):
     """Classify one text, or pair of texts, or several."""
 
     inputs: OneOrMany[TextItem]
     parameters: OrNull[TextClassificationParameters] = TextClassificationParameters()
 
 
-class QuestionAnsweringRequest(Request):
+class QuestionAnsweringRequest(TaskRequest):
     """Find the answer to a question in a text, for one such pair or several."""
 
     inputs: OneOrMany[QuestionContext]
     parameters: OrNull[QuestionAnsweringParameters] = QuestionAnsweringParameters()
 
 
-class SentenceOrderRequest(Request):
+class SentenceOrderRequest(TaskRequest):
     """Say whether the second text follows the first, or how well sentences follow each other."""
 
     inputs: OneOrMany[OrderItem]
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 
-class MultipleChoiceRequest(Request):
+class MultipleChoiceRequest(TaskRequest):
     """Choose among the answers to a question, or the endings of a text, for one or several."""
 
     inputs: OneOrMany[ChoiceQuestion]
     parameters: OrNull[MultipleChoiceParameters] = MultipleChoiceParameters()
-
-
-TaskRequest: TypeAlias = (
-    FillMaskRequest
-    | TextClassificationRequest
-    | QuestionAnsweringRequest
-    | SentenceOrderRequest
-    | MultipleChoiceRequest
-    | FeatureExtractionRequest
-)
 
 
 class FilledToken(Reply):
@@ -347,9 +339,7 @@ class Answer(Reply):
     """A part of the context: `context[start:end] == answer`, in code points."""
 
     answer: str = Field(description='"" where "no answer" is the answer.')
-    score: float = Field(
-        description='Probability among the 20 best answers and "no answer"; not with compat.'
-    )
+    score: float = Field(description='Probability among the 20 best answers and "no answer".')
     start: int
     end: int
 

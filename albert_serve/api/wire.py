@@ -37,14 +37,9 @@ _ANNOTATIONS: Final = ("default", "description", "title")
 
 
 class Request(BaseModel):
-    """The base of requests: no unknown field, no silent conversion, null means the default.
-
-    Attributes:
-        inputs_field: the caller's name of `inputs`, in messages and headers.
-    """
+    """The base of requests: no unknown field, no silent conversion, null means the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    inputs_field: ClassVar[str] = "inputs"
 
     @model_validator(mode="before")
     @classmethod
@@ -107,6 +102,18 @@ class Parameters(Request):
         "as in transformers; false refuses it. The reply's headers "
         f"{TRUNCATED_HEADER} and {TRUNCATED_AT_HEADER} say what was cut.",
     )
+
+
+class TaskRequest(Request):
+    """The base of a task's requests, which narrow the types: one item or a list, and parameters.
+
+    Attributes:
+        inputs_field: the caller's name of `inputs`, in messages and headers.
+    """
+
+    inputs_field: ClassVar[str] = "inputs"
+    inputs: Any
+    parameters: Any
 
 
 class Reply(BaseModel):

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
-from albert_serve.batching.scheduler import PRIORITIES, Priority, Request, Scheduler
+from albert_serve.batching.scheduler import PRIORITIES, Request, Scheduler
 from albert_serve.batching.throughput import Throughput, limit_retry_after_s
 from albert_serve.errors import ConfigError, QueueFullError, TooMuchAtOnceError
 
@@ -41,8 +41,6 @@ _MIN_LIMIT: Final = 72
 # The floor under overload, when more requests are refused than answered.
 _MIN_LIMIT_OVERLOADED: Final = 32
 _INITIAL_LIMIT: Final = 128  # until the throughput has been measured
-# Bodies that arrive slowly may exceed the limit by this factor when they are complete.
-_MAX_EXCESS: Final = 2
 _WINDOW_S: Final = 1.0  # many iterations of the event loop, which answers in bursts
 _SMOOTHING: Final = 0.3
 # Refusals in excess of the rate are delayed, by no more than the least Retry-After.
@@ -105,13 +103,6 @@ class ConcurrencyLimiter:
     def resume(self) -> None:
         """Count a paused request as in progress again, even if the limit is reached by now."""
         self.num_requests += 1
-
-    def is_exceeded(self) -> bool:
-        """Whether so many requests were resumed that no more may be.
-
-        Else very many clients could complete their bodies at the same moment, and all would wait.
-        """
-        return self.num_requests >= _MAX_EXCESS * self.limit
 
     def refuse(self) -> QueueFullError:
         """Count a refused request, and return its error."""
@@ -194,14 +185,6 @@ class QueueAdmission:
         """Queued tokens, without padding."""
         return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
 
-    def wait_s(self, priority: Priority, size: int | None = None) -> float:
-        """Return the expected wait of a new request for its first slot; 0 if it is not known.
-
-        Args:
-            size: tokens of the request; None for a large one.
-        """
-        return self._scheduler.num_tokens_ahead(priority, size) * self._throughput.usual_s_per_token
-
     def check(self, request: Request, left_s: float) -> None:
         """Refuse a request that has no room in the queue, or that would wait too long in it.
 
@@ -236,12 +219,13 @@ class QueueAdmission:
 
     def _check_wait(self, request: Request, left_s: float) -> None:
         """Refuse a request that would be late because of those queued before it."""
-        wait_s = self.wait_s(request.priority, request.num_waiting_tokens)
-        alone_s = request.num_waiting_tokens * self._throughput.usual_s_per_token
+        num_tokens, s_per_token = request.num_waiting_tokens, self._throughput.usual_s_per_token
+        wait_s = self._scheduler.num_tokens_ahead(request.priority, num_tokens) * s_per_token
+        alone_s = num_tokens * s_per_token
         limit_s = left_s / 2
         if request.priority == "interactive":
             limit_s = min(self._max_wait_s, limit_s)
-        whole_s = alone_s + wait_s * self._scheduler.num_slots(request.num_waiting_tokens)
+        whole_s = alone_s + wait_s * self._scheduler.num_slots(num_tokens)
         if alone_s < left_s and (wait_s > limit_s or whole_s > left_s):
             raise self._refusal(
                 f"the request would wait {wait_s:.2g} s for its turn, where {request.priority} "

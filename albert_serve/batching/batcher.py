@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
 from albert_serve.batching.admission import QueueAdmission
-from albert_serve.batching.events import BatchObserver, BatchReport, NoObserver
+from albert_serve.batching.events import BatchObserver, BatchReport
 from albert_serve.batching.scheduler import PRIORITIES, Moment, Priority, Request, Scheduler
 from albert_serve.batching.throughput import Throughput
 from albert_serve.errors import (
@@ -25,12 +25,11 @@ from albert_serve.errors import (
     EngineError,
     InvalidInputError,
     NotReadyError,
-    QueueFullError,
 )
 from albert_serve.tasks.base import EncoderInput, Logits
 
 
-class BatchRunner(Protocol):
+class _BatchRunner(Protocol):
     """The interface of an engine that runs batches as the scheduler forms them."""
 
     max_batch_tokens: int
@@ -73,7 +72,6 @@ class Batcher:
         call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
-        start_thread: is called first in the thread that calls the engine.
         clock: in seconds; deadlines are checked against it before anything is computed.
 
     Raises:
@@ -82,19 +80,18 @@ class Batcher:
 
     def __init__(
         self,
-        engine: BatchRunner,
+        engine: _BatchRunner,
         *,
         max_queue_tokens: int,
         max_wait_s: float = 1.0,
         batch_share: float = 0.2,
         call_cost_tokens: int = 16,
         observer: BatchObserver | None = None,
-        start_thread: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_queue_tokens = max_queue_tokens
         self._engine = engine
-        self._observer: BatchObserver = NoObserver() if observer is None else observer
+        self._observer = observer or BatchObserver()
         self._clock = clock
         self._throughput = Throughput()
         self._scheduler: Scheduler[_Call] = Scheduler(
@@ -110,7 +107,7 @@ class Batcher:
         )
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=start_thread)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._num_calls = 0
         self._all_done = asyncio.Event()
         self._all_done.set()
@@ -120,14 +117,6 @@ class Batcher:
     def num_queued_tokens(self) -> int:
         """Queued tokens, without padding."""
         return self._admission.num_queued_tokens
-
-    def wait_s(self, priority: Priority = "interactive", size: int | None = None) -> float:
-        """Return the expected wait of a new request for its first slot; 0 if it is not known.
-
-        Args:
-            size: tokens of the request; None for a large one.
-        """
-        return self._admission.wait_s(priority, size)
 
     async def run(
         self,
@@ -158,23 +147,16 @@ class Batcher:
             self._observer.queued(call.task, call.num_tokens)
             await asyncio.wait({call.answer}, timeout=deadline_s)
             return _result(call)
-        except DeadlineExceededError:
-            self._observer.expired(call.task)
-            raise
         except asyncio.CancelledError:
             self._observer.cancelled(call.task)
             raise
         finally:
             self._leave(call)
 
-    async def drain(self) -> None:
-        """Refuse new requests, and return when the accepted ones are answered."""
+    async def close(self) -> None:
+        """Refuse new requests, answer the accepted ones, and end the engine's thread."""
         self._accepting = False
         await self._all_done.wait()
-
-    async def close(self) -> None:
-        """Drain, and end the engine's thread."""
-        await self.drain()
         # The thread may still compute an abandoned request.
         await asyncio.to_thread(self._thread.shutdown)
 
@@ -199,11 +181,10 @@ class Batcher:
             raise NotReadyError("the service is shutting down; send the request to another")
         with self._lock:
             if not is_begun:
-                self._admit(call)
+                self._admission.check(call, call.ends_s - self._clock())
             self._scheduler.add(call)
             if self._scheduler.is_late(call, self._moment()):
                 self._scheduler.remove(call)
-                self._observer.expired(call.task)
                 raise _late()
             must_start = not self._is_working
             self._is_working = True
@@ -212,13 +193,6 @@ class Batcher:
         if must_start:
             # Deferred, so that requests of the same event loop iteration share a batch.
             call.answer.get_loop().call_soon(self._start)
-
-    def _admit(self, call: _Call) -> None:
-        try:
-            self._admission.check(call, call.ends_s - self._clock())
-        except QueueFullError:
-            self._observer.shed(call.task)
-            raise
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,44 +24,20 @@ class BatchReport:
     queue_delays_s: dict[str, list[float]]
 
 
-class BatchObserver(Protocol):
-    """Receives events, on the event loop. The task is that of a request's first input."""
+class BatchObserver:
+    """Receives events, on the event loop, and ignores them. A task is that of a first input."""
 
     def queued(self, task: str, num_tokens: int) -> None:
         """Record that a request entered the queue."""
-        ...
 
     def batch(self, report: BatchReport) -> None:
         """Record that a batch was run."""
-        ...
-
-    def shed(self, task: str) -> None:
-        """Record that a request was refused because the queue is full."""
-        ...
-
-    def expired(self, task: str) -> None:
-        """Record that a request missed its deadline, or would have."""
-        ...
 
     def cancelled(self, task: str) -> None:
         """Record that a request's caller disconnected before the answer."""
-        ...
-
-
-class NoObserver:
-    """Ignores all events."""
-
-    def queued(self, task: str, num_tokens: int) -> None:
-        """Ignore the event."""
-
-    def batch(self, report: BatchReport) -> None:
-        """Ignore the event."""
 
     def shed(self, task: str) -> None:
-        """Ignore the event."""
+        """Record that a request was refused for want of room or time; the batcher does not."""
 
     def expired(self, task: str) -> None:
-        """Ignore the event."""
-
-    def cancelled(self, task: str) -> None:
-        """Ignore the event."""
+        """Record that a request missed its deadline, or would have; the batcher does not."""

@@ -2,10 +2,10 @@
 
 A request's round-robin slot is one batch. The longest of its inputs seeds the batch, and the inputs
 nearest to that in length fill it, one of each request after another. A new request comes last, so
-it waits for at most one batch of each earlier request, however large they are. Every other batch is
-a short request's, if one waits: so it waits for at most two batches of each earlier short request,
-however many large ones there are, and these for at most twice as many batches. Interactive requests
-go before batch jobs, which have a share of the compute while both wait.
+it waits for at most one batch of each earlier request, however large they are. Short requests go
+before large ones, but get no more compute than these while both wait: so a large one waits at most
+twice as long as without them, and one batch. Interactive requests go before batch jobs, which have
+a share of the compute while both wait.
 
 Nothing here depends on a clock, a thread or a model.
 """
@@ -36,6 +36,7 @@ class Request:
         ends_s: the deadline, on the clock of the scheduler's caller.
         waiting: the indices of the inputs that have not been taken, by length.
         num_waiting_tokens: tokens of those inputs.
+        is_short: whether it was short when it came; the scheduler's.
     """
 
     lengths: Sequence[int]
@@ -43,6 +44,7 @@ class Request:
     priority: Priority = "interactive"
     waiting: dict[int, list[int]] = field(init=False)
     num_waiting_tokens: int = field(init=False)
+    is_short: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.waiting = {}
@@ -51,7 +53,7 @@ class Request:
         self.num_waiting_tokens = sum(self.lengths)
 
 
-RequestT = TypeVar("RequestT", bound=Request)
+_RequestT = TypeVar("_RequestT", bound=Request)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class Moment:
 
 
 @dataclass(kw_only=True, slots=True)
-class Batch(Generic[RequestT]):
+class Batch(Generic[_RequestT]):
     """A micro-batch.
 
     Attributes:
@@ -78,8 +80,8 @@ class Batch(Generic[RequestT]):
         num_padding_tokens: padding tokens of the other inputs, in all.
     """
 
-    members: list[tuple[RequestT, int]] = field(default_factory=list)
-    given_up: list[RequestT] = field(default_factory=list)
+    members: list[tuple[_RequestT, int]] = field(default_factory=list)
+    given_up: list[_RequestT] = field(default_factory=list)
     longest: int = 0
     num_padding_tokens: int = 0
 
@@ -94,7 +96,7 @@ class Batch(Generic[RequestT]):
             return self.num_padding_tokens + len(self.members) * (length - self.longest)
         return self.num_padding_tokens + self.longest - length
 
-    def append(self, request: RequestT, index: int) -> None:
+    def append(self, request: _RequestT, index: int) -> None:
         """Add an input."""
         length = request.lengths[index]
         self.num_padding_tokens = self.padding_with(length)
@@ -102,7 +104,7 @@ class Batch(Generic[RequestT]):
         self.members.append((request, index))
 
 
-class Scheduler(Generic[RequestT]):
+class Scheduler(Generic[_RequestT]):
     """The waiting requests. The cost of `take` depends on the batch, not on the queue.
 
     Args:
@@ -126,7 +128,7 @@ class Scheduler(Generic[RequestT]):
         self._call_cost_tokens = call_cost_tokens
         self._batch_share = batch_share
         self._slot_tokens = slot_tokens
-        self._queues: dict[Priority, _Queue[RequestT]] = {
+        self._queues: dict[Priority, _Queue[_RequestT]] = {
             name: _Queue(slot_tokens) for name in PRIORITIES
         }
         self._batch_credit_tokens = 0.0
@@ -134,7 +136,7 @@ class Scheduler(Generic[RequestT]):
     @property
     def num_requests(self) -> int:
         """Requests with a waiting input."""
-        return sum(len(queue.slots) for queue in self._queues.values())
+        return sum(map(len, self._queues.values()))
 
     def num_tokens(self, priority: Priority) -> int:
         """Return the waiting tokens, without padding."""
@@ -152,7 +154,7 @@ class Scheduler(Generic[RequestT]):
         """
         num_tokens = self._queues[priority].num_tokens_ahead(size)
         if not num_tokens or not any(
-            queue.slots for name, queue in self._queues.items() if name != priority
+            queue for name, queue in self._queues.items() if name != priority
         ):
             return num_tokens
         share = self._batch_share if priority == "batch" else 1 - self._batch_share
@@ -162,15 +164,15 @@ class Scheduler(Generic[RequestT]):
         """Return the slots that a request of this size needs."""
         return max(1, -(-num_tokens // self._slot_tokens))
 
-    def add(self, request: RequestT) -> None:
+    def add(self, request: _RequestT) -> None:
         """Add a request; its slot comes after those of the waiting requests."""
         self._queues[request.priority].add(request)
 
-    def remove(self, request: RequestT) -> None:
+    def remove(self, request: _RequestT) -> None:
         """Remove the waiting inputs of a request, if there are any."""
         self._queues[request.priority].remove(request)
 
-    def is_late(self, request: RequestT, moment: Moment) -> bool:
+    def is_late(self, request: _RequestT, moment: Moment) -> bool:
         """Whether the deadline of a waiting request has passed, or will have when it is done.
 
         The latter is estimated as if the request had the engine to itself. A request that waits
@@ -182,27 +184,30 @@ class Scheduler(Generic[RequestT]):
         least_s = request.num_waiting_tokens * moment.best_s_per_token
         return moment.now_s + least_s > request.ends_s and self.num_requests > 1
 
-    def take(self, moment: Moment, *, max_batch_tokens: int) -> Batch[RequestT]:
+    def take(self, moment: Moment, *, max_batch_tokens: int) -> Batch[_RequestT]:
         """Remove and return the next batch; it has no members if nothing waits.
 
         Args:
             max_batch_tokens: the limit of tokens, padding included; a longer input runs alone.
         """
-        batch: Batch[RequestT] = Batch()
+        batch: Batch[_RequestT] = Batch()
         while self.num_requests:
             priority = self._next_priority()
-            request = self._queues[priority].first()
+            queue = self._queues[priority]
+            request = queue.first()
             if self._gave_up(request, batch, moment):
                 continue
-            both_wait = all(queue.slots for queue in self._queues.values())
+            both_priorities, both_sizes = all(self._queues.values()), queue.has_both_sizes
             self._fill(batch, request, moment, max_batch_tokens)
-            if both_wait:
-                self._account(priority, batch.num_padded_tokens + self._call_cost_tokens)
+            cost_tokens = batch.num_padded_tokens + self._call_cost_tokens
+            if both_priorities:
+                self._account(priority, cost_tokens)
+            queue.end_slot(request, cost_tokens if both_sizes else 0)
             break
         return batch
 
     def _next_priority(self) -> Priority:
-        waiting = [priority for priority, queue in self._queues.items() if queue.slots]
+        waiting = [priority for priority, queue in self._queues.items() if queue]
         if len(waiting) == 1:  # a lone priority has all of the compute, and earns no credit
             self._batch_credit_tokens = min(0.0, self._batch_credit_tokens)
             return waiting[0]
@@ -215,7 +220,7 @@ class Scheduler(Generic[RequestT]):
         else:
             self._batch_credit_tokens += cost_tokens * self._batch_share / (1 - self._batch_share)
 
-    def _gave_up(self, request: RequestT, batch: Batch[RequestT], moment: Moment) -> bool:
+    def _gave_up(self, request: _RequestT, batch: Batch[_RequestT], moment: Moment) -> bool:
         late = self.is_late(request, moment)
         if late:
             self.remove(request)
@@ -223,18 +228,17 @@ class Scheduler(Generic[RequestT]):
         return late
 
     def _fill(
-        self, batch: Batch[RequestT], seed: RequestT, moment: Moment, max_batch_tokens: int
+        self, batch: Batch[_RequestT], seed: _RequestT, moment: Moment, max_batch_tokens: int
     ) -> None:
         queue = self._queues[seed.priority]
         batch.append(seed, queue.take(seed, max(seed.waiting)))
-        queue.end_slot(seed)
         while (length := self._next_length(queue, batch, max_batch_tokens)) is not None:
             request = queue.first_of_length(length)
             if not self._gave_up(request, batch, moment):
                 batch.append(request, queue.take(request, length))
 
     def _next_length(
-        self, queue: _Queue[RequestT], batch: Batch[RequestT], max_batch_tokens: int
+        self, queue: _Queue[_RequestT], batch: Batch[_RequestT], max_batch_tokens: int
     ) -> int | None:
         """Return the length that adds the least padding; None if the batch has no room for it."""
         num_members = len(batch.members) + 1
@@ -251,51 +255,52 @@ class Scheduler(Generic[RequestT]):
         return min(fitting)[1] if fitting else None
 
 
-class _Queue(Generic[RequestT]):
+class _Queue(Generic[_RequestT]):
     """The requests of one priority.
 
     Attributes:
-        slots: the requests, in order of their slots. An ordered dictionary, here and below, because
-            a plain one takes longer to find its first key the more were removed before it.
-        short: those of few tokens, in order of their arrival.
         num_tokens: tokens of the waiting inputs.
         num_slot_tokens: those that the next slot of each request may compute.
-        num_short_tokens: those of `short`.
+        num_short_tokens: those of short requests.
     """
 
     def __init__(self, slot_tokens: int) -> None:
-        self.slots: OrderedDict[RequestT, None] = OrderedDict()
-        self.short: OrderedDict[RequestT, None] = OrderedDict()
-        self._is_shorts_turn = False
         self.num_tokens = 0
         self.num_slot_tokens = 0
         self.num_short_tokens = 0
         self._slot_tokens = slot_tokens
-        self._by_length: dict[int, OrderedDict[RequestT, None]] = {}
+        # In order of their slots. Ordered dictionaries, here and below, because a plain one takes
+        # longer to find its first key the more were removed before it.
+        self._short: OrderedDict[_RequestT, None] = OrderedDict()
+        self._large: OrderedDict[_RequestT, None] = OrderedDict()
+        self._short_credit_tokens = 0  # of compute, for that of large requests
+        self._by_length: dict[int, OrderedDict[_RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, ascending
 
-    def add(self, request: RequestT) -> None:
+    def __len__(self) -> int:
+        return len(self._short) + len(self._large)
+
+    @property
+    def has_both_sizes(self) -> bool:
+        return bool(self._short and self._large)
+
+    def add(self, request: _RequestT) -> None:
         if not request.waiting:
             return
-        self.slots[request] = None
-        if self._is_short(request.num_waiting_tokens):
-            self.short[request] = None
-            self.num_short_tokens += request.num_waiting_tokens
-        self._count(0, request.num_waiting_tokens)
+        request.is_short = self._is_short(request.num_waiting_tokens)
+        self._same_size(request)[request] = None
+        self._count(request, 0, request.num_waiting_tokens)
         for length in request.waiting:
             if length not in self._by_length:
                 self._by_length[length] = OrderedDict()
                 insort(self._lengths, length)
             self._by_length[length][request] = None
 
-    def remove(self, request: RequestT) -> None:
-        if request not in self.slots:
+    def remove(self, request: _RequestT) -> None:
+        if request not in self._same_size(request):
             return
-        del self.slots[request]
-        if request in self.short:
-            del self.short[request]
-            self.num_short_tokens -= request.num_waiting_tokens
-        self._count(request.num_waiting_tokens, 0)
+        del self._same_size(request)[request]
+        self._count(request, request.num_waiting_tokens, 0)
         for length in request.waiting:
             self._leave(request, length)
         request.waiting.clear()
@@ -308,40 +313,40 @@ class _Queue(Generic[RequestT]):
         num_large_tokens = self.num_slot_tokens - self.num_short_tokens
         return self.num_short_tokens + min(num_large_tokens, num_batches * self._slot_tokens)
 
-    def _is_short(self, num_tokens: int) -> bool:
-        return num_tokens <= _SHORT_SHARE * self._slot_tokens
-
-    def first(self) -> RequestT:
+    def first(self) -> _RequestT:
         """Return the request whose slot is next."""
-        return next(iter(self.short if self._is_shorts_turn and self.short else self.slots))
+        is_shorts_turn = self._short_credit_tokens >= 0 or not self._large
+        return next(iter(self._short if self._short and is_shorts_turn else self._large))
+
+    def end_slot(self, request: _RequestT, cost_tokens: int) -> None:
+        """Put a request last, if any of it is left.
+
+        Args:
+            cost_tokens: of its batch; 0 unless both short and large requests waited for it.
+        """
+        self._short_credit_tokens += -cost_tokens if request.is_short else cost_tokens
+        if request in self._same_size(request):
+            self._same_size(request).move_to_end(request)
 
     def has_length(self, length: int) -> bool:
         return length in self._by_length
 
-    def first_of_length(self, length: int) -> RequestT:
+    def first_of_length(self, length: int) -> _RequestT:
         return next(iter(self._by_length[length]))
 
-    def end_slot(self, request: RequestT) -> None:
-        self._is_shorts_turn = not self._is_shorts_turn
-        if request in self.slots:
-            self.slots.move_to_end(request)
-
-    def take(self, request: RequestT, length: int) -> int:
+    def take(self, request: _RequestT, length: int) -> int:
         """Take an input of this length, and return its index; the request then comes last."""
         indices = request.waiting[length]
         index = indices.pop()
-        self._count(request.num_waiting_tokens, request.num_waiting_tokens - length)
+        self._count(request, request.num_waiting_tokens, request.num_waiting_tokens - length)
         request.num_waiting_tokens -= length
-        if request in self.short:
-            self.num_short_tokens -= length
         if indices:
             self._by_length[length].move_to_end(request)
             return index
         del request.waiting[length]
         self._leave(request, length)
         if not request.waiting:
-            del self.slots[request]
-            self.short.pop(request, None)
+            del self._same_size(request)[request]
         return index
 
     def lengths_around(self, length: int) -> list[int]:
@@ -349,12 +354,20 @@ class _Queue(Generic[RequestT]):
         end = bisect_right(self._lengths, length)
         return self._lengths[max(0, end - 1) : end + 1]
 
-    def _count(self, before: int, after: int) -> None:
+    def _is_short(self, num_tokens: int) -> bool:
+        return num_tokens <= _SHORT_SHARE * self._slot_tokens
+
+    def _same_size(self, request: _RequestT) -> OrderedDict[_RequestT, None]:
+        return self._short if request.is_short else self._large
+
+    def _count(self, request: _RequestT, before: int, after: int) -> None:
         """Update the counts after a change of one request's waiting tokens."""
         self.num_tokens += after - before
         self.num_slot_tokens += min(after, self._slot_tokens) - min(before, self._slot_tokens)
+        if request.is_short:
+            self.num_short_tokens += after - before
 
-    def _leave(self, request: RequestT, length: int) -> None:
+    def _leave(self, request: _RequestT, length: int) -> None:
         requests = self._by_length[length]
         del requests[request]
         if not requests:

@@ -44,8 +44,8 @@ from albert_serve.config import Precision as Precision
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError, ConfigError
 from albert_serve.files import read_small_file, sha256_of
 
-FORMAT_VERSION: Final = 2
-READABLE_VERSIONS: Final = (2,)
+_FORMAT_VERSION: Final = 2
+_READABLE_VERSIONS: Final = (2,)
 
 # The metric of a task without labels: the share of answers that are equal to torch's.
 AGREEMENT: Final = "agreement"
@@ -77,8 +77,8 @@ def _check_file_name(name: str) -> str:
     return name
 
 
-FileName = Annotated[str, AfterValidator(_check_file_name)]
-HeadName = Annotated[str, Field(pattern=f"^{HEAD_NAME}$")]
+_FileName = Annotated[str, AfterValidator(_check_file_name)]
+_HeadName = Annotated[str, Field(pattern=f"^{HEAD_NAME}$")]
 
 
 class FileEntry(BaseModel):
@@ -116,7 +116,7 @@ class HeadEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    graph: FileName
+    graph: _FileName
     num_outputs: int = Field(ge=1)
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
@@ -142,8 +142,8 @@ class TaskEntry(HeadEntry):
 
     null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
     adaptive_depth: AdaptiveDepth | None = None
-    head: HeadName | None = None
-    heads: dict[HeadName, ClassifierEntry] = Field(default_factory=dict)
+    head: _HeadName | None = None
+    heads: dict[_HeadName, ClassifierEntry] = Field(default_factory=dict)
     question_head: QuestionHead | None = None
 
     @property
@@ -243,12 +243,12 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = _FORMAT_VERSION
     config: dict[str, JsonValue]
     tasks: dict[TaskName, TaskEntry]
     precision: Precision = "fp32"
     kept_fp32: list[Part] = Field(default_factory=list)
-    files: dict[FileName, FileEntry]
+    files: dict[_FileName, FileEntry]
     parity: dict[str, float] = Field(default_factory=dict)
     cuda_precision: ComputePrecision = "fp16"
     cuda_parity: dict[str, float] = Field(default_factory=dict)
@@ -417,8 +417,8 @@ def read_manifest(folder: Path) -> Manifest:
             f"{file} is not JSON ({error}); export the bundle again"
         ) from error
     version = content.get("format_version") if isinstance(content, dict) else None
-    if version not in READABLE_VERSIONS:
-        readable = ", ".join(map(str, READABLE_VERSIONS))
+    if version not in _READABLE_VERSIONS:
+        readable = ", ".join(map(str, _READABLE_VERSIONS))
         raise BundleError(
             f"{file} has format version {version!r}; this package reads {readable}. "
             "Install the package's version that wrote it, or export the checkpoint again"

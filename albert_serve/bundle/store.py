@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from albert_serve.bundle.card import CARD_FILE
 from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import BundleError, BundleMissingError, ConfigError
-from albert_serve.files import partial_path, put_in_place, sync, write_atomically
 from albert_serve.models_file import STORE_MODULE, STORE_PREFIX, store_tag
 
 if TYPE_CHECKING:
     from bentoml import Tag
 
-_MODEL_CARD: Final = "README.md"
 _LATEST: Final = "latest"
 
 
@@ -49,7 +48,7 @@ def locate(bundle: Path) -> Path:
 def import_bundle(folder: Path, tag: str | None = None) -> str:
     """Copy a bundle into the model store, verified before and after.
 
-    An interrupted import leaves no model: the files are put into the store by one renaming.
+    An import that fails or is interrupted leaves no model.
 
     Args:
         tag: NAME or NAME:VERSION; by default the folder's name. The default version is the
@@ -65,7 +64,7 @@ def import_bundle(folder: Path, tag: str | None = None) -> str:
     bundle = Bundle.open(folder)
     parsed = _parse(tag or Path(os.path.abspath(folder)).name, bundle.manifest.revision)
     try:
-        _put(bundle, parsed)
+        _save(bundle, parsed)
     except OSError as error:
         raise ConfigError(
             f"BentoML's model store cannot be written to: {error}; set BENTOML_HOME to a folder "
@@ -91,66 +90,38 @@ def _parse(text: str, revision: str) -> Tag:
         ) from error
 
 
-def _put(bundle: Bundle, tag: Tag) -> None:
-    from bentoml._internal.configuration.containers import BentoMLContainer
-
-    target = Path(BentoMLContainer.model_store_dir.get(), tag.path())
-    _check_absent(target, tag)
-    # BentoML's folder for what it builds: on the store's file system, and never listed.
-    with tempfile.TemporaryDirectory(dir=BentoMLContainer.tmp_bento_store_dir.get()) as workplace:
-        partial = partial_path(Path(workplace) / target.name)
-        _copy(bundle, partial)
-        Bundle.open(partial)
-        _describe(bundle, tag, partial)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            put_in_place(partial, target)
-        except OSError:
-            _check_absent(target, tag)  # another import was faster
-            raise
-    try:
-        write_atomically(target.parent / _LATEST, str(tag.version).encode())
-    except BaseException:
-        shutil.rmtree(target)
-        raise
-
-
-def _check_absent(target: Path, tag: Tag) -> None:
-    if target.exists():
-        raise ConfigError(
-            f"{tag} is in BentoML's model store already; give another with --name NAME:VERSION, "
-            f"or remove that one: bentoml models delete {tag}"
-        )
-
-
-def _copy(bundle: Bundle, target: Path) -> None:
-    target.mkdir()
-    for name in (MANIFEST_FILE, *bundle.manifest.files, _MODEL_CARD):
-        if name != _MODEL_CARD or (bundle.folder / name).is_file():
-            shutil.copyfile(bundle.folder / name, target / name)
-            sync(target / name)
-
-
-def _describe(bundle: Bundle, tag: Tag, folder: Path) -> None:
-    """Write `model.yaml`, which makes the folder a model of BentoML's."""
-    from bentoml._internal.models.model import MODEL_YAML_FILENAME, ModelInfo
-    from bentoml.models import ModelContext, ModelOptions
+def _save(bundle: Bundle, tag: Tag) -> None:
+    import bentoml
+    from bentoml.exceptions import BentoMLException
+    from bentoml.models import ModelContext
 
     manifest = bundle.manifest
-    info = ModelInfo(
-        tag=tag,
+    # `bentoml.models.create` would do the same, and tell BentoML of it.
+    model = bentoml.Model.create(
+        tag,
         module=STORE_MODULE,
         api_version="v1",
         labels={"precision": manifest.precision, "tasks": ",".join(manifest.tasks)},
         metadata=_metadata(bundle),
-        options=ModelOptions(),
         context=ModelContext(framework_name=STORE_MODULE, framework_versions={}),
         signatures={},
     )
-    file = folder / MODEL_YAML_FILENAME
-    with file.open("w", encoding="utf-8") as stream:
-        info.dump(stream)
-    sync(file)
+    for name in (MANIFEST_FILE, *manifest.files, CARD_FILE):
+        if name != CARD_FILE or (bundle.folder / name).is_file():
+            shutil.copyfile(bundle.folder / name, model.path_of(name))
+    Bundle.open(Path(model.path))
+    model.flush()  # type: ignore[no-untyped-call]
+    try:
+        model.save()
+    except BentoMLException as error:
+        raise ConfigError(
+            f"{tag} is in BentoML's model store already; give another with --name NAME:VERSION, "
+            f"or remove that one: bentoml models delete {tag}"
+        ) from error
+    except BaseException:
+        with contextlib.suppress(BentoMLException, OSError):
+            bentoml.models.delete(tag)
+        raise
 
 
 def _metadata(bundle: Bundle) -> dict[str, Any]:

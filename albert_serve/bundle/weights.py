@@ -18,7 +18,11 @@ from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleCorruptError
 
 TaskName = Literal[
-    "fill-mask", "text-classification", "question-answering", "sentence-order", "multiple-choice"
+    "fill-mask",
+    "text-classification",
+    "question-answering",
+    "sentence-order",
+    "multiple-choice",
 ]
 # The head of question answering: start and end by themselves, or the end given the start, with the
 # beam search and the answerability of ALBERT's run_squad_v2.
@@ -44,7 +48,11 @@ OUTPUT_LAYERS: Final[dict[str, str]] = {
     "sentence-order": "sop_classifier.classifier",
     "multiple-choice": "classifier",
 }
-UNPOOLED_TASKS: Final[tuple[TaskName, ...]] = ("fill-mask", "question-answering")
+# Tasks whose heads read rows as they are, without the pooler.
+UNPOOLED_TASKS: Final[tuple[TaskName, ...]] = (
+    "fill-mask",
+    "question-answering",
+)
 # The starts in the beam, and the ends of each (the original's start_n_top and end_n_top).
 NUM_BEAMS: Final = 5
 # Outputs of a row: start and end; or start, answerability, and the end given each of the starts.

@@ -19,10 +19,8 @@ from albert_serve.cli.options import (
     downloaded,
     one_bundle,
 )
-from albert_serve.doctor.advice import advise
-from albert_serve.doctor.examination import diagnose
-from albert_serve.doctor.findings import findings_text
-from albert_serve.doctor.inspection import describe_bundle
+from albert_serve.doctor.description import describe_bundle
+from albert_serve.doctor.measurement import measure_bundle, measurement_text
 from albert_serve.doctor.overview import description_text
 from albert_serve.settings import Settings
 
@@ -99,12 +97,8 @@ def _info(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(chosen(options))
-    diagnosis = diagnose(one_bundle(settings), settings.runtime, settings.num_workers)
-    advice = advise(diagnosis)
-    if options.json:
-        print(_as_json({**asdict(diagnosis), "advice": advice}))
-    else:
-        print(findings_text(diagnosis, advice))
+    measured = measure_bundle(one_bundle(settings), settings.runtime, settings.num_workers)
+    print(_as_json(asdict(measured)) if options.json else measurement_text(measured))
     return 0
 
 

@@ -5,37 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any, Final
 
+from albert_serve.api.examples import EXAMPLES
 from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.tasks.load import task_names
-
-# An example request for each endpoint.
-_REQUESTS: Final[dict[str, dict[str, Any]]] = {
-    "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
-    "text-classification": {"inputs": "A moving film with a wonderful cast."},
-    "question-answering": {
-        "inputs": {
-            "question": "When was the bridge built?",
-            "context": "The bridge over the river was built in 1932.",
-        }
-    },
-    "sentence-order": {
-        "inputs": {
-            "text": "He was born in Vienna in 1901. He studied physics there.",
-            "text_pair": "After that, he moved to Berlin and worked as a teacher until 1970.",
-        }
-    },
-    "multiple-choice": {
-        "inputs": {
-            "context": "The bridge over the river was built in 1932.",
-            "question": "When was the bridge built?",
-            "choices": ["in 1832", "in 1932"],
-        }
-    },
-    "feature-extraction": {"inputs": "He moved to Berlin.", "parameters": {"normalize": True}},
-}
 
 
 def greeting(
@@ -58,6 +32,6 @@ def greeting(
     for name, bundle in bundles.items():
         prefix = "" if name == default else MODEL_PATH.format(model=name)
         for task in task_names(bundle.manifest):
-            body = shlex.quote(json.dumps(_REQUESTS[task]))
+            body = shlex.quote(json.dumps(EXAMPLES[task][0].body))
             lines += [f"curl {url}{prefix}/{task} {headers} \\", f"  -d {body}"]
     return "\n".join([*lines, ""])

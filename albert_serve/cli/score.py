@@ -8,28 +8,31 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.cli.options import add_command, add_model_options, chosen, one_bundle
-from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError
+from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, how_to_install
 from albert_serve.files import write_atomically
 from albert_serve.models_file import store_tag
-from albert_serve.scoring.answering import PART_ROWS
-from albert_serve.scoring.answers import SCORED_TASKS
-from albert_serve.scoring.distributed.model import WorkerModel
-from albert_serve.scoring.distributed.ray_workers import RayScorer
-from albert_serve.scoring.errors import LockedOutputError, StoppedError
-from albert_serve.scoring.formats import STDOUT, Format, is_stdout
-from albert_serve.scoring.job import score_files
-from albert_serve.scoring.local import LocalScorer, Scorer
-from albert_serve.scoring.options import ScoreOptions, ScoreSummary
-from albert_serve.scoring.output.parts import writing
-from albert_serve.scoring.remote import NUM_CONCURRENT, WAIT_S, RemoteScorer
+from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
+from albert_serve.scoring.options import (
+    NUM_CONCURRENT,
+    PART_ROWS,
+    WAIT_S,
+    ScoreOptions,
+    ScoreSummary,
+)
 from albert_serve.settings import Settings
+from albert_serve.tables import Format
+from albert_serve.tasks import TASKS
+
+if TYPE_CHECKING:
+    from albert_serve.scoring.answering import Scorer
 
 _SCORE_EXAMPLES: Final = """\
 examples:
@@ -47,8 +50,8 @@ it. The output has the rows of the input, in order, with the columns of the answ
 A row that cannot be answered has an "error" and an "error_type" instead.
 
 The output appears when it is complete. Until then its parts are in OUTPUT.parts: a job that was
-killed goes on where it was, with the same command, and writes the same bytes. An output that is a
-folder (OUTPUT/) holds the parts themselves. A pipe, a device or - is written to at once.
+killed goes on where it was, with the same command. An output that is a folder (OUTPUT/) holds the
+parts themselves. A pipe, a device or - is written to at once.
 
 exit status: 0 done; 1 wrong options, model or input, or no row was answered; 2 usage; 3 too many
 rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 6 the
@@ -59,10 +62,12 @@ on.
 
 
 def add_score(commands: Any) -> None:
-    """Add the command and its options."""
+    """Add the command and its options; the names of many are those of `ScoreOptions`."""
     score = add_command(commands, "score", "answer every row of files", _SCORE_EXAMPLES)
-    score.add_argument("--task", required=True, choices=list(SCORED_TASKS))
-    score.add_argument("--parameters", default="{}", metavar="JSON", help="for all rows")
+    score.add_argument("--task", required=True, choices=list(TASKS))
+    score.add_argument(
+        "--parameters", type=_json_object, default={}, metavar="JSON", help="for all rows"
+    )
     score.add_argument(
         "--head", metavar="NAME", help="the classifier of a model that has several (its default)"
     )
@@ -81,14 +86,17 @@ def add_score(commands: Any) -> None:
 def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--column",
+        dest="columns",
         action="append",
+        type=_column,
         default=[],
         metavar="FIELD=COLUMN",
         help="the column that holds a field of the task, such as text=review",
     )
     group.add_argument(
         "--keep",
-        action="append",
+        action="extend",
+        type=_names,
         metavar="COLUMNS",
         help="the columns of the input that the output keeps, by commas (all); '' for none",
     )
@@ -97,12 +105,47 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--output-format", choices=formats, help="whatever the name (stdout: jsonl)")
     group.add_argument(
         "--no-quotes",
-        action="store_true",
+        dest="has_quotes",
+        action="store_false",
         help="quotes are ordinary characters of CSV and TSV input, as in GLUE's files",
     )
     group.add_argument(
-        "--shard", default="0/1", metavar="I/N", help="the files I, I + N, ... of the input only"
+        "--shard",
+        type=_shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="the files I, I + N, ... of the input only",
     )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"it is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError('it must be a JSON object, such as {"top_k": 3}')
+    return value
+
+
+def _column(text: str) -> tuple[str, str]:
+    field, _, column = text.partition("=")
+    if not (field and column):
+        raise argparse.ArgumentTypeError(f"{text!r} must be FIELD=COLUMN, as in text=review")
+    return field, column
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be I/N, such as 0/8 for the first of eight"
+        )
+    return int(index), int(count)
 
 
 def _add_job(group: argparse._ArgumentGroup) -> None:
@@ -116,7 +159,9 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--part-rows", type=int, default=PART_ROWS, metavar="N", help="rows of a part (%(default)s)"
     )
-    group.add_argument("--no-dedupe", action="store_true", help="compute identical rows each")
+    group.add_argument(
+        "--no-dedupe", dest="dedupe", action="store_false", help="compute identical rows each"
+    )
     group.add_argument(
         "--restart", action="store_true", help="begin again, whatever parts there are"
     )
@@ -167,6 +212,10 @@ def _add_ray(group: argparse._ArgumentGroup) -> None:
 
 
 def _score(options: argparse.Namespace) -> int:
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"score needs pyarrow: {how_to_install('score')}") from error
     score_options = read_score_options(options)
     if options.summary is None:
         return _finish(options, _run(options, score_options))
@@ -177,12 +226,31 @@ def _score(options: argparse.Namespace) -> int:
         raise  # the summary is the other job's
     except (AlbertServeError, OSError) as error:
         status = "stopped" if isinstance(error, StoppedError) else "failed"
-        with suppress(OSError):
+        with suppress(OutputError):
             _write_summary(options, {"status": status, "error": str(error)})
         raise
-    with writing(options.summary):
-        _write_summary(options, {"status": "complete", **summary.as_json()})
+    _write_summary(options, {"status": "complete", **summary.as_json()})
     return _finish(options, summary)
+
+
+def read_score_options(options: argparse.Namespace) -> ScoreOptions:
+    """Return the job's options.
+
+    Raises:
+        ConfigError: one of them cannot be, or contradicts another.
+    """
+    values = {field.name: getattr(options, field.name) for field in fields(ScoreOptions)}
+    values["columns"] = dict(options.columns)
+    if options.head is not None:
+        if options.task != CLASSIFICATION:
+            raise ConfigError(f"--head is of {CLASSIFICATION}, not of {options.task}")
+        also = options.parameters.get("head", options.head)
+        if also != options.head:
+            raise ConfigError(
+                f"--head is {options.head} and --parameters has head {also!r}; name one of them"
+            )
+        values["parameters"] = {**options.parameters, "head": options.head}
+    return ScoreOptions(**values)
 
 
 def _check_summary(options: argparse.Namespace) -> None:
@@ -195,21 +263,32 @@ def _check_summary(options: argparse.Namespace) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
 
 
+def _write_summary(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    content = {
+        **result,
+        "task": options.task,
+        "inputs": options.inputs,
+        "output": options.output,
+    }
+    with writing(options.summary):
+        write_atomically(options.summary, json.dumps(content, indent=1).encode() + b"\n")
+
+
 def _run(options: argparse.Namespace, score_options: ScoreOptions) -> ScoreSummary:
-    with _scorer(options) as scorer, _termination() as is_terminated:
+    from albert_serve.scoring.job import score_files
+
+    with _open_scorer(options) as scorer, _termination() as is_terminated:
         return score_files(
-            scorer,
-            options.inputs,
-            options.output,
-            score_options,
-            is_stopped=is_terminated.is_set,
+            scorer, options.inputs, options.output, score_options, is_stopped=is_terminated
         )
 
 
 def _finish(options: argparse.Namespace, summary: ScoreSummary) -> int:
-    output = STDOUT if options.output == "-" else options.output
+    from albert_serve.scoring.job import is_stdout, output_path
+
+    output = output_path(options.output)
     # Beside the rows, where the output is the standard output itself.
-    print(f"{output}: {summary}", file=sys.stderr if is_stdout(Path(output)) else sys.stdout)
+    print(f"{output}: {summary}", file=sys.stderr if is_stdout(output) else sys.stdout)
     if summary.num_errors and summary.num_errors == summary.num_rows:
         raise InvalidInputError(
             f"no row of {', '.join(options.inputs)} was answered; the first error: "
@@ -218,44 +297,48 @@ def _finish(options: argparse.Namespace, summary: ScoreSummary) -> int:
     return 0
 
 
-def _write_summary(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    content = {
-        **result,
-        "task": options.task,
-        "inputs": options.inputs,
-        "output": options.output,
-    }
-    write_atomically(options.summary, json.dumps(content, indent=1).encode() + b"\n")
-
-
-@contextmanager
-def _scorer(options: argparse.Namespace) -> Iterator[Scorer[Any]]:
+def _open_scorer(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
+    """Open what answers: a service, actors of Ray, or the engine in this process."""
     if options.engine != "ray" and (options.ray_address or options.num_actors):
         raise ConfigError("--ray-address and --workers are for --engine ray")
     if options.server is not None:
         if options.engine == "ray":
             raise ConfigError("--server and --engine ray are given; choose one of them")
-        # Each row has its warnings in the output.
-        logging.getLogger("albert_serve.client").setLevel(logging.ERROR)
-        with RemoteScorer(
-            options.server,
-            options.task,
-            model=options.model,
-            api_key=_read_key(options.api_key_file),
-            num_concurrent=options.concurrency,
-            wait_s=options.server_wait,
-        ) as remote:
-            yield remote
-        return
+        return _open_remote(options)
     settings = Settings.from_environment(chosen(options))
     if options.engine == "ray":
-        with _open_ray(options, settings) as distributed:
-            yield distributed
-        return
-    yield LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime)
+        return _open_ray(options, settings)
+    from albert_serve.scoring.local import LocalScorer
+
+    return nullcontext(LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime))
 
 
-def _open_ray(options: argparse.Namespace, settings: Settings) -> RayScorer:
+def _open_remote(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
+    from albert_serve.scoring.remote import RemoteScorer
+
+    # Each row has its warnings in the output.
+    logging.getLogger("albert_serve.client").setLevel(logging.ERROR)
+    return RemoteScorer(
+        options.server,
+        options.task,
+        model=options.model,
+        api_key=_read_key(options.api_key_file),
+        num_concurrent=options.concurrency,
+        wait_s=options.server_wait,
+    )
+
+
+def _read_key(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--api-key-file {file} is not UTF-8; it must hold the key") from error
+
+
+def _open_ray(options: argparse.Namespace, settings: Settings) -> AbstractContextManager[Scorer]:
+    from albert_serve.scoring.distributed.model import WorkerModel
+    from albert_serve.scoring.distributed.ray_scorer import RayScorer
+
     bundle = one_bundle(settings)
     tag = store_tag(settings.bundle) if settings.bundle else None
     model = WorkerModel(
@@ -275,8 +358,8 @@ def _open_ray(options: argparse.Namespace, settings: Settings) -> RayScorer:
 
 
 @contextmanager
-def _termination() -> Iterator[threading.Event]:
-    """Set an event at SIGTERM, instead of ending at once; a second one ends at once."""
+def _termination() -> Iterator[Callable[[], bool]]:
+    """Yield whether SIGTERM came, which does not end the job at once; a second one does."""
     terminated = threading.Event()
 
     def stop(number: int, frame: Any) -> None:
@@ -285,84 +368,10 @@ def _termination() -> Iterator[threading.Event]:
         print("stopping after this part; a second SIGTERM ends at once", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
-        yield terminated
+        yield terminated.is_set
         return
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield terminated
+        yield terminated.is_set
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def read_score_options(options: argparse.Namespace) -> ScoreOptions:
-    """Return the job's options.
-
-    Raises:
-        InvalidInputError: the parameters are not a JSON object.
-        ConfigError: another option is not written as it must be.
-    """
-    parameters = _read_parameters(options.parameters)
-    if options.head is not None:
-        if options.task != CLASSIFICATION:
-            raise ConfigError(f"--head is of {CLASSIFICATION}, not of {options.task}")
-        also = parameters.get("head", options.head)
-        if also != options.head:
-            raise ConfigError(
-                f"--head is {options.head} and --parameters has head {also!r}; name one of them"
-            )
-        parameters["head"] = options.head
-    return ScoreOptions(
-        parameters=parameters,
-        columns=_read_columns(options.column),
-        keep=None if options.keep is None else _split(options.keep),
-        errors=options.errors,
-        max_errors=options.max_errors,
-        part_rows=options.part_rows,
-        dedupe=not options.no_dedupe,
-        restart=options.restart,
-        input_format=options.input_format,
-        output_format=options.output_format,
-        has_quotes=not options.no_quotes,
-        shard=_read_shard(options.shard),
-    )
-
-
-def _read_parameters(text: str) -> dict[str, Any]:
-    try:
-        parameters = json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"--parameters is not JSON: {error}") from error
-    if not isinstance(parameters, dict):
-        raise InvalidInputError('--parameters must be a JSON object, such as {"top_k": 3}')
-    return parameters
-
-
-def _read_columns(pairs: Sequence[str]) -> dict[str, str]:
-    columns = {}
-    for pair in pairs:
-        field, separator, column = pair.partition("=")
-        if not (field and separator and column):
-            raise ConfigError(f"--column is {pair!r}; it must be FIELD=COLUMN, as in text=review")
-        columns[field] = column
-    return columns
-
-
-def _split(texts: Sequence[str]) -> list[str]:
-    names = [name for text in texts for name in text.split(",") if name]
-    return list(dict.fromkeys(names))
-
-
-def _read_shard(text: str) -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal()):
-        raise ConfigError(
-            f"--shard is {text!r}; it must be I/N, such as 0/8 for the first of eight"
-        )
-    return int(index), int(count)
-
-
-def _read_key(file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--api-key-file {file} is not UTF-8; it must hold the key") from error

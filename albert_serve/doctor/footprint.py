@@ -1,52 +1,25 @@
-"""The memory of fresh processes that serve a bundle, and the time to open it.
-
-Each process is `python -m albert_serve.doctor.footprint`, which answers lines of JSON: so that
-all can be asked while all are alive.
-"""
+"""The memory of fresh processes that serve a bundle, all alive at once, and the time to open it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
-import tempfile
-import threading
+import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle
 from albert_serve.doctor.memory import Memory, mapped_pss_bytes, read_memory
-from albert_serve.doctor.products import run_product
-from albert_serve.doctor.timing import time_once
 from albert_serve.errors import AlbertServeError, EngineError
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.prepacking import PACKED_FILE
 from albert_serve.settings import RuntimeOptions
 
-# A process that takes longer is killed, so that a diagnosis never hangs.
+# Processes that take longer are killed, so that a measurement never hangs.
 _TIMEOUT_S: Final = 300.0
-_END_TIMEOUT_S: Final = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """The time to open a bundle, in seconds.
-
-    Attributes:
-        check_s: reading and verifying its files.
-        sessions_s: making the runtime's sessions of it.
-        first_run_s: running every task once.
-        packed_bytes: private memory of the sessions: packed weights and session overhead.
-    """
-
-    check_s: float
-    sessions_s: float
-    first_run_s: float
-    packed_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +28,14 @@ class Footprint:
 
     Attributes:
         num_processes: the number of processes.
-        before: all together, with the runtime at work and no bundle opened.
+        before: all together, with the libraries imported and no bundle opened.
         after: all together, after each has run every task.
         bundle_pss_bytes: what the bundle added to the PSS: weights, sessions and activations.
         bundle_over_weights: the same over the size of the weight file.
         weights_pss_bytes: of that the weights: pages of the weight file and of packed weights on
             disk, and the private memory that the sessions took.
         weights_over_file: the same over the size of the weight file.
-        opening: of each process; several open at the same time.
+        sessions_s: the seconds in which the slowest made its sessions; all do so at the same time.
     """
 
     num_processes: int
@@ -72,7 +45,7 @@ class Footprint:
     bundle_over_weights: float
     weights_pss_bytes: int
     weights_over_file: float
-    opening: list[Opening]
+    sessions_s: float
 
 
 def measure_footprint(bundle: Bundle, options: RuntimeOptions, num_processes: int) -> Footprint:
@@ -83,15 +56,15 @@ def measure_footprint(bundle: Bundle, options: RuntimeOptions, num_processes: in
             the memory of processes.
     """
     with contextlib.ExitStack() as stack:
-        processes = [
+        children = [
             stack.enter_context(_started(bundle.folder, options)) for _ in range(num_processes)
         ]
-        before = _total(_ask(processes, "memory"))
-        opening = [Opening(**answer) for answer in _ask(processes, "open")]
-        after = _total(_ask(processes, "memory"))
-        mapped_bytes = sum(answer["mapped"] for answer in _ask(processes, "weights"))
+        before = _total(_ask(children))
+        opened = _ask(children)
+        after = _total(_ask(children))
+        mapped_bytes = sum(_ask(children))
     added_bytes = after.pss_bytes - before.pss_bytes
-    weights_bytes = mapped_bytes + sum(part.packed_bytes for part in opening)
+    weights_bytes = mapped_bytes + sum(packed_bytes for _, packed_bytes in opened)
     file_bytes = bundle.weights_file.stat().st_size
     return Footprint(
         num_processes=num_processes,
@@ -101,128 +74,80 @@ def measure_footprint(bundle: Bundle, options: RuntimeOptions, num_processes: in
         bundle_over_weights=added_bytes / file_bytes,
         weights_pss_bytes=weights_bytes,
         weights_over_file=weights_bytes / file_bytes,
-        opening=opening,
+        sessions_s=max(seconds for seconds, _ in opened),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Process:
-    """A fresh process, and what it wrote to stderr."""
-
-    process: subprocess.Popen[str]
-    errors: IO[str]
-    started_s: float
-
-    def send(self, command: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is dead; `receive` raises the error
-            _pipe(self.process.stdin).write(command + "\n")
-            _pipe(self.process.stdin).flush()
-
-    def receive(self) -> dict[str, Any]:
-        line = _pipe(self.process.stdout).readline()
-        if not line.endswith("\n"):
-            raise EngineError(f"a process that opened the bundle {self._death()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise EngineError(answer["error"])
-        return answer
-
-    def _death(self) -> str:
-        status = self.process.wait()
-        if time.monotonic() - self.started_s > _TIMEOUT_S:
-            return f"took longer than {_TIMEOUT_S:.0f} s; try fewer workers"
-        if status < 0:
-            return f"was ended by signal {-status}; there may be too little memory for it"
-        self.errors.seek(0)
-        last = self.errors.read().strip().rpartition("\n")[2]
-        return f"ended with status {status}: {last}"
 
 
 @contextlib.contextmanager
-def _started(folder: Path, options: RuntimeOptions) -> Iterator[_Process]:
+def _started(folder: Path, options: RuntimeOptions) -> Iterator[Connection]:
     """Run a process that serves a bundle; it ends with the context."""
-    arguments = json.dumps({"folder": str(folder), "options": asdict(options)}, default=str)
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(  # noqa: S603 - this package's own module
-            [sys.executable, "-m", "albert_serve.doctor.footprint", arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
-        timer = threading.Timer(_TIMEOUT_S, process.kill)
-        timer.start()
-        try:
-            yield _Process(process=process, errors=errors, started_s=time.monotonic())
-        finally:
-            timer.cancel()
-            with contextlib.suppress(BrokenPipeError):
-                _pipe(process.stdin).close()  # which ends it
-            try:
-                process.wait(_END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    context = multiprocessing.get_context("spawn")
+    parent, child = context.Pipe()
+    process = context.Process(target=_serve, args=(child, folder, options), daemon=True)
+    process.start()
+    child.close()  # so that the end of the process is the end of the pipe
+    try:
+        yield parent
+    finally:
+        process.kill()
+        process.join()
 
 
-def _ask(processes: list[_Process], command: str) -> list[dict[str, Any]]:
-    """Request all of them at once."""
-    for process in processes:
-        process.send(command)
-    return [process.receive() for process in processes]
+def _ask(children: Sequence[Connection]) -> list[Any]:
+    """Have all of them take their next step at once; return what they tell."""
+    for child in children:
+        with contextlib.suppress(BrokenPipeError):  # it is dead, as is told below
+            child.send(None)
+    return [_receive(child) for child in children]
 
 
-def _total(answers: list[dict[str, Any]]) -> Memory:
-    return Memory(**{name: sum(answer[name] for answer in answers) for name in answers[0]})
+def _receive(child: Connection) -> Any:
+    if not child.poll(_TIMEOUT_S):
+        raise EngineError(
+            f"a process that opened the bundle took longer than {_TIMEOUT_S:.0f} s; try fewer "
+            "workers"
+        )
+    try:
+        answer = child.recv()
+    except (EOFError, ConnectionResetError) as error:
+        raise EngineError(
+            "a process that opened the bundle was ended; there may be too little memory for it"
+        ) from error
+    if isinstance(answer, AlbertServeError):
+        raise EngineError(str(answer)) from answer
+    return answer
 
 
-def _pipe(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
+def _total(memories: Sequence[Memory]) -> Memory:
+    each = [asdict(memory) for memory in memories]
+    return Memory(**{name: sum(sizes[name] for sizes in each) for name in each[0]})
 
 
-def _answer(commands: IO[str], answers: IO[str], arguments: dict[str, Any]) -> None:
-    """Answer each line until the input ends; runs in the child process."""
-    engines: list[Engine] = []  # kept alive while memory is measured
-    for command in commands:
-        try:
-            if command.strip() == "memory":
-                answer = asdict(_memory_now())
-            elif command.strip() == "weights":
-                answer = {"mapped": mapped_pss_bytes((WEIGHTS_FILE, PACKED_FILE))}
-            else:
-                engine, opening = open_timed(
-                    Path(arguments["folder"]), _options(arguments["options"])
-                )
-                engines.append(engine)
-                answer = asdict(opening)
-        except AlbertServeError as error:
-            answer = {"error": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+def _serve(parent: Connection, folder: Path, options: RuntimeOptions) -> None:
+    """Take a step each time the parent asks, and tell its result; runs in the child process."""
+    try:
+        for result in _steps(folder, options):
+            parent.recv()
+            parent.send(result)
+        parent.recv()  # until it is killed
+    except AlbertServeError as error:
+        parent.send(error)
+    except EOFError:  # the parent has ended
+        pass
 
 
-def open_timed(folder: Path, options: RuntimeOptions) -> tuple[Engine, Opening]:
-    """Open a bundle and run every task.
-
-    Raises:
-        AlbertServeError: it cannot be opened or run.
-    """
-    bundles: list[Bundle] = []
-    engines: list[Engine] = []
-    check_s = time_once(lambda: bundles.append(Bundle.open(folder)))
-    before = read_memory()
-    sessions_s = time_once(lambda: engines.append(Engine.open(bundles[0], options)))
-    after = read_memory()
-    packed_bytes = after.anonymous_bytes - before.anonymous_bytes if before and after else 0
-    first_run_s = time_once(engines[0].warm_up)
-    return engines[0], Opening(
-        check_s=check_s,
-        sessions_s=sessions_s,
-        first_run_s=first_run_s,
-        packed_bytes=max(0, packed_bytes),
-    )
+def _steps(folder: Path, options: RuntimeOptions) -> Iterator[object]:
+    """Yield the memory, the seconds and bytes of making sessions, the memory, the mapped bytes."""
+    yield _memory_now()
+    bundle = Bundle.open(folder)
+    before, started_s = _memory_now(), time.perf_counter()
+    engine = Engine.open(bundle, options)
+    sessions_s = time.perf_counter() - started_s
+    packed_bytes = max(0, _memory_now().anonymous_bytes - before.anonymous_bytes)
+    engine.warm_up()
+    yield sessions_s, packed_bytes
+    yield _memory_now()
+    yield mapped_pss_bytes((WEIGHTS_FILE, PACKED_FILE))
 
 
 def _memory_now() -> Memory:
@@ -230,13 +155,3 @@ def _memory_now() -> Memory:
     if memory is None:
         raise EngineError("this system does not tell the memory of a process; only Linux does")
     return memory
-
-
-def _options(arguments: dict[str, Any]) -> RuntimeOptions:
-    folder = arguments["cache_folder"]
-    return RuntimeOptions(**{**arguments, "cache_folder": Path(folder) if folder else None})
-
-
-if __name__ == "__main__":
-    run_product()  # so that the runtime's own pages are there before the first look at memory
-    _answer(sys.stdin, sys.stdout, json.loads(sys.argv[1]))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from albert_serve.config import AlbertConfig
-from albert_serve.doctor.inspection import Description, Sharing, Sizes
-from albert_serve.doctor.report import columns, in_bytes, section, table, tree
+from albert_serve.doctor.description import Description, Sharing, Sizes
+from albert_serve.doctor.layout import columns, in_bytes, section, table, tree
 
 
 def description_text(described: Description) -> str:

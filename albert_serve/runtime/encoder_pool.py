@@ -30,7 +30,7 @@ _Key: TypeAlias = tuple[str, str, str, RuntimeOptions]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelSessions:
+class _ParallelSessions:
     """A single-threaded encoder session that runs one batch on each thread of the pool.
 
     With several batches this is faster than running them one after another on all threads, because
@@ -50,7 +50,7 @@ class OpenEncoder:
     """
 
     encoder: Encoder
-    parallel: ParallelSessions | None = None
+    parallel: _ParallelSessions | None = None
 
 
 class EncoderPool:
@@ -95,7 +95,7 @@ def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
     parallel = None
     if packed is not None and options.threads > 1:
         single = _open_cpu(bundle, replace(options, num_threads=1), packed)
-        parallel = ParallelSessions(encoder=single, pool=ThreadPoolExecutor(options.threads))
+        parallel = _ParallelSessions(encoder=single, pool=ThreadPoolExecutor(options.threads))
     encoder = _open_cpu(bundle, options, packed)
     return OpenEncoder(encoder=encoder, parallel=parallel)
 

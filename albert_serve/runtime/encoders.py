@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.cuda import later_on_cuda_thread
-from albert_serve.runtime.time_limit import run_options
-from albert_serve.tasks.base import Depth
+from albert_serve.tasks.base import EarlyExit
 
 Ints = NDArray[np.int64]
 
@@ -64,7 +63,7 @@ class PaddedBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exits:
+class _Exits:
     """The result of a batch whose texts may have fewer layers than all.
 
     Attributes:
@@ -119,19 +118,19 @@ class CpuEncoder:
         limits = {MAX_LAYERS: no_limits_B, PATIENCE: no_limits_B} if self.has_exits else {}
         return self._run({**batch.feed(), **limits}, [_OUTPUT])[0]
 
-    def run_with_exits(self, batch: PaddedBatch, depths: Sequence[Depth | None]) -> Exits:
+    def run_with_exits(self, batch: PaddedBatch, early_exits: Sequence[EarlyExit | None]) -> _Exits:
         """Return the result of a graph that has exits.
 
         Args:
-            depths: of each text; None for all layers.
+            early_exits: of each text; None for all layers.
         """
         limits = {
-            MAX_LAYERS: [_NO_LIMIT if each is None else each.max_layers for each in depths],
-            PATIENCE: [_NO_LIMIT if each is None else each.patience for each in depths],
+            MAX_LAYERS: [_NO_LIMIT if each is None else each.max_layers for each in early_exits],
+            PATIENCE: [_NO_LIMIT if each is None else each.patience for each in early_exits],
         }
         feed = batch.feed() | {name: np.array(value, np.int64) for name, value in limits.items()}
         hidden, logits, layers = self._run(feed, [_OUTPUT, EXIT_LOGITS, EXIT_LAYERS])
-        return Exits(hidden=hidden, logits=logits.numpy(), layers=layers.numpy())
+        return _Exits(hidden=hidden, logits=logits.numpy(), layers=layers.numpy())
 
     def _run(self, feed: Mapping[str, Ints], outputs: Sequence[str]) -> list[ort.OrtValue]:
         binding = self.session.io_binding()
@@ -139,7 +138,7 @@ class CpuEncoder:
             binding.bind_cpu_input(name, array)
         for name in outputs:
             binding.bind_output(name)
-        options = run_options()
+        options = ort.RunOptions()
         if self.kept_tokens is not None and feed["input_ids"].size > self.kept_tokens:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.session.run_with_iobinding(binding, options)
@@ -259,6 +258,6 @@ def bucket_shape(
 
 
 def _run_options(graph_id: str) -> ort.RunOptions:
-    options = run_options()
+    options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", graph_id)
     return options

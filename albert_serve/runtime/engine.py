@@ -13,9 +13,9 @@ import functools
 import logging
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, TypeGuard
+from typing import ClassVar, Final, TypeGuard, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -37,7 +37,7 @@ from albert_serve.runtime.cuda import (
     on_cuda_thread,
 )
 from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
-from albert_serve.runtime.encoders import CpuEncoder, Encoder, Exits, PaddedBatch
+from albert_serve.runtime.encoders import CpuEncoder, Encoder, PaddedBatch
 from albert_serve.runtime.ort import (
     check_runtime,
     cuda_options,
@@ -46,7 +46,6 @@ from albert_serve.runtime.ort import (
     open_session,
     return_free_memory,
 )
-from albert_serve.runtime.time_limit import run_options, time_limit
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.grouping import group_by_length
@@ -54,11 +53,11 @@ from albert_serve.tasks.grouping import group_by_length
 # The overhead of an encoder call, as tokens of compute (docs/decisions.md).
 _CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
-_WARM_UP_LIMIT_S: Final = 120.0
 
 _CUDA_FAILURE: Final = re.compile(r"CU\w+ failure \d+: .*?(?= ; )")
 
 _LOG: Final = logging.getLogger(__name__)
+_ResultT = TypeVar("_ResultT")
 
 
 class Engine:
@@ -133,8 +132,7 @@ class Engine:
 
         def open_and_run() -> Engine:
             engine = cls._open_on("cuda", bundle, options, pool)
-            with time_limit(_WARM_UP_LIMIT_S):
-                engine._run_on_thread(engine._encoder.encoder, engine._trial_inputs())
+            engine._run_on_thread(engine._encoder.encoder, engine._trial_inputs())
             return engine
 
         reason, cause = no_cuda_reason(), None
@@ -209,20 +207,11 @@ class Engine:
         The first request should not pay for lazy initialisation.
 
         Raises:
-            EngineError: a graph cannot be run, or does not end.
+            EngineError: a graph cannot be run.
         """
-        with time_limit(_WARM_UP_LIMIT_S) as limit:
-            try:
-                self.run(self._trial_inputs())
-                for num_sequences, num_tokens in self._encoder.encoder.first_shapes:
-                    self.run_batch(self._trial_inputs(num_tokens)[:1] * num_sequences)
-            except EngineError as error:
-                if not limit.is_over:
-                    raise
-                raise EngineError(
-                    f"a first call was not answered within {_WARM_UP_LIMIT_S:g} s; do the graphs "
-                    "come from `python -m export`?"
-                ) from error
+        self.run(self._trial_inputs())
+        for num_sequences, num_tokens in self._encoder.encoder.first_shapes:
+            self.run_batch(self._trial_inputs(num_tokens)[:1] * num_sequences)
 
     def _trial_inputs(self, num_tokens: int = _WARM_UP_TOKENS) -> list[EncoderInput]:
         num_tokens = min(num_tokens, self.config.max_positions)
@@ -256,15 +245,17 @@ class Engine:
         logits: dict[int, Logits] = {}
         places: Sequence[int] = range(len(inputs))
         if _stops_early(encoder, inputs):
-            exits = _encode_with_exits(encoder, batch, inputs)
+            exits = _encode(
+                batch, lambda: encoder.run_with_exits(batch, [item.early_exit for item in inputs])
+            )
             hidden_BSH = exits.hidden
             # Of the texts that had all layers, whose hidden states these are.
             places = (np.cumsum(exits.layers == self.config.num_layers) - 1).tolist()
             for i, item in enumerate(inputs):
-                if item.depth is not None:
+                if item.early_exit is not None:
                     logits[i] = _finite(exits.logits[i : i + 1], item.task)
         else:
-            hidden_BSH = _encode(encoder, batch)
+            hidden_BSH = _encode(batch, lambda: encoder.run(batch))
         num_positions = int(hidden_BSH.shape()[1])
         rows = {
             i: np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
@@ -333,9 +324,9 @@ def _log_reason(reason: str) -> None:
         _LOG.warning("running on the CPU: %s. %s", reason, ADVICE)
 
 
-def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:
+def _encode(batch: PaddedBatch, run: Callable[[], _ResultT]) -> _ResultT:
     try:
-        return encoder.run(batch)
+        return run()
     except Exception as error:
         raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
 
@@ -343,16 +334,7 @@ def _encode(encoder: Encoder, batch: PaddedBatch) -> ort.OrtValue:
 def _stops_early(encoder: Encoder, inputs: Sequence[EncoderInput]) -> TypeGuard[CpuEncoder]:
     """Whether the pass of an input may end before the last layer."""
     can_stop = isinstance(encoder, CpuEncoder) and encoder.has_exits
-    return can_stop and any(item.depth is not None for item in inputs)
-
-
-def _encode_with_exits(
-    encoder: CpuEncoder, batch: PaddedBatch, inputs: Sequence[EncoderInput]
-) -> Exits:
-    try:
-        return encoder.run_with_exits(batch, [item.depth for item in inputs])
-    except Exception as error:
-        raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
+    return can_stop and any(item.early_exit is not None for item in inputs)
 
 
 def _apply(
@@ -364,7 +346,7 @@ def _apply(
         binding.bind_ortvalue_input("hidden_states", hidden_BSH)
         binding.bind_cpu_input("rows", rows_R)
         binding.bind_output("logits")
-        head.run_with_iobinding(binding, run_options())
+        head.run_with_iobinding(binding)
         logits_RK: NDArray[np.float32] = binding.get_outputs()[0].numpy()
     except Exception as error:
         raise EngineError(f"the runtime failed on {len(rows_R)} rows of {task}: {error}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from albert_serve.runtime.cuda import PROVIDER
 from albert_serve.settings import RuntimeOptions
 
 # Older versions pack a shared weight once for each use: 24 copies of one layer.
-OLDEST_RUNTIME: Final = (1, 31)
+_OLDEST_RUNTIME: Final = (1, 31)
 # On a CPU SkipLayerNormalization takes 6 times as long as the operators that it replaces.
 _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
@@ -33,7 +34,7 @@ def check_runtime() -> None:
         EngineError: onnxruntime is older than 1.31.
     """
     version = tuple(int(part) for part in ort.__version__.split(".")[:2])
-    if version < OLDEST_RUNTIME:
+    if version < _OLDEST_RUNTIME:
         raise EngineError(
             f"onnxruntime {ort.__version__} copies a shared layer once for each use of it; "
             "1.31 or newer is needed: pip install 'onnxruntime>=1.31'"
@@ -110,10 +111,14 @@ def open_session(
     return session
 
 
+def processor_name() -> str:
+    """Return the name of the processor's model."""
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
 def cpu_name() -> str:
     """Return the processor's model and its instruction sets that the kernels use."""
-    name = _cpu_info().get("model name", "unknown processor")
-    return " ".join([name, *sorted(flag for flag in cpu_flags() if flag in _KERNEL_FLAGS)])
+    return " ".join([processor_name(), *sorted(cpu_flags() & _KERNEL_FLAGS)])
 
 
 @functools.cache

@@ -1,5 +1,17 @@
 """Batch scoring: files and tables, resumable, in process, by a service, or on many machines."""
 
-from albert_serve.scoring.distributed.scorer import AlbertScorer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from albert_serve.scoring.distributed.scorer import AlbertScorer
 
 __all__ = ["AlbertScorer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the scorer when it is asked for: the command line reads options without pyarrow."""
+    if name == "AlbertScorer":
+        from albert_serve.scoring.distributed.scorer import AlbertScorer
+
+        return AlbertScorer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

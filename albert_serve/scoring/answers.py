@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.errors import AlbertServeError
 
 # A type of Arrow: a name, [the type of a list's values], or {the types of a structure's fields}.
 ColumnType: TypeAlias = "str | list[ColumnType] | dict[str, ColumnType]"
@@ -37,7 +38,7 @@ class ScoredTask:
 
 
 # Beside the answer in every table; JSONL has those that are not null.
-NOTES: Final[dict[str, ColumnType]] = {
+_NOTES: Final[dict[str, ColumnType]] = {
     "warnings": ["string"],
     "truncated_tokens": "int64",
     "truncated_at": [{"place": "string", "offset": "int64"}],
@@ -159,7 +160,7 @@ SCORED_TASKS: Final[dict[str, ScoredTask]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class RowResult:
     """The result of a row.
 
     Attributes:
@@ -170,6 +171,11 @@ class Result:
     values: dict[str, Any]
     num_tokens: int = 0
 
+    @classmethod
+    def of_error(cls, error: AlbertServeError) -> RowResult:
+        """Return the result of a row that cannot be answered."""
+        return cls(values={"error": str(error), "error_type": error.error_type})
+
     @property
     def is_error(self) -> bool:
         """Whether the row could not be answered."""
@@ -178,15 +184,15 @@ class Result:
 
 def answer_columns(task: str) -> dict[str, ColumnType]:
     """Return the types of all columns that a table has beside the input's."""
-    return {**SCORED_TASKS[task].columns, **NOTES}
+    return {**SCORED_TASKS[task].columns, **_NOTES}
 
 
 def reserved_names(task: str, *, in_table: bool) -> set[str]:
     """Return the names of the columns that the output has for itself."""
-    return set(answer_columns(task)) if in_table else {OUTPUT, *NOTES}
+    return set(answer_columns(task)) if in_table else {OUTPUT, *_NOTES}
 
 
-def table_values(task: str, result: Result) -> dict[str, Any]:
+def table_values(task: str, result: RowResult) -> dict[str, Any]:
     """Return a result's values by the columns of a table."""
     notes = {name: value for name, value in result.values.items() if name != OUTPUT}
     if cuts := notes.get("truncated_at"):

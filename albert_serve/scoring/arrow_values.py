@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
+import pyarrow as pa
+
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.formats import optional_module
 
 _NS_PER_S: Final = 10**9
 
@@ -49,7 +50,6 @@ def _has_nanoseconds(kind: Any) -> bool:
 
 
 def _with_nanoseconds(scalar: Any) -> Any:
-    pa = optional_module("pyarrow", "Parquet")
     if not scalar.is_valid:
         return None
     if not _has_nanoseconds(scalar.type):
@@ -57,9 +57,10 @@ def _with_nanoseconds(scalar: Any) -> Any:
     if isinstance(scalar, pa.TimestampScalar):
         return _timestamp(scalar)
     if isinstance(scalar, pa.DurationScalar):
-        return _duration(scalar.value)
+        seconds, rest = divmod(abs(scalar.value), _NS_PER_S)
+        return f"{'-' if scalar.value < 0 else ''}PT{seconds}.{rest:09}S"
     if isinstance(scalar, pa.Time64Scalar):
-        return _time(scalar.value)
+        return scalar.cast(pa.string()).as_py()
     if isinstance(scalar, pa.MapScalar):
         return [[_with_nanoseconds(part) for part in pair.values()] for pair in scalar.values]
     if isinstance(scalar, pa.StructScalar):
@@ -71,21 +72,7 @@ def _with_nanoseconds(scalar: Any) -> Any:
 
 
 def _timestamp(scalar: Any) -> str:
-    microseconds, rest = divmod(scalar.value, 1000)
-    pa = optional_module("pyarrow", "Parquet")
-    when = pa.scalar(microseconds, pa.timestamp("us", scalar.type.tz)).as_py()
-    local = when.replace(tzinfo=None)
-    zone = when.isoformat().removeprefix(local.isoformat())
-    zone = "Z" if scalar.type.tz == "UTC" else zone
-    return f"{local.isoformat(timespec='microseconds')}{rest:03}{zone}"
-
-
-def _duration(nanoseconds: int) -> str:
-    seconds, rest = divmod(abs(nanoseconds), _NS_PER_S)
-    return f"{'-' if nanoseconds < 0 else ''}PT{seconds}.{rest:09}S"
-
-
-def _time(nanoseconds: int) -> str:
-    seconds, rest = divmod(nanoseconds, _NS_PER_S)
-    minutes, second = divmod(seconds, 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}.{rest:09}"
+    text: str = scalar.cast(pa.string()).as_py().replace(" ", "T")
+    if scalar.type.tz in (None, "UTC"):
+        return text
+    return f"{text[:-2]}:{text[-2:]}"  # +01:00 of Arrow's +0100

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from albert_serve.errors import AlbertServeError
@@ -52,6 +55,14 @@ class StoppedError(JobError):
     exit_status = _TERMINATED
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of a library's message; the error's type if it has none."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the output in errors of the file system.
+
+    Raises:
+        OutputError: within the block, a file could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.formats import STDIN, has_known_suffix
+from albert_serve.tables import has_known_suffix
 
+_STDIN: Final = "/dev/stdin"
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 
 
@@ -26,7 +27,7 @@ def find_inputs(patterns: Sequence[str | Path], output: Path | None = None) -> l
     """
     files: list[Path] = []
     for pattern in map(str, patterns):
-        path = Path(STDIN if pattern == "-" else pattern)
+        path = Path(_STDIN if pattern == "-" else pattern)
         if path.is_dir():
             matches = [file for file in sorted(path.rglob("*")) if _is_data(file, path, output)]
             if not matches:

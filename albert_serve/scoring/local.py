@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self
 
 from pydantic_core import to_jsonable_python
 
@@ -14,7 +14,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import AlbertServeError, NotFoundError
 from albert_serve.runtime.engine import Engine
-from albert_serve.scoring.answers import OUTPUT, Result
+from albert_serve.scoring.answers import OUTPUT, RowResult
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import (
     EncoderInput,
@@ -29,69 +29,14 @@ from albert_serve.tasks import (
 from albert_serve.tasks.base import Runner
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_setups, on_device
-from albert_serve.tasks.text_classification import no_head
 
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
 _BATCHES_AT_ONCE: Final = 8
-# Of encoded inputs: two integers of 64 bits.
-_BYTES_A_TOKEN: Final = 16
-
-WorkT = TypeVar("WorkT")
-
-
-class Scorer(Protocol[WorkT]):
-    """Answers the requests of one task.
-
-    Attributes:
-        task: its name.
-        identity: what its answers depend on, such as the model's revision.
-        heads: the names of the model's classifiers of texts, where the task is theirs.
-    """
-
-    task: str
-    identity: dict[str, str]
-    heads: Sequence[str]
-
-    def prepare(self, request: TaskRequest) -> WorkT:
-        """Return what `run` needs of a request.
-
-        Raises:
-            AlbertServeError: the request cannot be answered.
-        """
-        ...
-
-    def cost_bytes(self, work: WorkT) -> int:
-        """Return the approximate memory of an answer."""
-        ...
-
-    def run(self, works: Sequence[WorkT]) -> list[Result]:
-        """Return the results, in order; of a request that failed, its error.
-
-        Raises:
-            JobError: the whole job cannot go on.
-        """
-        ...
-
-
-def check_head(scorer: Scorer[Any], parameters: Mapping[str, Any]) -> None:
-    """Check that the model has the classifier that the parameters of all rows name.
-
-    Raises:
-        InvalidInputError: it has not.
-    """
-    name = parameters.get("head")
-    if name is not None and name not in scorer.heads:
-        raise no_head(name, scorer.heads)
-
-
-def error_result(error: AlbertServeError) -> Result:
-    """Return the result of a row that cannot be answered."""
-    return Result(values={"error": str(error), "error_type": error.error_type})
 
 
 @dataclass(kw_only=True, slots=True)
-class Request:
+class _Request:
     """The prepared items of one request, and their answers."""
 
     items: list[Prepared[Any]]
@@ -101,13 +46,13 @@ class Request:
     error: AlbertServeError | None = None
     num_tokens: int = 0
 
-    def result(self) -> Result:
+    def result(self) -> RowResult:
         """Return the result; all items have answers, or there is an error."""
         if self.error is not None:
-            return error_result(self.error)
+            return RowResult.of_error(self.error)
         answers = [self.answers[number] for number in range(len(self.items))]
         values = {OUTPUT: to_jsonable_python(answers if self.is_list else answers[0])}
-        return Result(values=values | self._notes(), num_tokens=self.num_tokens)
+        return RowResult(values=values | self._notes(), num_tokens=self.num_tokens)
 
     def _notes(self) -> dict[str, Any]:
         notes = {
@@ -118,39 +63,6 @@ class Request:
             "truncated_at": self.cuts,
         }
         return {name: value for name, value in notes.items() if value}
-
-
-class Tokenising:
-    """Reads requests as a model does, without running it.
-
-    Args:
-        task: its name, such as "fill-mask".
-        setup: the model's tokenizer and labels.
-        identity: the model's, such as its revision.
-
-    Raises:
-        NotFoundError: there is no such task.
-    """
-
-    def __init__(self, task: str, setup: TaskSetup, identity: dict[str, str] | None = None) -> None:
-        self.task = task
-        self.identity = identity or {}
-        self.heads: Sequence[str] = [setup.head, *setup.heads] if task == CLASSIFICATION else []
-        self._opened = open_task(task, setup)
-
-    def prepare(self, request: TaskRequest) -> Request:
-        """Tokenise a request.
-
-        Raises:
-            InvalidInputError: it cannot be answered.
-        """
-        items = prepare_request(self._opened, request)
-        is_list = isinstance(request.inputs, list)
-        return Request(items=items, is_list=is_list, cuts=read_cuts(request, items))
-
-    def cost_bytes(self, work: Request) -> int:
-        """Return the approximate memory of the encoded inputs, and of an answer."""
-        return sum(item.num_held_bytes + _BYTES_A_TOKEN * item.num_tokens for item in work.items)
 
 
 def read_setup(bundle: Bundle, task: str) -> TaskSetup:
@@ -165,18 +77,31 @@ def read_setup(bundle: Bundle, task: str) -> TaskSetup:
     return setups[task]
 
 
-class LocalScorer(Tokenising):
+def head_names(task: str, setup: TaskSetup) -> list[str]:
+    """Return the names of a model's classifiers of texts, where the task is theirs."""
+    return [setup.head, *setup.heads] if task == CLASSIFICATION else []
+
+
+class LocalScorer:
     """Answers with an engine.
 
     Args:
         engine: runs the model.
-        task, setup, identity: see `Tokenising`.
+        task: its name, such as "fill-mask".
+        setup: the model's tokenizer and labels.
+        identity: the model's, such as its revision.
+
+    Raises:
+        NotFoundError: there is no such task.
     """
 
     def __init__(
         self, engine: Runner, task: str, setup: TaskSetup, identity: dict[str, str] | None = None
     ) -> None:
-        super().__init__(task, setup, identity)
+        self.task = task
+        self.identity = identity or {}
+        self.heads: Sequence[str] = head_names(task, setup)
+        self._opened = open_task(task, setup)
         self._engine = engine
 
     @classmethod
@@ -196,16 +121,30 @@ class LocalScorer(Tokenising):
         setup = on_device(setup, engine.device)
         return cls(engine, task, setup, {"revision": opened.manifest.revision})
 
-    def run(self, works: Sequence[Request]) -> list[Result]:
-        """Run the requests' rounds until each item has an answer or an error."""
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
+        """Yield the results of each part's requests; see `Scorer`."""
+        return map(self.run, parts)
+
+    def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
+        """Return the results of requests, in order; of one that cannot be answered, its error."""
+        prepared = [self._prepare(request) for request in requests]
         items = [
             _Item(request=request, number=number, stage=item)
-            for request in works
+            for request in prepared
             for number, item in enumerate(request.items)
         ]
+        # Each round runs the items that an earlier one has not answered.
         while items:
             items = [item for item in self._run_round(items) if item.request.error is None]
-        return [request.result() for request in works]
+        return [request.result() for request in prepared]
+
+    def _prepare(self, request: TaskRequest) -> _Request:
+        is_list = isinstance(request.inputs, list)
+        try:
+            items = prepare_request(self._opened, request)
+        except AlbertServeError as error:
+            return _Request(items=[], is_list=is_list, cuts={}, error=error)
+        return _Request(items=items, is_list=is_list, cuts=read_cuts(request, items))
 
     def _run_round(self, items: Sequence[_Item]) -> list[_Item]:
         """Run one round, like lengths together; return the items with another round."""
@@ -238,7 +177,7 @@ class LocalScorer(Tokenising):
 class _Item:
     """An item of a request, and its current round."""
 
-    request: Request
+    request: _Request
     number: int
     stage: Round[Any]
     arrived: dict[int, Logits] = field(default_factory=dict)

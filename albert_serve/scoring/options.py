@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from albert_serve.errors import ConfigError
-from albert_serve.scoring.answering import PART_ROWS, Counts
-from albert_serve.scoring.formats import Format
+from albert_serve.tables import Format
+
+PART_ROWS: Final = 1024
+# Of a service: requests at once, and the time limit without any answer.
+NUM_CONCURRENT: Final = 8
+WAIT_S: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +63,38 @@ class ScoreOptions:
         return 0 if self.errors == "fail" else self.max_errors
 
 
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """Counts of rows.
+
+    Attributes:
+        num_computed: rows that the model answered; the others are errors, or like an earlier row.
+        num_tokens: the tokens that were computed, where it is known.
+        first_error: the message of the first row with an error.
+    """
+
+    num_rows: int = 0
+    num_errors: int = 0
+    num_computed: int = 0
+    num_duplicates: int = 0
+    num_tokens: int = 0
+    errors_by_type: dict[str, int] = field(default_factory=dict)
+    first_error: str | None = None
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of further rows."""
+        self.num_rows += other.num_rows
+        self.num_errors += other.num_errors
+        self.num_computed += other.num_computed
+        self.num_duplicates += other.num_duplicates
+        self.num_tokens += other.num_tokens
+        self.errors_by_type = dict(Counter(self.errors_by_type) + Counter(other.errors_by_type))
+        self.first_error = self.first_error or other.first_error
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreSummary:
-    """The result of a job.
+    """The counts and rates of a job.
 
     Attributes:
         counts: of all rows.

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, Self, TypeVar
 
@@ -44,12 +44,10 @@ from albert_serve.errors import (
     QueueFullError,
     RequestError,
 )
-from albert_serve.scoring.answers import OUTPUT, Result
+from albert_serve.scoring.answers import OUTPUT, RowResult
 from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
-from albert_serve.scoring.local import error_result
+from albert_serve.scoring.options import NUM_CONCURRENT, WAIT_S
 
-NUM_CONCURRENT: Final = 8
-WAIT_S: Final = 300.0
 _CALL_S: Final = 120.0
 _MAX_DELAY_S: Final = 10.0
 # Of one request, while the service answers others.
@@ -154,45 +152,38 @@ class RemoteScorer:
             raise ConfigError(f"{self._url} has no {self.task}; it has {', '.join(tasks)}")
         return _identity(info), _heads(tasks[self.task])
 
-    def prepare(self, request: TaskRequest) -> TaskRequest:
-        """Return the request, which the service checks."""
-        return request
-
-    def cost_bytes(self, work: TaskRequest) -> int:
-        """Return 0: it is not known."""
-        return 0
-
-    def run(self, works: Sequence[TaskRequest]) -> list[Result]:
-        """Send the requests, and return the results in order.
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
+        """Yield the results of each part's requests, in order; see `Scorer`.
 
         Raises:
             ServiceUnavailableError: the service does not answer.
             ChangedJobError: it has another model than at the start.
             RequestError: it refuses all requests.
         """
-        return self._wait(self._run(works))
+        for requests in parts:
+            yield self._wait(self._run(requests))
 
-    async def _run(self, works: Sequence[TaskRequest]) -> list[Result]:
+    async def _run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         self._answered_s = time.monotonic()
         slots = asyncio.Semaphore(self._num_concurrent)
 
-        async def answer(request: TaskRequest) -> Result:
+        async def answer(request: TaskRequest) -> RowResult:
             async with slots:
                 return await self._answer(request)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer(request)) for request in works]
+                tasks = [group.create_task(answer(request)) for request in requests]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        if works and _identity(await self._info()) != self.identity:
+        if requests and _identity(await self._info()) != self.identity:
             raise ChangedJobError(f"the model of {self._url} was replaced during the job")
         return [task.result() for task in tasks]
 
     async def _info(self) -> InfoReply:
         return await self._until_answered(lambda: self._exchange.send(INFO))
 
-    async def _answer(self, request: TaskRequest) -> Result:
+    async def _answer(self, request: TaskRequest) -> RowResult:
         body = request.model_dump(exclude_unset=True)
         replies: list[tuple[Received, int]] = []
         call: Call[Any] = Call(
@@ -210,16 +201,16 @@ class RemoteScorer:
         try:
             answer = await self._until_answered(ask)
         except (*_OF_ROW, DeadlineExceededError) as error:
-            return error_result(error)
+            return RowResult.of_error(error)
         except RequestError as error:
             # Without an identifier it is not of the service, but of a proxy.
             if type(error) is not RequestError or error.request_id is None:
                 raise
-            return error_result(error)  # the engine failed at it
+            return RowResult.of_error(error)  # the engine failed at it
         is_list = isinstance(request.inputs, list)
         if isinstance(request, TextClassificationRequest) and not is_list:
             answer = answer[0]
-        return Result(values={OUTPUT: answer, **_notes(replies)})
+        return RowResult(values={OUTPUT: answer, **_notes(replies)})
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
         delay_s = 0.5

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from albert_serve.api.schemas import TaskRequest, describe
-from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
+from albert_serve.errors import InvalidInputError, NotFoundError, RequestError
 from albert_serve.scoring.answers import SCORED_TASKS, ScoredTask, reserved_names
-from albert_serve.scoring.sources import Record
+from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.records import Record
+from albert_serve.tables import is_utf8
 from albert_serve.tasks import TASKS
 
 _REQUEST_FIELDS: Final = ("inputs", "parameters")
@@ -24,15 +26,13 @@ class Row:
     """A record, and the request that it makes.
 
     Attributes:
-        request: None if the row cannot be read.
-        key: equal for rows that have the same answer.
-        error: why there is no request.
+        request: or the error of a row that cannot be read.
+        key: equal for rows that have the same answer; empty where there is no request.
     """
 
     record: Record
-    request: TaskRequest | None = None
+    request: TaskRequest | RequestError
     key: bytes = b""
-    error: AlbertServeError | None = None
 
 
 class RowReader:
@@ -40,9 +40,7 @@ class RowReader:
 
     Args:
         task: the name of the task.
-        parameters: the task's, for all rows; a row's own take precedence.
-        columns: the columns that hold the task's fields, where they have other names.
-        keep: the columns that the output keeps; None for all.
+        options: the parameters, and the columns that are read and kept.
         in_table: whether the output has the columns of a table, which hold one item a row.
 
     Raises:
@@ -50,20 +48,13 @@ class RowReader:
         InvalidInputError: a parameter is wrong, or the task has no such field.
     """
 
-    def __init__(
-        self,
-        task: str,
-        parameters: Mapping[str, Any],
-        columns: Mapping[str, str],
-        keep: Sequence[str] | None,
-        *,
-        in_table: bool,
-    ) -> None:
+    def __init__(self, task: str, options: ScoreOptions, *, in_table: bool) -> None:
         if task not in SCORED_TASKS:
             raise NotFoundError(f"no task {task!r}; there are {', '.join(SCORED_TASKS)}")
         self.task = task
-        self.parameters = _checked(task, parameters)
+        self.parameters = _checked(task, options.parameters)
         self._scored: ScoredTask = SCORED_TASKS[task]
+        columns = options.columns
         unknown = [field for field in columns if field not in (*self._scored.fields, "inputs")]
         if unknown:
             raise InvalidInputError(
@@ -72,7 +63,7 @@ class RowReader:
         self._columns = {field: columns.get(field, field) for field in self._scored.fields}
         self._columns |= {name: columns.get(name, name) for name in _REQUEST_FIELDS}
         self._named = list(columns.values())
-        self._keep = keep
+        self._keep = options.keep
         self._in_table = in_table
         self._reserved = reserved_names(task, in_table=in_table)
 
@@ -122,8 +113,8 @@ class RowReader:
                     "make several rows of it, or write .jsonl"
                 )
             self._check_names(record)
-        except AlbertServeError as error:
-            return Row(record=record, error=error)
+        except RequestError as error:
+            return Row(record=record, request=error)
         return Row(record=record, request=request, key=_key(request))
 
     def kept(self, record: Record) -> dict[str, Any]:
@@ -181,11 +172,8 @@ class RowReader:
     def _check_encoding(self, item: Mapping[str, Any]) -> None:
         """Check that no bytes were read that are not UTF-8, which became lone surrogates."""
         for field, value in item.items():
-            try:
-                _ = isinstance(value, str) and value.encode()
-            except UnicodeEncodeError as error:
-                column = self._columns[field]
-                raise InvalidInputError(f"the column {column!r} is not UTF-8") from error
+            if isinstance(value, str) and not is_utf8(value):
+                raise InvalidInputError(f"the column {self._columns[field]!r} is not UTF-8")
 
     def _from_text(self, item: dict[str, str]) -> dict[str, Any]:
         """Return the cells of an item: optional ones that are empty left out, lists from JSON."""

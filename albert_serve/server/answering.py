@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +18,6 @@ from starlette.responses import Response
 
 from albert_serve.api.schemas import (
     MAX_CUTS_SHOWN,
-    MAX_TARGETS,
     TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
@@ -27,20 +25,16 @@ from albert_serve.api.schemas import (
     describe,
 )
 from albert_serve.batching.scheduler import PRIORITIES, Priority
-from albert_serve.errors import AlbertServeError, InvalidInputError, NotFoundError
+from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.server.admission import priority_of
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.bodies import parse_json, read_body
-from albert_serve.server.error_replies import error_response, id_header, request_id_of
+from albert_serve.server.error_replies import JSON
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.process.threads import Effort
 from albert_serve.tasks import TASKS, Prepared, read_cuts
 
 # nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
-# Bodies that take over some milliseconds to parse.
-_LARGE_BYTES: Final = 1 << 14
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +44,7 @@ class ParsedRequest:
     Attributes:
         request: the same in Hugging Face's format.
         write: returns the body of the reply, from the prepared items and the reply in Hugging
-            Face's format; it is called off the event loop.
+            Face's format.
     """
 
     request: TaskRequest
@@ -77,9 +71,12 @@ async def answer_request(
     settings = model.settings
     priority = _priority(request)
     ends_s = time.monotonic() + settings.deadline_s
-    with model.in_use():
+    with model.in_use(task), model.large.body() as count:
         reading = read_body(
-            request, max_bytes=settings.max_body_bytes, deadline_s=settings.deadline_s
+            request,
+            max_bytes=settings.max_body_bytes,
+            deadline_s=settings.deadline_s,
+            count=count,
         )
         # The body has no name here, so that its memory is free once it is parsed.
         replying = _reply(model, task, read or _read, await reading, ends_s, priority)
@@ -96,36 +93,47 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
     _check_task(model, task)
     ends_s = time.monotonic() + model.settings.deadline_s
     request = _validate(model, task, {"inputs": inputs, "parameters": parameters})
-    with model.in_use():
-        _, reply = await model.answer(task, request, ends_s, "interactive", lambda _, value: value)
-    return reply
-
-
-def reply_to_error(error: AlbertServeError, request: Request) -> Response:
-    """Return the error reply; errors of the service itself are logged."""
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _logger.error("request %s failed", request_id_of(request.scope), exc_info=error)
-    return error_response(error, request.scope)
+    num_bytes = len(request.model_dump_json())
+    with model.in_use(task):
+        prepared = await model.large.read(
+            model.prepare, task, request, num_bytes=num_bytes, ends_s=ends_s
+        )
+        return await model.answer(
+            request,
+            prepared,
+            lambda reply: reply,
+            priority="interactive",
+            num_bytes=num_bytes,
+            ends_s=ends_s,
+        )
 
 
 async def _reply(
     model: HostedModel, task: str, read: Reader, body: bytes, ends_s: float, priority: Priority
 ) -> Response:
-    effort = Effort.LARGE if len(body) > _LARGE_BYTES else Effort.SMALL
-    parse = model.threads.run(_parse, model, task, read, body, ends_s=ends_s, effort=effort)
+    num_bytes = len(body)
+    preparing = model.large.read(
+        _prepare, model, task, read, body, num_bytes=num_bytes, ends_s=ends_s
+    )
     del body
-    parsed = await parse
-    prepared, reply = await model.answer(task, parsed.request, ends_s, priority, parsed.write)
+    parsed, prepared = await preparing
+    reply = await model.answer(
+        parsed.request,
+        prepared,
+        partial(parsed.write, prepared),
+        priority=priority,
+        num_bytes=num_bytes,
+        ends_s=ends_s,
+    )
     headers = _note_headers(parsed.request, prepared)
-    return Response(reply, headers=headers, media_type="application/json")
+    return Response(reply, headers=headers, media_type=JSON)
 
 
-def _parse(model: HostedModel, task: str, read: Reader, body: bytes) -> ParsedRequest:
-    settings = model.settings
-    # No answerable request has more: an item is up to three values, or a list of sentences, of
-    # which each is read with the next one; parameters have up to 1,000 targets.
-    max_values = 4 * settings.max_items + settings.max_queue_tokens // 4 + 2 * MAX_TARGETS
-    return read(model, task, parse_json(body, max_values=max_values))
+def _prepare(
+    model: HostedModel, task: str, read: Reader, body: bytes
+) -> tuple[ParsedRequest, list[Prepared[Any]]]:
+    parsed = read(model, task, parse_json(body))
+    return parsed, model.prepare(task, parsed.request)
 
 
 def _read(model: HostedModel, task: str, body: Any) -> ParsedRequest:
@@ -152,7 +160,7 @@ def _check_task(model: HostedModel, task: str) -> None:
 
 
 def _priority(request: Request) -> Priority:
-    priority = priority_of(request.scope)
+    priority = priority_of(request.headers)
     if priority is None:
         value = request.headers[PRIORITY_HEADER][:40]
         raise InvalidInputError(
@@ -181,7 +189,7 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, Response
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        return Response(status_code=_CLIENT_GONE, headers=id_header(request.scope))
+        return Response(status_code=_CLIENT_GONE)
     finally:
         working.cancel()
         gone.cancel()

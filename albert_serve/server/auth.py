@@ -12,16 +12,25 @@ import logging
 import os
 import re
 from collections.abc import Collection, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from albert_serve.api.schemas import TRUNCATED_AT_HEADER, TRUNCATED_HEADER, WARNINGS_HEADER
-from albert_serve.errors import ConfigError, UnauthorizedError
+from albert_serve.api.schemas import (
+    TRUNCATED_AT_HEADER,
+    TRUNCATED_HEADER,
+    WARNINGS_HEADER,
+    ErrorReply,
+)
+from albert_serve.errors import ConfigError, MalformedRequestError, UnauthorizedError
 from albert_serve.files import read_small_file
-from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
+from albert_serve.server.error_replies import JSON, REQUEST_ID_HEADER, error_response
+from albert_serve.server.logging import REQUEST_ID
 from albert_serve.server.paths import target_of
 from albert_serve.settings import Settings, Surface
 
@@ -117,6 +126,23 @@ class ApiKeyMiddleware:
                 "with the whole key"
             )
         return None
+
+
+class PageOrigins(CORSMiddleware):
+    """Starlette's CORS middleware, with our error reply to a preflight of another origin."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return the reply to a preflight request."""
+        response = super().preflight_response(request_headers)
+        if response.status_code == HTTPStatus.BAD_REQUEST:
+            reply = ErrorReply(
+                error=bytes(response.body).decode(),
+                error_type=MalformedRequestError.error_type,
+                request_id=REQUEST_ID.get() or "",
+            )
+            response = Response(reply.model_dump_json(), response.status_code, media_type=JSON)
+            response.headers["Vary"] = "Origin"
+        return response
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

@@ -1,33 +1,32 @@
-"""The bodies of requests: read and parsed, with limits on bytes, values and time.
-
-Parsing keeps all other threads waiting, and takes as long as there are values: so these are counted
-before, at a fraction of the time.
-"""
+"""The bodies of requests: read within limits of bytes and time, and parsed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Final, NoReturn
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-import numpy as np
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from albert_serve.errors import (
     BodyTooLargeError,
-    DeadlineExceededError,
     MalformedRequestError,
-    TooMuchAtOnceError,
     UnsupportedMediaError,
 )
-from albert_serve.server.error_replies import JSON, media_type_of, not_json
-
-# Each but one stands before a value, or is in a string.
-_VALUE_SIGNS: Final = b",[{"
+from albert_serve.server.deadlines import finish_in_time
+from albert_serve.server.error_replies import JSON
 
 
-async def read_body(request: Request, *, max_bytes: int, deadline_s: float) -> bytes:
+async def read_body(
+    request: Request, *, max_bytes: int, deadline_s: float, count: Callable[[int], None]
+) -> bytes:
     """Read a request's body.
+
+    Args:
+        count: called with the bytes so far; raises if they have no room beside other bodies.
 
     Raises:
         UnsupportedMediaError: the content type is not JSON, or the body is compressed.
@@ -35,33 +34,37 @@ async def read_body(request: Request, *, max_bytes: int, deadline_s: float) -> b
         DeadlineExceededError: the body did not arrive in time.
         MalformedRequestError: the connection closed within the body.
     """
-    media = media_type_of(request.headers)
+    check_media_type(request.headers)
+    return await finish_in_time(
+        asyncio.ensure_future(_read_body(request, max_bytes, count)),
+        time.monotonic() + deadline_s,
+        f"the body did not arrive within {deadline_s:g} s",
+    )
+
+
+def check_media_type(headers: Headers) -> None:
+    """Refuse a body that is not declared as JSON.
+
+    Raises:
+        UnsupportedMediaError: the content type is not JSON, or the body is compressed.
+    """
+    media = headers.get("content-type", "").split(";")[0].strip().lower()
     if media != JSON:
-        raise not_json(media)
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
+        got = f"the content type is {media}" if media else "there is no Content-Type"
+        raise UnsupportedMediaError(f"{got}; send application/json")
+    coding = headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise UnsupportedMediaError(
             f"the content encoding is {coding[:40]!r}; send the body as it is"
         )
-    try:
-        async with asyncio.timeout(deadline_s):
-            return await _read_body(request, max_bytes)
-    except TimeoutError:
-        raise DeadlineExceededError(f"the body did not arrive within {deadline_s:g} s") from None
 
 
-def parse_json(body: bytes, *, max_values: int) -> Any:
+def parse_json(body: bytes) -> Any:
     """Return the JSON value of a body.
 
     Raises:
-        TooMuchAtOnceError: it has more values than the limit, all lists and objects included.
         MalformedRequestError: it is not JSON.
     """
-    if _num_values(body, max_values) > max_values:
-        raise TooMuchAtOnceError(
-            f"the body has over {max_values} values, which is more than any request that can be "
-            "answered has: split it"
-        )
     try:
         # From bytes it would also accept UTF-16 and UTF-32, and lone surrogates in UTF-8.
         return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
@@ -69,35 +72,25 @@ def parse_json(body: bytes, *, max_values: int) -> Any:
         raise MalformedRequestError(f"the body is not JSON: {error}") from error
 
 
-def _num_values(body: bytes, enough: int) -> int:
-    """Return the number of values; one that is not over `enough` may be less than counted."""
-    num_signs = sum(body.count(sign) for sign in _VALUE_SIGNS)
-    if num_signs < enough:
-        return num_signs + 1
-    signs = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), dtype=np.uint8)
-    in_string = np.cumsum(signs == ord('"'), dtype=np.uint8) & 1
-    is_sign = np.isin(signs, np.frombuffer(_VALUE_SIGNS, dtype=np.uint8))
-    return 1 + int(np.count_nonzero(is_sign & (in_string == 0)))
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int, count: Callable[[int], None]) -> bytes:
     declared = request.headers.get("content-length", "0")
-    size = int(declared) if declared.isdecimal() else 0
+    num_bytes = int(declared) if declared.isdecimal() else 0
     chunks: list[bytes] = []
-    if size <= max_bytes:
-        size = 0
+    if num_bytes <= max_bytes:
+        num_bytes = 0
         try:
             async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_bytes:
+                num_bytes += len(chunk)
+                if num_bytes > max_bytes:
                     break
+                count(num_bytes)
                 chunks.append(chunk)
         except ClientDisconnect as error:
             raise MalformedRequestError("the connection closed within the body") from error
-    if size > max_bytes:
+    if num_bytes > max_bytes:
         raise BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes; split it")
     return b"".join(chunks)

@@ -12,12 +12,13 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,7 +27,6 @@ from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import (
     AlbertServeError,
     QueueFullError,
-    UnsupportedMediaError,
     request_error,
 )
 from albert_serve.server.logging import REQUEST_ID
@@ -37,15 +37,13 @@ REQUEST_ID_HEADER: Final = "X-Request-ID"
 _VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Monitoring requests these every few seconds.
 _UNLOGGED_PATHS: Final = HEALTH_PATHS | {METRICS_PATH}
-_RAISED: Final = "albert_serve.error"
-# Prefixes of the headers that an error reply keeps of the reply that it replaces: for browsers.
-_KEPT_HEADERS: Final = ("vary", "access-control-")
+_ID: Final = "albert_serve.request_id"
 _logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("albert_serve.access_log")
 
 
 class ErrorReplies:
-    """ASGI middleware: request ids, the access log, and error replies of one format.
+    """ASGI middleware: request ids, the access log, and error replies to unexpected errors.
 
     Log lines of the application inside of it have the request's id.
     """
@@ -54,76 +52,57 @@ class ErrorReplies:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and replace a bare error by an error reply."""
+        """Pass a request on, and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope["albert_serve.request_id"] = find_or_make_id(Headers(scope=scope))
-        context = REQUEST_ID.set(request_id_of(scope))
+        scope["path"] = target_of(scope).path  # in place of its label, which BentoML's metrics saw
+        context = REQUEST_ID.set(_request_id(scope))
         started_s = time.perf_counter()
-        reply = _Reply(scope, receive, send)
+        reply = _Reply(scope, send)
         try:
-            await self._answer(scope, receive, reply)
+            await self.app(scope, receive, reply.send)
+        except Exception:
+            _logger.exception("request %s failed", _request_id(scope))
+            if reply.status is None:
+                await _internal_reply(scope)(scope, receive, reply.send)
+            elif not reply.is_finished:
+                raise  # too late for an error reply: the server closes the connection
         finally:
             _log_access(scope, reply.status, time.perf_counter() - started_s)
             REQUEST_ID.reset(context)
 
-    async def _answer(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
-        try:
-            await self.app(scope, receive, reply.send)
-        except Exception:
-            _logger.exception("request %s failed", request_id_of(scope))
-            if reply.started and not reply.finished:
-                raise  # too late for an error reply: the server closes the connection
-            if not reply.started:
-                status = HTTPStatus.INTERNAL_SERVER_ERROR
-                await _replacement(scope, status, {})(scope, receive, reply.send)
-
 
 class _Reply:
-    """Sends a reply with the request's id; replaces an error of another format."""
+    """Sends a reply with the request's id.
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.started = self.finished = False
+    Attributes:
+        status: None until the reply has begun.
+    """
+
+    def __init__(self, scope: Scope, send: Send) -> None:
         self.status: int | None = None
+        self.is_finished = False
         self._scope = scope
-        self._receive = receive
         self._send = send
-        self._replaced_by: Response | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
             self.status = message["status"]
             headers = MutableHeaders(raw=message.setdefault("headers", []))
-            if message["status"] >= HTTPStatus.BAD_REQUEST and REQUEST_ID_HEADER not in headers:
-                self._replaced_by = _replacement(self._scope, message["status"], headers)
-                if _RAISED in self._scope:
-                    self._replaced_by = error_response(self._scope[_RAISED], self._scope)
-            else:
-                headers[REQUEST_ID_HEADER] = request_id_of(self._scope)
-        ends = message["type"] == "http.response.body" and not message.get("more_body")
-        if self._replaced_by is None:
-            await self._send(message)
-        elif ends:
-            await self._replaced_by(self._scope, self._receive, self._send)
-        self.finished = self.finished or ends
+            headers[REQUEST_ID_HEADER] = _request_id(self._scope)
+        is_last = message["type"] == "http.response.body" and not message.get("more_body")
+        await self._send(message)
+        self.is_finished = self.is_finished or is_last
 
 
-def request_id_of(scope: Scope) -> str:
-    """The id of the request: the caller's own, or one made for it."""
-    request_id: str = scope["albert_serve.request_id"]
+def _request_id(scope: Scope) -> str:
+    """The id of the request: the caller's own, or one made for it at the first call."""
+    if _ID not in scope:
+        callers = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        scope[_ID] = callers if _VALID_ID.fullmatch(callers) else uuid.uuid4().hex
+    request_id: str = scope[_ID]
     return request_id
-
-
-def keep_error(error: AlbertServeError, scope: Scope) -> None:
-    """Keep an error that is raised through BentoML: its reply replaces BentoML's."""
-    scope[_RAISED] = error
-
-
-def id_header(scope: Scope) -> dict[str, str]:
-    """The request id's header, which also marks a reply as ours, not to be replaced."""
-    return {REQUEST_ID_HEADER: request_id_of(scope)}
 
 
 def error_response(error: AlbertServeError, scope: Scope) -> Response:
@@ -139,48 +118,46 @@ def error_response(error: AlbertServeError, scope: Scope) -> Response:
     return response
 
 
-def media_type_of(headers: Headers) -> str:
-    """Return the declared media type of a body; "" if there is none."""
-    return headers.get("content-type", "").split(";")[0].strip().lower()
+async def _reply_to_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AlbertServeError)
+    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _logger.error("request %s failed", _request_id(request.scope), exc_info=error)
+    return error_response(error, request.scope)
 
 
-def not_json(media_type: str) -> UnsupportedMediaError:
-    """Return the error of a body that is not declared as JSON."""
-    got = f"the content type is {media_type}" if media_type else "there is no Content-Type"
-    return UnsupportedMediaError(f"{got}; send application/json")
-
-
-def find_or_make_id(headers: Headers) -> str:
-    """Return the caller's request id if it is valid, else a new one."""
-    request_id = headers.get(REQUEST_ID_HEADER, "")
-    return request_id if _VALID_ID.fullmatch(request_id) else uuid.uuid4().hex
-
-
-def _replacement(scope: Scope, status: int, headers: Mapping[str, str]) -> Response:
-    """Return the error reply in place of a bare one of the router, BentoML or an exception.
-
-    Args:
-        headers: those of the replaced reply.
-    """
-    allow = headers.get("allow")
+async def _reply_to_refusal(request: Request, error: Exception) -> Response:
+    """Return the reply to a refusal of the router, or of BentoML's routes."""
+    assert isinstance(error, HTTPException)
+    scope, status, allow = request.scope, error.status_code, (error.headers or {}).get("Allow")
     messages = {
         HTTPStatus.NOT_FOUND: f"there is nothing at {scope['path']}; see /docs for what there is",
         HTTPStatus.METHOD_NOT_ALLOWED: f"{scope['method']} is not allowed here; use {allow}",
         HTTPStatus.SERVICE_UNAVAILABLE: "the service is not ready",
-        HTTPStatus.INTERNAL_SERVER_ERROR: _internal("internal"),
     }
     message = messages.get(HTTPStatus(status), HTTPStatus(status).phrase)
+    kind = request_error(status, message).error_type
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         kind = "method_not_allowed"  # the client never provokes it, so it has no class
-    else:
-        kind = request_error(status, message).error_type
     response = _error_reply(scope, status, kind, message)
     if allow:
         response.headers["Allow"] = allow
-    response.headers.update(
-        {name: value for name, value in headers.items() if name.lower().startswith(_KEPT_HEADERS)}
-    )
     return response
+
+
+async def _reply_to_bug(request: Request, _error: Exception) -> Response:
+    return _internal_reply(request.scope)
+
+
+# Those of a Starlette application. It raises the last kind again, for `ErrorReplies` to log.
+EXCEPTION_HANDLERS: Final = {
+    AlbertServeError: _reply_to_error,
+    HTTPException: _reply_to_refusal,
+    Exception: _reply_to_bug,
+}
+
+
+def _internal_reply(scope: Scope) -> Response:
+    return error_response(AlbertServeError("an unexpected error"), scope)
 
 
 def _internal(error_type: str) -> str:
@@ -200,7 +177,7 @@ def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
         path,
         status or "-",
         duration_ms,
-        request_id_of(scope),
+        _request_id(scope),
         extra={
             "method": scope["method"],
             "path": path,
@@ -211,7 +188,7 @@ def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
 
 
 def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Response:
-    ids = {"error_type": error_type, "request_id": request_id_of(scope)}
+    ids = {"error_type": error_type, "request_id": _request_id(scope)}
     reply = (
         OpenAIErrorReply(error=OpenAIError(message=message, type=error_type), **ids)
         if target_of(scope).is_openai
@@ -220,6 +197,6 @@ def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Re
     return Response(
         reply.model_dump_json(),
         status,
-        headers=id_header(scope),
-        media_type="application/json",
+        headers={REQUEST_ID_HEADER: _request_id(scope)},  # of the gate's, outside of the rest
+        media_type=JSON,
     )

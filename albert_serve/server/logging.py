@@ -17,7 +17,7 @@ REQUEST_ID: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar(
     "albert_serve_request_id", default=None
 )
 # The fields of an access log line besides its message.
-ACCESS_FIELDS: Final = ("method", "path", "status", "duration_ms")
+_ACCESS_FIELDS: Final = ("method", "path", "status", "duration_ms")
 _TRACE: Final = re.compile(r"trace=(?P<trace>\w+),span=(?P<span>\w+)")
 _OURS: Final = "albert_serve"
 _INTERVAL_S: Final = 10.0
@@ -70,7 +70,7 @@ class JsonFormatter(logging.Formatter):
         }
         # The record's own request_id is the span's: BentoML's filter sets it.
         line["request_id"] = REQUEST_ID.get()
-        line |= {name: getattr(record, name) for name in ACCESS_FIELDS if hasattr(record, name)}
+        line |= {name: getattr(record, name) for name in _ACCESS_FIELDS if hasattr(record, name)}
         # BentoML's filter writes the trace into `trace_msg`, as text.
         trace = _TRACE.search(getattr(record, "trace_msg", ""))
         if trace is not None:

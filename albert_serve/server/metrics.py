@@ -6,12 +6,16 @@ is additive.
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final, Literal
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
 
-from albert_serve.batching.events import BatchReport
+from albert_serve.batching.events import BatchObserver, BatchReport
 
 _PREFIX: Final = "albert_serve"
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -19,6 +23,39 @@ _TOKENS: Final = tuple(2**power for power in range(4, 18))
 _INPUTS: Final = tuple(2**power for power in range(11))
 _MODEL: Final = ("model",)
 _MODEL_TASK: Final = ("model", "task")
+# The files of a process, one for each kind of metric that there is here or in BentoML.
+_FILE_BYTES: Final = {
+    "histogram": 1 << 20,
+    **dict.fromkeys(("counter", "summary"), 1 << 18),
+    **dict.fromkeys(
+        (f"gauge_{mode}" for mode in ("all", "livemax", "livesum", "mostrecent")), 1 << 18
+    ),
+}
+_logger = logging.getLogger(__name__)
+
+
+def reserve_files(folder: Path) -> bool:
+    """Reserve the room for the metrics of this process, before the first of them is made.
+
+    Metrics are written to memory that is mapped from files. Without room for them, the first write
+    would end the process by SIGBUS.
+
+    Returns:
+        Whether there is room; if not, this process keeps its metrics to itself.
+    """
+    if sys.platform == "darwin":  # it has no such call
+        return True
+    try:
+        for kind, num_bytes in _FILE_BYTES.items():
+            with (folder / f"{kind}_{os.getpid()}.db").open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        for file_left in folder.glob(f"*_{os.getpid()}.db"):
+            file_left.unlink()
+        values.ValueClass = values.MutexValue
+        _logger.error("this worker serves without metrics: %s: %s", folder, error.strerror)
+        return False
+    return True
 
 
 class Metrics:
@@ -104,7 +141,7 @@ class Metrics:
             self._models.labels(model, self._precisions.pop(model)).set(0)
 
 
-class PrometheusObserver:
+class PrometheusObserver(BatchObserver):
     """Counts the events of a model's batcher."""
 
     def __init__(self, metrics: Metrics, model: str, tasks: Iterable[str]) -> None:

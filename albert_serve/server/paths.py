@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH
@@ -15,9 +15,7 @@ from albert_serve.tasks import TASKS
 HEALTH_PATHS: Final = frozenset({"/health", "/healthz", "/livez", "/readyz"})
 METRICS_PATH: Final = "/metrics"
 OTHER: Final = "/*"
-# Documents that stay the same as long as the service runs.
-FIXED_PATHS: Final = frozenset({"/docs.json", "/schema.json"})
-_DOCS_PATHS: Final = FIXED_PATHS | {"/docs"}
+_DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/schema.json"})
 _DOCS_FOLDER: Final = "/static_content/"
 # Open: the page holds no data and asks for the key itself, and a browser can send none for it.
 _PAGE_PATH: Final = "/"
@@ -95,29 +93,3 @@ def parse(path: str) -> Target:
         label, task = MODEL_PATH + after, _MODEL_PATHS[after]
         return Target(path=path, label=label, surface="api", model=model, task=task)
     return Target(path=path, label=OTHER, surface="api")
-
-
-class Labels:
-    """ASGI middleware outside of BentoML's, which keeps a metric for each path."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Replace the path by its label, until `Paths` restores it."""
-        if scope["type"] != "lifespan":
-            scope["path"] = target_of(scope).label
-        await self.app(scope, receive, send)
-
-
-class Paths:
-    """ASGI middleware inside of BentoML's that undoes `Labels`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Restore the path."""
-        if scope["type"] != "lifespan":
-            scope["path"] = target_of(scope).path
-        await self.app(scope, receive, send)

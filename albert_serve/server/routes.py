@@ -1,13 +1,11 @@
-"""The routes that BentoML has no notion of, as a Starlette application that `service.py` mounts.
-
-The endpoints of the default model are BentoML's (`service.py`).
-"""
+"""The routes of the service, as a Starlette application that `service.py` mounts."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+import json
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,15 +14,15 @@ from starlette.routing import Route
 
 from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
-from albert_serve.errors import AlbertServeError, NotReadyError
-from albert_serve.server.answering import answer_request, reply_to_error
+from albert_serve.errors import NotReadyError
+from albert_serve.server.answering import answer_request
+from albert_serve.server.bodies import check_media_type
+from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.models.registry import Models
 from albert_serve.server.openai_form import read_embeddings
 from albert_serve.tasks import TASKS
 from albert_serve.web import page_routes
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _DOCS_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>albert_serve: API</title>
 <link rel="stylesheet" href="./static_content/swagger-ui.css"></head>
@@ -35,55 +33,66 @@ _DOCS_PAGE: Final = """<!doctype html>
 """
 
 
+class _HostedModels(Protocol):
+    """The models that the routes answer with."""
+
+    accepting: bool
+
+    @property
+    def default(self) -> HostedModel:
+        """The model of requests that name none."""
+        ...
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all."""
+        ...
+
+    def get(self, name: str | None) -> HostedModel:
+        """Return a model by its name, or the default."""
+        ...
+
+
 def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
     """Return the application; `app.state.models` must be set before the first request.
 
     Args:
-        openapi: returns the OpenAPI document.
+        openapi: returns the OpenAPI document, which is made once.
     """
-    tasks = [
-        Route(
-            f"{MODEL_PATH}/{name}",
-            _with_error_replies(functools.partial(_task, name)),
-            methods=["POST"],
-        )
-        for name in TASKS
-    ]
+
+    @functools.cache
+    def document() -> bytes:
+        return json.dumps(openapi()).encode()
+
+    async def docs_json(_: Request) -> Response:
+        return Response(document(), media_type=JSON)
+
     app = Starlette(
         routes=[
-            *tasks,
             *(
-                Route(path, _with_error_replies(_embeddings), methods=["POST"])
+                Route(f"{prefix}/{name}", functools.partial(_task, name), methods=["POST"])
+                for prefix in ("", MODEL_PATH)
+                for name in TASKS
+            ),
+            *(
+                Route(path, _embeddings, methods=["POST"])
                 for path in (EMBEDDINGS_PATH, f"{MODEL_PATH}/{EMBEDDINGS}")
             ),
-            Route(MODELS_PATH, _with_error_replies(_list)),
-            Route(MODEL_PATH, _with_error_replies(_info)),
-            *(Route(f"{prefix}/info", _with_error_replies(_info)) for prefix in ("", MODEL_PATH)),
-            *(
-                Route(f"{prefix}/health", _with_error_replies(_health))
-                for prefix in ("", MODEL_PATH)
-            ),
+            Route(MODELS_PATH, _list),
+            Route(MODEL_PATH, _info),
+            # BentoML's clients post to the endpoint of the method `info`.
+            Route("/info", _info, methods=["GET", "POST"]),
+            Route(f"{MODEL_PATH}/info", _info),
+            *(Route(f"{prefix}/health", _health) for prefix in ("", MODEL_PATH)),
             # `/` replaces BentoML's page, which loads a tracker.
             *page_routes(),
             Route("/docs", _docs),
-            Route("/docs.json", functools.partial(_docs_json, openapi)),
-        ]
+            Route("/docs.json", docs_json),
+        ],
+        exception_handlers=EXCEPTION_HANDLERS,
     )
     app.state.models = None
     return app
-
-
-def _with_error_replies(handler: Handler) -> Handler:
-    """Wrap a handler so that it answers its errors instead of raising them."""
-
-    @functools.wraps(handler)
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except AlbertServeError as error:
-            return reply_to_error(error, request)
-
-    return answer
 
 
 async def _task(name: str, request: Request) -> Response:
@@ -99,13 +108,15 @@ async def _list(request: Request) -> Response:
     models = _models(request)
     reply = ModelsReply(
         default=models.default.name,
-        models=[models.get(name).info() for name in models.names],
+        models=[models.get(name).description for name in models.names],
     )
-    return Response(reply.model_dump_json(), media_type="application/json")
+    return Response(reply.model_dump_json(), media_type=JSON)
 
 
 async def _info(request: Request) -> Response:
-    return Response(_model(request).info().model_dump_json(), media_type="application/json")
+    if request.method == "POST" and "content-type" in request.headers:
+        check_media_type(request.headers)
+    return Response(_model(request).info_json, media_type=JSON)
 
 
 async def _health(request: Request) -> Response:
@@ -119,12 +130,8 @@ async def _docs(_request: Request) -> Response:
     return HTMLResponse(_DOCS_PAGE)
 
 
-async def _docs_json(openapi: Callable[[], dict[str, Any]], _request: Request) -> Response:
-    return JSONResponse(openapi())
-
-
-def _models(request: Request) -> Models:
-    models: Models | None = request.app.state.models
+def _models(request: Request) -> _HostedModels:
+    models: _HostedModels | None = request.app.state.models
     if models is None:
         raise NotReadyError("the service is starting")
     return models

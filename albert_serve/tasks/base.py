@@ -5,24 +5,29 @@ Shape legend: R gathered rows, K outputs of the task's head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_serve.api.schemas import ProblemType
+from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth, HeadEntry
+from albert_serve.bundle.weights import QuestionHead
+from albert_serve.tokenizer import AlbertTokenizer
+
 Logits: TypeAlias = NDArray[np.float32]
 # The memory of one entry of an answer, without its text: the object, and its part of the reply.
 ENTRY_BYTES: Final = 500
 
-AnswerT_co = TypeVar("AnswerT_co", covariant=True)
-ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
-ParametersT_contra = TypeVar("ParametersT_contra", contravariant=True)
+_AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
+_ItemT_contra = TypeVar("_ItemT_contra", contravariant=True)
+_ParametersT_contra = TypeVar("_ParametersT_contra", contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Depth:
+class EarlyExit:
     """When a text is answered before the last layer.
 
     Attributes:
@@ -47,8 +52,8 @@ class EncoderInput:
         rows: gathered positions, in the order of the logits; None for all.
         reduction: "mean" replaces the logits of all rows by one row, their mean. The engine takes
             it, so that the rows of a whole request need not be held.
-        depth: of text classification by a model with a classifier after each layer, where not all
-            layers are needed; an engine that cannot stop early gives the last layer's logits.
+        early_exit: of text classification by a model with a classifier after each layer, where not
+            all layers are needed; an engine that cannot stop early gives the last layer's logits.
     """
 
     ids: list[int]
@@ -56,7 +61,7 @@ class EncoderInput:
     task: str
     rows: list[int] | None
     reduction: Literal["none", "mean"] = "none"
-    depth: Depth | None = None
+    early_exit: EarlyExit | None = None
 
     @property
     def endpoint(self) -> str:
@@ -65,7 +70,7 @@ class EncoderInput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round(Generic[AnswerT_co]):
+class Round(Generic[_AnswerT_co]):
     """One round of encoder inputs for an item.
 
     Attributes:
@@ -75,7 +80,7 @@ class Round(Generic[AnswerT_co]):
     """
 
     inputs: list[EncoderInput]
-    finish: Callable[[list[Logits]], AnswerT_co | Round[AnswerT_co]]
+    finish: Callable[[list[Logits]], _AnswerT_co | Round[_AnswerT_co]]
 
     @property
     def num_tokens(self) -> int:
@@ -84,7 +89,7 @@ class Round(Generic[AnswerT_co]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared(Round[AnswerT_co]):
+class Prepared(Round[_AnswerT_co]):
     """An item ready for the engine: its first round, which for most tasks is the only one.
 
     Attributes:
@@ -92,18 +97,13 @@ class Prepared(Round[AnswerT_co]):
         cuts: the offset of the first character that was cut off, by the place of the text in the
             item: "" for a plain text, or ".text_pair", ".sentences[2]".
         warnings: warnings for the caller.
-        num_round_tokens: an upper bound of the tokens of its largest round.
-        num_wide_rows: an upper bound of the vocabulary-wide rows of logits that are held at once.
-        num_held_bytes: the approximate memory of its answer and intermediate results, but for the
-            scores of labels.
-        num_label_scores: the scores of labels in its answer.
+        num_vocabulary_rows: rows of logits over the vocabulary that are held at once, at most.
+        answer_bytes: the approximate memory of its answer, where parameters can multiply it.
     """
 
     num_truncated: int = 0
-    num_round_tokens: int = 0
-    num_wide_rows: int = 0
-    num_held_bytes: int = 0
-    num_label_scores: int = 0
+    num_vocabulary_rows: int = 0
+    answer_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
     cuts: dict[str, int] = field(default_factory=dict)
 
@@ -121,13 +121,44 @@ class Runner(Protocol):
         ...
 
 
-class Task(Protocol[ItemT_contra, ParametersT_contra, AnswerT_co]):
+class Task(Protocol[_ItemT_contra, _ParametersT_contra, _AnswerT_co]):
     """The logic of one endpoint, independent of the runtime."""
 
-    def prepare(self, item: ItemT_contra, parameters: ParametersT_contra) -> Prepared[AnswerT_co]:
+    def prepare(
+        self, item: _ItemT_contra, parameters: _ParametersT_contra
+    ) -> Prepared[_AnswerT_co]:
         """Encode one item.
 
         Raises:
             InvalidInputError: the item cannot be answered.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSetup:
+    """The properties of the model that a task needs; each task has an `open` that takes them.
+
+    Attributes:
+        labels: names of the head's outputs, in order; for text classification.
+        problem_type: Hugging Face's, for text classification; None decides by the labels.
+        head: the name of text classification's default head.
+        heads: the labels and problem types of its further heads by name.
+        null_score_diff_threshold: of question answering.
+        adaptive_depth: of text classification by a model that can answer after each layer.
+        stops_early: whether the engine can answer a text before the last layer.
+        question_head: of question answering.
+    """
+
+    tokenizer: AlbertTokenizer
+    max_positions: int
+    hidden_size: int
+    num_layers: int
+    labels: Sequence[str] = ()
+    problem_type: ProblemType | None = None
+    head: str = DEFAULT_HEAD
+    heads: Mapping[str, HeadEntry] = field(default_factory=dict)
+    null_score_diff_threshold: float = 0.0
+    adaptive_depth: AdaptiveDepth | None = None
+    stops_early: bool = True
+    question_head: QuestionHead = "independent"

@@ -19,7 +19,7 @@ from albert_serve.api.embeddings import (
     FeatureExtractionAnswer,
     FeatureExtractionParameters,
 )
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared
+from albert_serve.tasks.base import EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
 from albert_serve.tasks.probability import finite
 from albert_serve.tokenizer import AlbertTokenizer
@@ -40,6 +40,15 @@ class FeatureExtraction:
     max_positions: int
     hidden_size: int
 
+    @classmethod
+    def open(cls, setup: TaskSetup) -> FeatureExtraction:
+        """Return the task for a model."""
+        return cls(
+            tokenizer=setup.tokenizer,
+            max_positions=setup.max_positions,
+            hidden_size=setup.hidden_size,
+        )
+
     def prepare(
         self, item: str, parameters: FeatureExtractionParameters
     ) -> Prepared[FeatureExtractionAnswer]:
@@ -56,7 +65,7 @@ class FeatureExtraction:
             finish=lambda logits: _finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts(""),
-            num_held_bytes=num_rows * self.hidden_size * _BYTES_PER_NUMBER,
+            answer_bytes=num_rows * self.hidden_size * _BYTES_PER_NUMBER,
         )
 
     def _fit(self, text: str, parameters: FeatureExtractionParameters) -> Fitted:

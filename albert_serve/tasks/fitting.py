@@ -35,7 +35,12 @@ class Fitted:
 
     def at_cls(self, task: str) -> EncoderInput:
         """Return the input of a task whose head reads the [CLS] row."""
-        return EncoderInput(ids=self.encoding.ids, types=self.encoding.types, task=task, rows=[0])
+        return self.at(task, [0])
+
+    def at(self, task: str, rows: list[int]) -> EncoderInput:
+        """Return the input of a task whose head reads these rows."""
+        ids, types = self.encoding.ids, self.encoding.types
+        return EncoderInput(ids=ids, types=types, task=task, rows=rows)
 
     def cuts(self, *places: str) -> dict[str, int]:
         """Return the offsets of `cut_at` by the places of the texts, of those that were cut."""
@@ -75,7 +80,7 @@ def encode(
     """
     if truncation != "error":
         return tokenizer.encode_plain(text)
-    if tokenizer.is_longer(text, max_positions):
+    if tokenizer.least_num_tokens(text) > max_positions:  # a million characters take a second
         raise TextTooLongError(_too_long(f"over {max_positions} tokens", max_positions))
 
     def check_length(num_tokens: int) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Manifest
-from albert_serve.tasks import TASKS, AnyTask, TaskSetup, label_names, open_task
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks import TASKS, AnyTask, TaskSetup, open_task
+from albert_serve.tasks.text_classification import label_names, resolve_early_exit
 from albert_serve.tokenizer import AlbertTokenizer
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def load_tasks(
 ) -> dict[str, AnyTask]:
     """Return each task of the bundle that has an endpoint, by name.
 
-    The log says where the device ignores the bundle's default depth.
+    The log says where the device ignores the bundle's default early exit.
 
     Args:
         tokenizer: the bundle's, if it has been read.
@@ -72,7 +72,7 @@ def load_tasks(
     setups = load_setups(bundle, tokenizer)
     for name, setup in setups.items():
         defaults = setup.adaptive_depth or AdaptiveDepth()
-        if device == "cuda" and resolve_depth(defaults, setup.num_layers) is not None:
+        if device == "cuda" and resolve_early_exit(defaults, setup.num_layers) is not None:
             limits = defaults.model_dump(exclude_none=True)
             _logger.warning(
                 "%s: the defaults %s of %s have no effect on a GPU: all layers are computed",

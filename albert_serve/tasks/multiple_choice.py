@@ -22,7 +22,7 @@ from albert_serve.api.schemas import (
     Truncation,
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.base import EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.fitting import encode, fit_choice
 from albert_serve.tasks.probability import softmax
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
@@ -48,6 +48,11 @@ class MultipleChoice:
 
     tokenizer: AlbertTokenizer
     max_positions: int
+
+    @classmethod
+    def open(cls, setup: TaskSetup) -> MultipleChoice:
+        """Return the task for a model."""
+        return cls(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
 
     def prepare(
         self, item: ChoiceQuestion, parameters: MultipleChoiceParameters
@@ -86,7 +91,6 @@ class MultipleChoice:
             finish=lambda logits: _finish(item.choices, logits, parameters.top_k),
             num_truncated=num_truncated,
             cuts=cuts,
-            num_held_bytes=len(inputs) * ENTRY_BYTES,
         )
 
     def _encode(self, text: str, read: str, name: str, truncation: Truncation) -> Encoding:
@@ -99,14 +103,9 @@ class MultipleChoice:
             raise TextTooLongError(f"{name}: {error}") from error
 
 
-def num_blanks(question: str) -> int:
-    """Return how often each choice stands in a question."""
-    return len(_BLANK.findall(question))
-
-
 def _check_blanks(item: ChoiceQuestion) -> None:
     """Refuse a question that is far longer with its blanks filled than without, before that."""
-    count = num_blanks(item.question or "")
+    count = len(_BLANK.findall(item.question or ""))
     num_chars = count * sum(map(len, item.choices))
     if count > 1 and num_chars > _MAX_CHARS_IN_BLANKS:
         raise TextTooLongError(

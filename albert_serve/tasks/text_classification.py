@@ -22,10 +22,10 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth
-from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth, HeadEntry
+from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import Depth, Logits, Prepared
+from albert_serve.tasks.base import EarlyExit, Logits, Prepared, TaskSetup
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.probability import finite, sigmoid, softmax
 from albert_serve.tokenizer import AlbertTokenizer
@@ -60,6 +60,32 @@ class TextClassification:
     others: Mapping[str, TextClassification] = field(default_factory=dict)
     stops_early: bool = True
 
+    @classmethod
+    def open(cls, setup: TaskSetup) -> TextClassification:
+        """Return the default classifier of a model, which knows the others."""
+        default = cls(
+            tokenizer=setup.tokenizer,
+            max_positions=setup.max_positions,
+            labels=setup.labels,
+            problem_type=setup.problem_type,
+            num_layers=setup.num_layers,
+            adaptive_depth=setup.adaptive_depth,
+            name=setup.head,
+            stops_early=setup.stops_early,
+        )
+        others = {
+            name: replace(
+                default,
+                labels=label_names(entry),
+                problem_type=entry.problem_type,
+                adaptive_depth=None,
+                task=further_head(name),
+                name=name,
+            )
+            for name, entry in setup.heads.items()
+        }
+        return replace(default, others=others)
+
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
     ) -> Prepared[list[LabelScore]]:
@@ -67,8 +93,8 @@ class TextClassification:
 
         Raises:
             TextTooLongError: it does not fit and may not be truncated.
-            InvalidInputError: parameters ask for a head that the model lacks, or for another depth
-                than it can have.
+            InvalidInputError: parameters ask for a head that the model lacks, or for other
+                layers than it has.
         """
         if parameters.head is not None and parameters.head != self.name:
             return self._other(parameters.head, parameters).prepare(item, parameters)
@@ -80,14 +106,14 @@ class TextClassification:
             max_positions=self.max_positions,
             truncation=parameters.truncation,
         )
-        depth = self._depth(parameters)
+        early_exit = self._early_exit(parameters)
+        is_ignored = early_exit and _limits(parameters) and not self.stops_early
         return Prepared(
-            inputs=[replace(fitted.at_cls(self.task), depth=depth)],
+            inputs=[replace(fitted.at_cls(self.task), early_exit=early_exit)],
             finish=lambda logits: self._finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
-            warnings=[ALL_LAYERS] if depth and _limits(parameters) and not self.stops_early else [],
-            num_label_scores=min(parameters.top_k or len(self.labels), len(self.labels)),
+            warnings=[ALL_LAYERS] if is_ignored else [],
         )
 
     def _other(self, name: str, parameters: TextClassificationParameters) -> TextClassification:
@@ -106,7 +132,7 @@ class TextClassification:
         order = np.argsort(-scores, kind="stable")[: parameters.top_k]
         return [LabelScore(label=self.labels[i], score=float(scores[i])) for i in order]
 
-    def _depth(self, parameters: TextClassificationParameters) -> Depth | None:
+    def _early_exit(self, parameters: TextClassificationParameters) -> EarlyExit | None:
         max_layers, patience = parameters.max_layers, parameters.patience
         if self.adaptive_depth is None:
             if not _limits(parameters):
@@ -119,7 +145,7 @@ class TextClassification:
             raise InvalidInputError(
                 f"max_layers is {max_layers}; the model has {self.num_layers} layers"
             )
-        return resolve_depth(self.adaptive_depth, self.num_layers, max_layers, patience)
+        return resolve_early_exit(self.adaptive_depth, self.num_layers, max_layers, patience)
 
     def _default_function(self) -> ScoreFunction:
         if self.problem_type == "regression":
@@ -134,17 +160,22 @@ def _limits(parameters: TextClassificationParameters) -> bool:
     return parameters.max_layers is not None or parameters.patience is not None
 
 
+def label_names(entry: HeadEntry) -> list[str]:
+    """Return the names of a classifier's labels, or LABEL_0 and so on, as `transformers`."""
+    return entry.labels or [f"LABEL_{index}" for index in range(entry.num_outputs)]
+
+
 def no_head(name: str, names: Sequence[str]) -> InvalidInputError:
     """Return the error of a request for a classifier that is none of those of the model."""
     return InvalidInputError(f"the model has no head {name!r}; it has {', '.join(names)}")
 
 
-def resolve_depth(
+def resolve_early_exit(
     defaults: AdaptiveDepth,
     num_layers: int,
     max_layers: int | None = None,
     patience: int | None = None,
-) -> Depth | None:
+) -> EarlyExit | None:
     """Return when a text is answered; None: after all layers.
 
     The defaults are of a request with neither limit: one alone does not go with the other's.
@@ -155,7 +186,7 @@ def resolve_depth(
     patience = min(patience or num_layers, num_layers)
     if max_layers == patience == num_layers:
         return None
-    return Depth(max_layers=max_layers, patience=patience)
+    return EarlyExit(max_layers=max_layers, patience=patience)
 
 
 def _apply(function: ScoreFunction, logits: Logits) -> NDArray[np.float64]:

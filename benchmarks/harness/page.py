@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from albert_serve.doctor.machine import processor_name
-from albert_serve.runtime.ort import cpu_flags
+from albert_serve.runtime.ort import cpu_flags, processor_name
 from albert_serve.settings import num_usable_cpus
 from benchmarks.harness.process import BenchmarkError
 

@@ -26,14 +26,6 @@ WORKER = "_bentoml_impl.worker.service"
 MAX_BODY_BYTES = 60_000
 MAX_ITEMS = 32
 START_TIMEOUT_S = 90.0
-# For `before_each_program`: workers that die are replaced at once, and two failures are enough.
-QUICK_RESTARTS = """
-import logging
-from albert_serve.server.bentoml import restarts
-restarts._MAX_DELAY_S = 0.0
-restarts.MAX_FAILED_STARTS = 2
-logging.root.manager.loggerDict.clear()  # BentoML disables the loggers that were made before it
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,7 +69,6 @@ def test_doctor_measures_the_served_bundle(
     assert (report["threads"], report["device"], report["prepack"]) == (1, "cpu", "none")
     assert report["num_workers"] == 1
     assert all(speed["median_ms"] > 0 for speed in report["speeds"])
-    assert isinstance(report["advice"], list)
 
 
 @pytest.mark.parametrize("command", ["info", "doctor"])

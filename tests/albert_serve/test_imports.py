@@ -49,3 +49,7 @@ def test_no_module_imports_the_training_stack() -> None:
 @pytest.mark.parametrize("module", ["client", "errors", "config", "api.schemas", "bundle.manifest"])
 def test_the_sdk_needs_no_serving_stack(module: str) -> None:
     assert not imported_by(f"albert_serve.{module}") & (SERVING_STACK | TRAINING_STACK)
+
+
+def test_serving_and_the_command_line_need_no_pyarrow() -> None:
+    assert "pyarrow" not in imported_by("albert_serve.cli", "albert_serve.server.answering")

@@ -79,7 +79,7 @@ def test_both_sides_finetune_the_same_model_on_the_same_tokens(task: FinetuningT
     ]
     assert sizes[0] == sizes[1]
     theirs = PadRows(LENGTH, is_full=True)([*hf_rows(case)])
-    [ours] = run.feeds[0].step()
+    [ours] = run.mixture.streams[0].step()
     assert isinstance(ours, ExampleBatch)
     flat = ours.tokens.ids.flatten().tolist()
     spans = zip(ours.firsts.tolist(), ours.sizes.tolist(), strict=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from albert_serve.bundle.figures import read_figure
-from albert_serve.bundle.manifest import Bundle, Precision, TaskEntry, read_manifest
+from albert_serve.bundle.manifest import Bundle, Precision, read_manifest
 from albert_serve.bundle.weights import read_header
 from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.engine import Engine
@@ -23,7 +23,7 @@ from export.precision import restore_weights
 from export.source import read_source
 from export.write import export_bundle
 from tests.export.exporting import randomize
-from training.evaluation.predictions import TorchEngine
+from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 
@@ -159,42 +159,6 @@ def test_each_is_measured_on_data_of_its_own(
     assert "text-classification-query.onnx" in shown
 
 
-def test_data_of_a_head_that_is_none_is_refused(
-    checkpoint: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "a.csv").write_text("text,label\na,b\n")
-    words = ["--head", "nobody", "--text-classification", str(tmp_path / "a.csv")]
-    assert main([str(checkpoint), str(tmp_path / "bundle"), *words]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "error: the checkpoint has no classifier 'nobody'" in error
-    assert "it has sentiment, ffn, query" in error
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_more_errors_than_are_printed_stand_in_a_file(checkpoint: Path, tmp_path: Path) -> None:
-    """Which is removed by the next command."""
-    data, target = tmp_path / "a.csv", tmp_path / "v1.0"
-    data.write_text("text,label\n" + ",positive\n" * 30)
-    command = [str(checkpoint), str(target)]
-    assert main([*command, "--text-classification", str(data)]) == 1
-    listed = (tmp_path / "v1.0.errors.txt").read_text().splitlines()
-    assert listed == [f"{data}, line {number}: no text" for number in range(2, 32)]
-    assert main([*command, "--no-quality"]) == 0
-    assert not (tmp_path / "v1.0.errors.txt").exists()
-
-
-def test_data_of_the_default_one_is_given_once(
-    checkpoint: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "a.csv").write_text("text,label\na,positive\n")
-    data = ["--text-classification", str(tmp_path / "a.csv")]
-    words = [*data, "--head", "sentiment", *data]
-    assert main([str(checkpoint), str(tmp_path / "bundle"), *words]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "error: --head sentiment is the default classifier, whose data stands before" in error
-    assert not (tmp_path / "bundle").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -212,14 +176,6 @@ def test_labels_that_do_not_fit(
     (folder / "config.json").write_text(json.dumps({**read_config(checkpoint), **changes}))
     with pytest.raises(ExportError, match=message):
         read_source(folder)
-
-
-def test_a_manifest_without_heads_is_as_it_was() -> None:
-    """Its revision follows from what is dumped."""
-    entry = TaskEntry(graph="a.onnx", num_outputs=1)
-    assert set(entry.model_dump()) == {
-        *("graph", "num_outputs", "labels", "problem_type", "null_score_diff_threshold")
-    }
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import AttributeProto, GraphProto
 from safetensors.numpy import load_file, save_file
 
 from albert_serve.bundle.manifest import Bundle, Precision
 from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
 from albert_serve.config import AlbertConfig
-from export.encoder import build_encoder, repetitions
+from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute, Form
 from export.verify import external_tensors
 from export.write import export_bundle
@@ -43,7 +42,9 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_hidden_states_are_torchs(config: AlbertConfig, tmp_path: Path) -> None:
+def test_hidden_states_are_torchs_by_weights_referred_to_once(
+    config: AlbertConfig, tmp_path: Path
+) -> None:
     model = write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
     sample = ragged(config)
@@ -59,40 +60,9 @@ def test_hidden_states_are_torchs(config: AlbertConfig, tmp_path: Path) -> None:
 
     assert got.shape == expected.shape
     np.testing.assert_allclose(got[sample.is_real], expected[sample.is_real], atol=1e-5)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_each_weight_is_one_initializer(config: AlbertConfig, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "checkpoint", config, tasks=())
-    weights = tmp_path / "checkpoint/model.safetensors"
-    stored = read_header(weights)
-
-    model = build_encoder(config, stored)
-
-    onnx.save(model, tmp_path / "encoder.onnx")
-    references = external_tensors(tmp_path / "encoder.onnx")
+    references = external_tensors(tmp_path / "bundle/encoder.onnx")
     assert references.keys() == expected_shapes(config, {}).keys()
     assert len(set(references.values())) == len(references)
-    num_inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    assert num_inline < 100
-    assert sum(length for _, length in references.values()) == sum(
-        tensor.num_bytes for tensor in stored.values()
-    )
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        pytest.param(TINY, [4], id="all"),
-        pytest.param(replace(TINY, num_groups=2), [2, 2], id="two-groups"),
-        pytest.param(replace(TINY, num_groups=3), [2, 1, 1], id="uneven-groups"),
-        pytest.param(replace(TINY, num_inner_layers=2), [4], id="inner-layers"),
-        pytest.param(replace(TINY, sharing="none"), [1, 1, 1, 1], id="none"),
-        pytest.param(replace(TINY, sharing="attention"), [1, 1, 1, 1], id="attention"),
-    ],
-)
-def test_equal_turns_are_runs(config: AlbertConfig, expected: list[int]) -> None:
-    assert [num_turns for _, num_turns in repetitions(config)] == expected
 
 
 def test_both_forms_give_the_same_numbers(tmp_path: Path) -> None:
@@ -127,53 +97,6 @@ def test_what_is_in_the_padding_does_not_matter(tmp_path: Path) -> None:
     one, two = (run_encoder(tmp_path / "bundle", each) for each in (sample, mixed))
 
     np.testing.assert_array_equal(one[sample.is_real], two[sample.is_real])
-
-
-def test_a_batch_gives_what_its_sequences_give_alone(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "checkpoint", tasks=())
-    export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
-    sample = ragged(TINY)
-    together = run_encoder(tmp_path / "bundle", sample)
-
-    for row, length in enumerate(sample.lengths):
-        alone = replace(
-            sample,
-            ids=sample.ids[row : row + 1, :length],
-            types=sample.types[row : row + 1, :length],
-            lengths=sample.lengths[row : row + 1],
-        )
-        got = run_encoder(tmp_path / "bundle", alone)
-        np.testing.assert_allclose(got[0], together[row, :length], atol=1e-5)
-
-
-def test_the_papers_base_model_is_one_loop_over_one_layer(tmp_path: Path) -> None:
-    config = replace(TINY, num_layers=12)
-    write_checkpoint(tmp_path, config, tasks=())
-    graph = build_encoder(config, read_header(tmp_path / "model.safetensors")).graph
-
-    assert [node.op_type for node in graph.node].count("Loop") == 1
-    assert len(graph.node) <= 20
-    assert not _loop_body(graph).initializer
-
-
-def test_the_file_passes_onnxs_checker(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, tasks=())
-    onnx.save(
-        build_encoder(TINY, read_header(tmp_path / "model.safetensors")), tmp_path / "encoder.onnx"
-    )
-
-    onnx.checker.check_model(tmp_path / "encoder.onnx")
-
-
-def _loop_body(graph: GraphProto) -> GraphProto:
-    bodies = [
-        attribute.g
-        for node in graph.node
-        for attribute in node.attribute
-        if attribute.type == AttributeProto.GRAPH
-    ]
-    (body,) = bodies
-    return body
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
@@ -218,14 +141,3 @@ def restore(bundle: Path, folder: Path) -> Path:
         build_encoder(config, read_header(folder / "model.safetensors")), folder / "encoder.onnx"
     )
     return folder
-
-
-def test_no_form_for_cuda_has_control_flow(tmp_path: Path) -> None:
-    config = replace(TINY, num_layers=12)
-    write_checkpoint(tmp_path, config, tasks=())
-    graph = build_encoder(config, read_header(tmp_path / "model.safetensors"), CUDA_FORM).graph
-    ops = [node.op_type for node in graph.node]
-    assert not {"Loop", "If", "Scan"} & set(ops)
-    assert ops.count("Attention") == 12
-    assert ops.count("SkipLayerNormalization") == 24
-    assert ops.count("Cast") == len([i for i in graph.initializer if i.external_data]) + 1

@@ -66,8 +66,3 @@ def test_what_the_task_would_refuse_is_named(tmp_path: Path, content: Any, messa
     file.write_text(json.dumps(content))
     with pytest.raises(ExportError, match=message):
         read_examples(file)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"--examples .* is not there"):
-        read_examples(tmp_path / "none.json")

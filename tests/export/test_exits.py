@@ -14,30 +14,21 @@ import torch
 
 from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Precision, read_manifest
 from albert_serve.bundle.weights import exit_shapes, read_header
-from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import encoder_options, open_session
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.base import Depth, EncoderInput, Logits
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.tasks.base import EarlyExit, EncoderInput, Logits
 from export.__main__ import main
-from export.errors import ExportError
 from export.precision import restore_weights
-from export.source import read_source, with_depth
-from export.verify import external_tensors
-from export.write import DepthOptions, Limits, export_bundle
+from export.source import read_source, with_early_exit
+from export.write import LayerOptions, export_bundle
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
-from training.data.labelled.texts import LabelledText
-from training.evaluation.classification import classify
-from training.evaluation.depth import layers_used
-from training.evaluation.questions import BEST_F1_THRESHOLD
-from training.evaluation.real_text import RealData
+from training.evaluation.early_exit import layers_used
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 
-Capture = pytest.CaptureFixture[str]
 CPU = RuntimeOptions(device="cpu", num_threads=1)
 
 
@@ -69,12 +60,12 @@ def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
         task = tasks[number % 4]
         depth = None
         if task == "text-classification" and number % 3:
-            depth = Depth(max_layers=int(rng.integers(1, 5)), patience=int(rng.integers(1, 4)))
+            depth = EarlyExit(max_layers=int(rng.integers(1, 5)), patience=int(rng.integers(1, 4)))
         ids = rng.integers(5, 600, size).tolist()
         inputs.append(
-            EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0, 2], depth=None)
+            EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0, 2], early_exit=None)
             if task != "text-classification"
-            else EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0], depth=depth)
+            else EncoderInput(ids=ids, types=[0] * size, task=task, rows=[0], early_exit=depth)
         )
     return inputs
 
@@ -83,15 +74,15 @@ def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
 def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
     """The logits of torch, after the layers that a text has by the rule of patience."""
     batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
-    states = model.albert.states(batch)[1:]
+    states = list(model.albert.states(batch))[1:]
     rows = item.rows
     assert rows is not None
-    if item.depth is None:
+    if item.early_exit is None:
         last: Logits = model.logits(item.task, states[-1][0, rows]).numpy()
         return last
     logits_LK = model.exit_logits(torch.stack([state[0, :1] for state in states]))[:, 0].numpy()
-    used = layers_used(logits_LK[None], item.depth.patience)[0]
-    return logits_LK[[min(used, item.depth.max_layers) - 1]]
+    used = layers_used(logits_LK[None], item.early_exit.patience)[0]
+    return logits_LK[[min(used, item.early_exit.max_layers) - 1]]
 
 
 def assert_all_close(got: Sequence[Logits], expected_logits: Sequence[Logits], atol: float) -> None:
@@ -102,7 +93,7 @@ def assert_all_close(got: Sequence[Logits], expected_logits: Sequence[Logits], a
 def test_answers_are_torchs_alone_and_in_any_batch(checkpoint: Path, bundle: Bundle) -> None:
     engine = Engine.open(bundle, CPU)
     inputs = inputs_of()
-    assert {item.depth is None for item in inputs} == {True, False}
+    assert {item.early_exit is None for item in inputs} == {True, False}
     expected_logits = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
 
     assert_all_close(engine.run_batch(inputs), expected_logits, 1e-4)
@@ -131,17 +122,6 @@ def test_lower_precisions_settle_as_their_own_weights_do(
         assert_all_close(together, [expected(own, item) for item in inputs], 1e-4)
 
 
-def test_packed_weights_on_disk_serve_it_too(
-    checkpoint: Path, bundle: Bundle, tmp_path: Path
-) -> None:
-    options = RuntimeOptions(
-        device="cpu", num_threads=2, prepack="cache", cache_folder=tmp_path / "cache"
-    )
-    inputs = inputs_of(seed=2)
-    expected_logits = [expected(load_checkpoint(checkpoint).eval(), item) for item in inputs]
-    assert_all_close(Engine.open(bundle, options).run(inputs), expected_logits, 1e-4)
-
-
 def test_settled_texts_leave_the_batch(bundle: Bundle) -> None:
     """Hidden states are those of the others; with none left the Loop ends."""
     encoder = CpuEncoder(session=open_session(bundle.encoder_file, encoder_options(CPU)))
@@ -149,8 +129,8 @@ def test_settled_texts_leave_the_batch(bundle: Bundle) -> None:
     batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.array([9, 4, 7]))
     whole = encoder.run(batch).numpy()
 
-    some = encoder.run_with_exits(batch, [None, Depth(max_layers=2, patience=4), None])
-    none = encoder.run_with_exits(batch, [Depth(max_layers=n, patience=4) for n in (1, 3, 2)])
+    some = encoder.run_with_exits(batch, [None, EarlyExit(max_layers=2, patience=4), None])
+    none = encoder.run_with_exits(batch, [EarlyExit(max_layers=n, patience=4) for n in (1, 3, 2)])
 
     assert whole.shape == (3, 9, TINY.hidden_size)
     assert some.layers.tolist() == [4, 2, 4]
@@ -167,54 +147,10 @@ def test_limits_of_any_size_are_taken(bundle: Bundle) -> None:
     ids = np.random.default_rng(0).integers(5, 600, (33, 6))
     batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.full(33, 6))
     for place in range(33):
-        depths: list[Depth | None] = [None] * 33
-        depths[place] = Depth(max_layers=1, patience=4)
+        depths: list[EarlyExit | None] = [None] * 33
+        depths[place] = EarlyExit(max_layers=1, patience=4)
         layers = encoder.run_with_exits(batch, depths).layers
         assert layers.tolist() == [1 if row == place else 4 for row in range(33)]
-
-
-def test_every_weight_is_referred_to_once(checkpoint: Path, bundle: Bundle) -> None:
-    references = external_tensors(bundle.encoder_file)
-    assert len(set(references.values())) == len(references)
-    assert exit_shapes(bundle.config, 2).keys() <= references.keys()
-    assert bundle.encoder_file.stat().st_size < 30_000
-    assert bundle.manifest.parity["exits"] < 1e-4
-    assert bundle.weights_file.read_bytes() == (checkpoint / "model.safetensors").read_bytes()
-
-
-def labelled(folder: Path) -> Path:
-    rows = [f"{'the river was long ' * (1 + n % 3)}{n},{n % 2}" for n in range(40)]
-    file = folder / "dev.csv"
-    file.write_text("\n".join(["text,label", *rows, ""]))
-    return file
-
-
-@pytest.mark.extended
-def test_the_cost_of_the_services_default_is_measured(checkpoint: Path, tmp_path: Path) -> None:
-    """Torch has all layers, the bundle those of its default."""
-    data = labelled(tmp_path)
-    text = Path(__file__).parents[1] / "data/wiki.jsonl"
-    target = tmp_path / "bundle"
-    options = ["--max-layers", "1", "--patience", "2", "--text", str(text), "--force"]
-
-    status = main([str(checkpoint), str(target), "--text-classification", str(data), *options])
-
-    assert status == 0
-    manifest = read_manifest(target)
-    depth = manifest.tasks["text-classification"].adaptive_depth
-    assert depth == AdaptiveDepth(max_layers=1, patience=2)
-    model = load_checkpoint(checkpoint).eval()
-    bundle = Bundle.open(target)
-    texts = [
-        LabelledText(text=row.rsplit(",", 1)[0], pair=None, label=int(row[-1]))
-        for row in data.read_text().splitlines()[1:]
-    ]
-    tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
-    by_layer = classify(model, tokenizer, texts, ["0", "1"]).figures()
-    rows = by_layer["text_classification_by_layer"]
-    quality = manifest.quality["text-classification"]
-    assert quality.torch == pytest.approx(100 * rows[-1]["accuracy"])
-    assert quality.bundle == pytest.approx(100 * rows[0]["accuracy"])
 
 
 FIGURES = {
@@ -254,7 +190,7 @@ def test_figures_are_those_of_the_services_default(
     shutil.copytree(checkpoint, folder)
     (folder / "evaluation.json").write_text(json.dumps(FIGURES))
 
-    evaluation = with_depth(read_source(folder), max_layers, patience).evaluation
+    evaluation = with_early_exit(read_source(folder), max_layers, patience).evaluation
 
     rest = {
         name: value
@@ -265,68 +201,26 @@ def test_figures_are_those_of_the_services_default(
     assert evaluation == rest | expected_logits
 
 
-def test_a_bundle_that_is_exported_again_keeps_its_defaults(
+def test_a_bundle_that_is_exported_again_has_no_figures_of_its_early_exits(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(checkpoint, tmp_path / "checkpoint")
     (tmp_path / "checkpoint/evaluation.json").write_text(json.dumps(FIGURES))
     first = export_bundle(
-        tmp_path / "checkpoint", tmp_path / "first", depth=DepthOptions(patience=2)
+        tmp_path / "checkpoint", tmp_path / "first", layers=LayerOptions(patience=2)
     ).bundle
+    assert first.manifest.evaluation["text_classification_accuracy"] == 0.7
     again = export_bundle(first.folder, tmp_path / "again").bundle
-    assert again.manifest.tasks == first.manifest.tasks
-    assert again.manifest.evaluation == first.manifest.evaluation
-    other = with_depth(read_source(first.folder), 3, None)
-    assert other.tasks["text-classification"].adaptive_depth == AdaptiveDepth(max_layers=3)
-    assert other.evaluation["text_classification_accuracy"] == 0.3
-    assert "text_classification_mean_layers" not in other.evaluation
-    whole = with_depth(read_source(first.folder), 4, None)
-    assert whole.evaluation["text_classification_accuracy"] == 0.4
+    assert again.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
+    assert "text_classification_accuracy" not in again.manifest.evaluation
+    assert again.manifest.evaluation["masked_accuracy"] == 0.4
 
 
-@pytest.mark.parametrize("option", [None, 0.5])
-def test_fewer_layers_keep_the_threshold_and_the_provenance(
-    tmp_path: Path, capsys: Capture, option: float | None
-) -> None:
-    """The figures of a checkpoint and of a bundle, whose manifest has both."""
-    folder = tmp_path / "checkpoint"
-    write_checkpoint(folder, TINY, ("fill-mask", "question-answering"))
-    (folder / "evaluation.json").write_text(json.dumps({BEST_F1_THRESHOLD: -1.5}))
-    (folder / "training.json").write_text('{"steps": 3}')
-    whole = export_bundle(folder, tmp_path / "whole").bundle
-    assert "threshold" not in capsys.readouterr().err
-    options = [] if option is None else [f"--null-score-diff-threshold={option}"]
-    for number, source in enumerate((folder, whole.folder)):
-        target = tmp_path / f"cut-{number}"
-        assert main([str(source), str(target), "--layers", "2", "--no-quality", *options]) == 0
-        manifest = read_manifest(target)
-        threshold = manifest.tasks["question-answering"].null_score_diff_threshold
-        assert threshold == (-1.5 if option is None else option)
-        warning = "warning: the threshold of no answer, -1.5, was tuned with all layers"
-        assert (warning in capsys.readouterr().err) == (option is None)
-        assert manifest.evaluation == {}
-        assert manifest.provenance["training"] == {"steps": 3}
-
-
-@pytest.mark.extended
-def test_a_cost_of_depth_is_refused_with_what_helps(checkpoint: Path, tmp_path: Path) -> None:
-    target = tmp_path / "bundle"
-    text = Path(__file__).parents[1] / "data/wiki.jsonl"
-    with pytest.raises(ExportError, match=r"--layers, --max-layers.*--patience") as caught:
-        export_bundle(
-            checkpoint,
-            target,
-            depth=DepthOptions(max_layers=1),
-            data=RealData(text=(text,)),
-            limits=Limits(max_cost=-1000.0),
-        )
-    assert "--keep-fp32" not in str(caught.value)
-
-
-def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> None:
+def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path) -> None:
     """The weights stay the checkpoint's own file, and figures of all layers are left out."""
     model = write_checkpoint(tmp_path / "checkpoint", TINY, ("fill-mask", "text-classification"))
     (tmp_path / "checkpoint/evaluation.json").write_text('{"masked_accuracy": 0.5}')
+    (tmp_path / "checkpoint/training.json").write_text('{"steps": 3}')
     target = tmp_path / "bundle"
 
     assert main([str(tmp_path / "checkpoint"), str(target), "--layers", "2", "--no-quality"]) == 0
@@ -335,6 +229,7 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
     assert manifest.config["num_hidden_layers"] == 2
     assert read_config(target)["num_hidden_layers"] == 2
     assert manifest.evaluation == {}
+    assert manifest.provenance["training"] == {"steps": 3}
     assert manifest.tasks["text-classification"].adaptive_depth is None
     weights = (tmp_path / "checkpoint/model.safetensors").read_bytes()
     assert (target / "model.safetensors").read_bytes() == weights
@@ -345,7 +240,7 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
         lengths=torch.from_numpy(sample.lengths),
     )
     with torch.inference_mode():
-        expected_logits = model.albert.states(batch)[2].numpy()
+        expected_logits = list(model.albert.states(batch))[2].numpy()
     got = run_encoder(target, sample)
     np.testing.assert_allclose(got[sample.is_real], expected_logits[sample.is_real], atol=1e-5)
 
@@ -353,48 +248,14 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path, capsys: Capture) -> 
 def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    cut = export_bundle(checkpoint, tmp_path / "two", depth=DepthOptions(num_layers=2)).bundle
-    one = export_bundle(checkpoint, tmp_path / "one", depth=DepthOptions(num_layers=1)).bundle
+    cut = export_bundle(checkpoint, tmp_path / "two", layers=LayerOptions(layers=2)).bundle
+    one = export_bundle(checkpoint, tmp_path / "one", layers=LayerOptions(layers=1)).bundle
     assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert one.manifest.tasks["text-classification"].adaptive_depth is None
     model = load_checkpoint(checkpoint).eval()
     texts = [item for item in inputs_of() if item.task == "text-classification"]
     for bundle, layers in ((cut, 2), (one, 1)):
-        deep = Depth(max_layers=layers, patience=4)
-        expected_logits = [expected(model, replace(item, depth=deep)) for item in texts]
-        plain = [replace(item, depth=None) for item in texts]
+        deep = EarlyExit(max_layers=layers, patience=4)
+        expected_logits = [expected(model, replace(item, early_exit=deep)) for item in texts]
+        plain = [replace(item, early_exit=None) for item in texts]
         assert_all_close(Engine.open(bundle, CPU).run(plain), expected_logits, 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--layers", "5"], "5 layers: "),
-        (["--patience", "2"], "--max-layers and --patience are of a classifier that was trained"),
-    ],
-)
-def test_depths_that_a_checkpoint_cannot_have(
-    tmp_path: Path, capsys: Capture, options: list[str], message: str
-) -> None:
-    write_checkpoint(tmp_path / "checkpoint")
-    assert main([str(tmp_path / "checkpoint"), str(tmp_path / "bundle"), *options]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_a_default_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="--max-layers 5: the checkpoint has 4 layers"):
-        export_bundle(checkpoint, tmp_path / "bundle", depth=DepthOptions(max_layers=5))
-
-
-def test_a_manifest_of_more_layers_than_there_are(checkpoint: Path, tmp_path: Path) -> None:
-    folder = export_bundle(checkpoint, tmp_path / "bundle").bundle.folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["tasks"]["text-classification"]["adaptive_depth"] = {"max_layers": 9}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleCorruptError, match="max_layers is 9; the model has 4 layers"):
-        Bundle.open(folder, verify="size")
-    with pytest.raises(ExportError, match="max_layers is 9; the model has 4 layers"):
-        read_source(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -13,25 +12,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from albert_serve.bundle.manifest import Bundle, Part, Precision
+from albert_serve.bundle.manifest import Bundle, Part
 from albert_serve.bundle.weights import (
     SCALE_SUFFIX,
     check_shapes,
     expected_shapes,
     read_header,
 )
-from albert_serve.config import preset
 from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.ort import has_dot_products
-from export import precision as precision_module
 from export.errors import ExportError
 from export.precision import PARTS, part_of, quantize, write_weights
 from export.source import read_source
 from export.write import export_bundle
-from tests.export.exporting import ALL_TASKS, TINY, ragged, run_encoder, write_checkpoint
+from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
 from training.model.checkpoint import save_checkpoint
 
 WORDS = "albert.embeddings.word_embeddings.weight"
@@ -78,21 +74,6 @@ def test_each_matrix_of_note_belongs_to_one_part() -> None:
     }
     assert all(len(shapes[name]) == 2 for name, part in parts.items() if part)
     assert set(PARTS) == set(get_args(Part))
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_the_file_is_what_a_bundle_may_hold(
-    checkpoint: Path, tmp_path: Path, precision: str
-) -> None:
-    write_weights(read_source(checkpoint), tmp_path / "weights", precision, ())  # type: ignore[arg-type]
-    stored = read_header(tmp_path / "weights")
-    tasks = {"fill-mask": 50, **dict.fromkeys(ALL_TASKS[1:], 2)}
-    check_shapes(stored, expected_shapes(CONFIG, tasks))
-    assert {tensor.dtype for tensor in stored.values()} == {
-        "F32",
-        {"fp16": "F16", "int8": "I8"}[precision],
-    }
-    assert stored[f"{LAYER}.ffn.bias"].dtype == "F32"
 
 
 @pytest.mark.parametrize("part", get_args(Part))
@@ -150,20 +131,6 @@ def test_keeping_all_parts_is_fp32(checkpoint: Path, tmp_path: Path) -> None:
     assert worst[4] < 1e-4 < worst[0]
 
 
-@pytest.mark.parametrize("size", ["base", "large", "xlarge", "xxlarge"])
-@pytest.mark.parametrize(("bytes_each", "most"), [(1, 0.27), (2, 0.51)])
-def test_the_share_of_the_papers_sizes(size: str, bytes_each: int, most: float) -> None:
-    """Counted, not written."""
-    config = preset(size)
-    full = small = 0
-    for name, shape in expected_shapes(config, {"fill-mask": 30000, "sentence-order": 2}).items():
-        number = int(np.prod(shape))
-        full += 4 * number
-        scale = 4 * shape[0] if bytes_each == 1 else 0
-        small += number * bytes_each + scale if part_of(name) else 4 * number
-    assert small / full < most
-
-
 def test_a_weight_over_fp16s_largest_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     model = write_checkpoint(checkpoint, CONFIG)
     with torch.no_grad():
@@ -172,13 +139,6 @@ def test_a_weight_over_fp16s_largest_is_refused(checkpoint: Path, tmp_path: Path
     with pytest.raises(ExportError, match=r"over 65504.*--keep-fp32 ffn"):
         export_bundle(checkpoint, tmp_path / "bundle", precision="fp16")
     assert not (tmp_path / "bundle").exists()
-
-
-def test_an_all_zero_output_stays_zero() -> None:
-    weight_OI = np.array([[0, 0, 0], [1, -2, 4]], np.float32)
-    int8_IO, scale_O = quantize(weight_OI)
-    assert int8_IO[:, 0].tolist() == [0, 0, 0]
-    assert scale_O.tolist() == [0, np.float32(4 / 127)]
 
 
 @pytest.mark.parametrize("wrong", ["scale gone", "scale too long", "not turned"])
@@ -196,32 +156,3 @@ def test_an_int8_weight_without_its_scale_is_no_bundle(
         stored[name] = replace(stored[name], shape=stored[name].shape[::-1])
     with pytest.raises(BundleCorruptError, match=r"ffn\.weight"):
         check_shapes(stored, expected_shapes(CONFIG, {}))
-
-
-def test_the_same_checkpoint_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
-    manifests = [
-        export_bundle(checkpoint, tmp_path / name, precision="int8").bundle.manifest
-        for name in ("one", "two")
-    ]
-    assert manifests[0].files == manifests[1].files
-    assert json.loads((tmp_path / "one/manifest.json").read_text())["precision"] == "int8"
-
-
-def test_weights_that_no_task_needs_are_named(checkpoint: Path, tmp_path: Path) -> None:
-    file = checkpoint / "model.safetensors"
-    tensors = load_file(file) | {"extra.weight": np.zeros((2, 2), np.float32)}
-    save_file(tensors, file, metadata={"format": "pt"})
-    for precision in get_args(Precision):
-        exported = export_bundle(checkpoint, tmp_path / precision, precision=precision)
-        assert exported.unused == ["extra.weight"]
-
-
-def test_a_full_disk_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision_module, "save_file", fail)
-        with pytest.raises(ExportError, match="cannot be written: I/O error: No space left"):
-            export_bundle(checkpoint, tmp_path / "bundles/int8", precision="int8")
-    assert list((tmp_path / "bundles").iterdir()) == []

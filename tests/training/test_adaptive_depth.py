@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import signal
-import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,24 +17,19 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.processes import run_killed
 from tests.training.support import (
-    best_step,
     hf_load,
     ragged,
     randomize,
     refusal,
     run_command,
-    same_weights,
-    stop_at,
 )
 from training import evaluate
 from training.data.batch import ExampleBatch
 from training.data.labelled.texts import LabelledText
-from training.evaluation.depth import depth_figures, layers_used
-from training.evaluation.reports.report import write_report
-from training.evaluation.results import Results
-from training.evaluation.task import classify_task, task_figures
+from training.evaluation.early_exit import early_exit_figures, layers_used
+from training.evaluation.glue import classify_task, task_figures
+from training.evaluation.report import Evaluation, write_report
 from training.finetune import main
 from training.glue.tasks import TASKS
 from training.losses import adaptive_scores, classification_scores
@@ -48,7 +41,7 @@ from training.model.checkpoint import (
     save_checkpoint,
 )
 from training.model.heads import AlbertForTasks, PooledHead
-from training.model.resizing import cut_to_depth
+from training.model.resizing import with_layers
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -107,7 +100,7 @@ def layer_logits(model: AlbertForTasks, batch: ExampleBatch) -> list[torch.Tenso
     assert isinstance(head, PooledHead)
     assert model.exits is not None
     outputs = [*model.exits, head.output]
-    states = model.albert.states(batch.tokens)[1:]
+    states = list(model.albert.states(batch.tokens))[1:]
     return [output(head.pooler(state[:, 0])) for output, state in zip(outputs, states, strict=True)]
 
 
@@ -144,32 +137,6 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     assert score.right == last.right
 
 
-def test_the_loss_of_held_out_texts_is_the_last_layers() -> None:
-    model = adaptive_model()
-    batch = example_batch(model)
-    weights = torch.tensor([1.0, 2.0, 5.0])
-
-    score = adaptive_scores(model, batch, class_weights=weights)["text-classification"]
-
-    last = layer_logits(model, batch)[-1]
-    torch.testing.assert_close(score.loss, F.cross_entropy(last, batch.targets, reduction="sum"))
-
-
-def test_class_weights_weigh_every_layer() -> None:
-    model = adaptive_model().train()
-    batch = example_batch(model)
-    weights = torch.tensor([1.0, 2.0, 5.0])
-
-    score = adaptive_scores(model, batch, class_weights=weights)["text-classification"]
-
-    each = [
-        F.cross_entropy(logits, batch.targets, weights, reduction="sum")
-        for logits in layer_logits(model, batch)
-    ]
-    expected = sum(number * loss for number, loss in enumerate(each, 1)) / 10
-    torch.testing.assert_close(score.loss, expected)
-
-
 @pytest.mark.parametrize(
     ("labels", "patience", "used"),
     [
@@ -191,7 +158,7 @@ def test_a_text_is_answered_when_layers_agree(labels: list[int], patience: int, 
 def test_figures_by_patience_are_those_of_the_layers_that_were_used() -> None:
     labels = np.array([[0, 0, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]])
     logits = np.eye(2, dtype=np.float32)[labels]
-    figures = depth_figures(("accuracy",), logits, np.array([0, 0, 1]))
+    figures = early_exit_figures(("accuracy",), logits, np.array([0, 0, 1]))
     by_layer = [row["accuracy"] for row in figures["by_layer"]]
     assert by_layer == pytest.approx([2 / 3, 1, 2 / 3, 1 / 3])
     assert figures["by_patience"] == [
@@ -214,8 +181,7 @@ def test_from_training_to_figures_of_each_depth(
     report = tmp_path / "report"
     assert evaluate.main([str(folder / "best"), *data, "--report", str(report)]) == 0
 
-    assert "(data-depths.png)" in (report / "report.md").read_text()
-    assert (report / "data-depths.png").read_bytes().startswith(b"\x89PNG")
+    assert "### Early exit" in (report / "report.md").read_text()
     figures = json.loads((folder / "best/evaluation.json").read_text())
     by_layer = figures["text_classification_by_layer"]
     assert [row["layers"] for row in by_layer] == [1, 2, 3, 4]
@@ -242,25 +208,6 @@ def test_from_training_to_figures_of_each_depth(
     with torch.inference_mode():
         expected = layer_logits(model, batch)[-1]
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_stopped_run_goes_on_to_the_same_classifiers(start: list[str], tmp_path: Path) -> None:
-    start = [*start, "--steps", "30"]
-    assert run(start, tmp_path / "whole") == 0
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 20, signal.SIGTERM)
-        assert run(start, tmp_path / "stopped") != 0
-    assert run(start, tmp_path / "stopped") == 0
-    assert same_weights(tmp_path / "whole", tmp_path / "stopped")
-
-
-def test_a_killed_run_goes_on_to_the_same_classifiers(start: list[str], tmp_path: Path) -> None:
-    options = [*start, "--steps", "8", "--validate-every", "4", "--dropout", "0.1", "--keep", "1"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run(options, whole) == 0
-    run_killed(options, killed, (7, "10h"), program="training.finetune")
-    assert same_weights(killed, whole)
-    assert best_step(killed) == best_step(whole)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -324,7 +271,7 @@ def test_layers_with_weights_of_their_own_are_refused(tmp_path: Path) -> None:
     save_checkpoint(AlbertForTasks(config, {"fill-mask": 800}), tmp_path)
     with (
         pytest.raises(CheckpointError, match="only a model whose layers share all"),
-        cut_to_depth(tmp_path, 2),
+        with_layers(tmp_path, 2),
     ):
         pass
 
@@ -332,7 +279,7 @@ def test_layers_with_weights_of_their_own_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_layers", [0, 5])
 def test_there_are_no_more_layers_than_the_checkpoint_has(tmp_path: Path, num_layers: int) -> None:
     save_checkpoint(adaptive_model(), tmp_path)
-    with pytest.raises(CheckpointError, match="1 to 4"), cut_to_depth(tmp_path, num_layers):
+    with pytest.raises(CheckpointError, match="1 to 4"), with_layers(tmp_path, num_layers):
         pass
 
 
@@ -342,29 +289,12 @@ def test_a_cut_model_has_the_same_weight_file(tmp_path: Path) -> None:
     save_checkpoint(model, tmp_path)
     (tmp_path / "evaluation.json").write_text("{}")
     tokens = ragged()
-    with cut_to_depth(tmp_path, 2) as folder:
+    with with_layers(tmp_path, 2) as folder:
         assert (folder / "model.safetensors").samefile(tmp_path / "model.safetensors")
         assert not (folder / "evaluation.json").exists()
         cut = load_checkpoint(folder).eval()
         with torch.inference_mode():
-            torch.testing.assert_close(cut(tokens), model.albert.states(tokens)[2])
-
-
-def test_only_the_rows_that_are_read_are_kept() -> None:
-    model = adaptive_model()
-    outputs: list[weakref.ref[torch.Tensor]] = []
-    num_alive: list[int] = []
-
-    def see(module: object, inputs: object, output: torch.Tensor) -> None:
-        num_alive.append(sum(output() is not None for output in outputs))
-        outputs.append(weakref.ref(output))
-
-    for ffn in model.albert.encoder.ffns:
-        ffn.register_forward_hook(see)
-    with torch.inference_mode():
-        model.albert.rows_by_layer(ragged(), torch.tensor([0]))
-    assert len(outputs) == NUM_LAYERS
-    assert max(num_alive) == 1  # the input of the layer
+            torch.testing.assert_close(cut(tokens), list(model.albert.states(tokens))[2])
 
 
 def test_the_report_draws_the_metric_of_the_task(pretrained: Path, tmp_path: Path) -> None:
@@ -373,8 +303,7 @@ def test_the_report_draws_the_metric_of_the_task(pretrained: Path, tmp_path: Pat
     task = TASKS["cola"]
     model = adaptive_model(num_labels=2)
     classified = classify_task(model, tokenizer, task, task.labels, {"dev": texts})
-    results = Results(figures=task_figures(task, classified), classified=classified)
+    results = Evaluation(figures=task_figures(task, classified), texts=classified)
     write_report(results, "model", tmp_path)
     report = (tmp_path / "report.md").read_text()
-    assert "![Matthews correlation over the number of layers](dev-depths.png)" in report
     assert "| layers | matthews_correlation |" in report

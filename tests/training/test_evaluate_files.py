@@ -59,28 +59,10 @@ def test_reports_and_predictions_of_one_evaluation(
     loss = "text_classification_loss"
     assert figures[loss] == pytest.approx(exact[loss], abs=0.1)
     assert figures[loss] != exact[loss]
-    assert json.loads((report / "report.json").read_text())["figures"] == figures
+    assert "# Evaluation of" in (report / "report.md").read_text()
     lines = (tmp_path / "a.tsv").read_text().splitlines()[1:]
     predicted = [line.split("\t")[1] for line in lines]
     names = ["negative", "positive"]
     texts, _ = read_labelled([labelled], names)
     right = [names.index(each) == text.label for each, text in zip(predicted, texts, strict=True)]
     assert sum(right) / 40 == figures["text_classification_accuracy"]
-
-
-def test_more_errors_than_are_printed_stand_beside_the_figures(
-    checkpoint: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    data, output = tmp_path / "a.tsv", tmp_path / "figures.json"
-    data.write_text("text\tlabel\n" + "\tnegative\n" * 30)
-    errors = [f"{data}, line {number}: no text" for number in range(2, 32)]
-    options = [str(checkpoint), "--text-classification", str(data)]
-    for more, file in (
-        (["--output", str(output)], tmp_path / "figures.errors.txt"),
-        (["--output", str(tmp_path / "results.v1")], tmp_path / "results.v1.errors.txt"),
-        ([], checkpoint / "evaluation.errors.txt"),
-    ):
-        assert main([*options, *more]) == 1
-        *_, last = capsys.readouterr().err.splitlines()
-        assert last == f"all 30 are listed in {file}"
-        assert file.read_text().splitlines() == errors

@@ -68,46 +68,32 @@ def check(command: Sequence[str], folder: Path, *, num_deaths: int) -> None:
 
 
 @pytest.fixture
-def pretraining(vocab_dir: Path) -> list[str]:
-    """A run of 16 steps of 4,096 tokens, enough for all threads, with dropout."""
-    return [
+def commands(vocab_dir: Path, finetune_options: list[str], tmp_path: Path) -> dict[str, list[str]]:
+    """Runs of 16 to 20 steps with enough tokens for all threads, and with dropout."""
+    pretraining = [
         *("training.pretrain", "--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "64", "--hidden-size", "64", "--layers", "3", "--heads", "2"),
         *("--max-positions", "64", "--length", "64", "--batch-size", "64", "--steps", "16"),
         *("--dropout", "v1", "--lr", "1e-2", "--adamw-lr", "1e-2"),
     ]
-
-
-@pytest.fixture
-def finetuning(finetune_options: list[str]) -> list[str]:
-    """A run of 20 steps, each with enough tokens for all threads."""
-    sizes = ["--batch-size", "64", "32", "32"]
-    return ["training.finetune", *finetune_options, *sizes, "--steps", "20"]
-
-
-@pytest.mark.slow
-def test_pretraining(pretraining: list[str], tmp_path: Path) -> None:
-    check([*pretraining, "--no-compile"], tmp_path, num_deaths=1)
-
-
-@pytest.mark.slow
-def test_finetuning(finetuning: list[str], tmp_path: Path) -> None:
-    check(finetuning, tmp_path, num_deaths=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", "adamw", "lamb"])
-def test_compiled_pretraining(pretraining: list[str], optimizer: str, tmp_path: Path) -> None:
-    check([*pretraining, "--optimizer", optimizer], tmp_path, num_deaths=3)
-
-
-@pytest.mark.slow
-def test_compiled_distillation(easy_corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
-    """With the student's start from its teacher."""
-    command = [
+    distillation = [
         *("training.distil", "--teacher", str(make_bert(tmp_path / "teacher"))),
-        *("--corpus", str(easy_corpus), "--tokenizer", str(vocab_dir)),
-        *("--relation-weight", "1", "--embedding-size", "32", "--length", "64"),
-        *("--batch-size", "64", "--steps", "20", "--lr", "1e-2", "--adamw-lr", "1e-2"),
+        *("--corpus", str(WIKI), "--tokenizer", str(vocab_dir), "--relation-weight", "1"),
+        *("--embedding-size", "32", "--length", "64", "--batch-size", "64", "--steps", "20"),
     ]
-    check(command, tmp_path, num_deaths=2)
+    sizes = ["--batch-size", "64", "32", "32", "--steps", "20"]
+    return {
+        "muon": pretraining,
+        "lamb": [*pretraining, "--optimizer", "lamb"],
+        "not compiled": [*pretraining, "--no-compile", "--optimizer", "adamw"],
+        "distillation": distillation,
+        "finetuning": ["training.finetune", *finetune_options, *sizes],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["muon", "lamb", "not compiled", "distillation", "finetuning"])
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(
+    commands: dict[str, list[str]], name: str, tmp_path: Path
+) -> None:
+    check(commands[name], tmp_path, num_deaths=2)

@@ -27,10 +27,9 @@ from training.data.batch import ExampleBatch, PretrainBatch
 from training.data.choices import ChoiceBatch, ChoiceExample, collate_choices
 from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
-from training.data.feeds import LabelledExample
 from training.data.masking import NgramMasking
+from training.data.streams import LabelledExample
 from training.losses import (
-    PredictionTally,
     Score,
     Tally,
     choice_scores,
@@ -38,7 +37,6 @@ from training.losses import (
     cls_logits,
     compile_logits,
     pretrain_scores,
-    pretrain_sums,
     regression_scores,
     score,
 )
@@ -71,14 +69,6 @@ def test_a_score_by_hand() -> None:
     assert got.count == 2
 
 
-def test_a_count_that_is_known_is_taken() -> None:
-    """Nothing is fetched from the device; this one could give nothing."""
-    logits, targets = torch.randn(3, 4, device="meta"), torch.zeros(3, device="meta").long()
-    assert score(logits, targets, 2).count == 2
-    with pytest.raises(RuntimeError, match="meta"):
-        score(logits, targets)
-
-
 @pytest.mark.parametrize("num_rows", [0, 3])
 def test_no_target_costs_nothing_and_has_a_gradient(num_rows: int) -> None:
     logits = torch.randn(num_rows, 4, requires_grad=True)
@@ -87,13 +77,6 @@ def test_no_target_costs_nothing_and_has_a_gradient(num_rows: int) -> None:
     got.loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert not logits.grad.any()
-
-
-def test_logits_of_low_precision_are_summed_in_fp32() -> None:
-    logits = torch.randn(4, 5).bfloat16()
-    got = score(logits, torch.arange(4))
-    assert got.loss.dtype == torch.float32
-    assert torch.equal(got.loss, score(logits.float(), torch.arange(4)).loss)
 
 
 def classified(num_labels: int, targets: Sequence[float]) -> tuple[AlbertForTasks, ExampleBatch]:
@@ -171,47 +154,8 @@ def test_multiple_choice_has_the_gradient_of_transformers(tokenizer: AlbertToken
         assert difference <= 1e-5 * expected[name].grad.abs().max() + 1e-7, name
 
 
-def test_questions_may_have_different_numbers_of_choices(tokenizer: AlbertTokenizer) -> None:
-    model = AlbertForTasks(TINY, {"multiple-choice": 1})
-    randomize(model, seed=3)
-    together = choice_scores(model, asked(tokenizer, 2, 4, 3))["multiple-choice"]
-    assert (together.count, torch.isfinite(together.loss).item()) == (3, True)
-    logits_C = model.logits(
-        "multiple-choice",
-        model(asked(tokenizer, 2, 4, 3).tokens, asked(tokenizer, 2, 4, 3).firsts),
-    )[:, 0]
-    parts = torch.split(logits_C, [2, 4, 3])
-    expected = sum(F.cross_entropy(part, torch.tensor(1)).item() for part in parts)
-    assert together.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert together.right.item() == sum(int(part.argmax()) == 1 for part in parts)
-    together.loss.backward()  # type: ignore[no-untyped-call]
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-def test_a_tally_of_predictions_keeps_them_in_order() -> None:
-    tally = PredictionTally()
-    for targets in ([0, 1, 1], [1, 0, 0]):
-        model, batch = classified(2, targets)
-        tally.add(classification_scores(model, batch)["text-classification"])
-    logits, targets_of = tally.predictions
-    assert logits.shape == (6, 2)
-    assert targets_of.tolist() == [0, 1, 1, 1, 0, 0]
-    assert tally.count == 6
-
-
 def one(loss: float, right: int, count: int) -> Score:
     return Score(loss=torch.tensor(loss), right=torch.tensor(right), count=count)
-
-
-def test_a_tally_is_that_of_all_predictions_together() -> None:
-    tally = Tally()
-    assert math.isnan(tally.loss)
-    assert math.isnan(tally.accuracy)
-    assert tally.sums == (0, 0, 0)
-    tally.add(one(3.0, 1, 1))
-    tally.add(one(1.0, 0, 3))
-    assert (tally.loss, tally.accuracy, tally.count) == (1.0, 0.25, 4)
-    assert tally.sums == (4.0, 1.0, 4.0)
 
 
 def test_tallies_are_merged_as_if_they_were_one() -> None:
@@ -231,16 +175,6 @@ def test_tallies_are_merged_as_if_they_were_one() -> None:
     nothing = Tally()
     nothing.merge(Tally())
     assert math.isnan(nothing.loss)
-
-
-def test_a_tally_keeps_no_graph_and_sums_in_double_precision() -> None:
-    tally = Tally()
-    loss = torch.tensor(1.0, requires_grad=True)
-    tally.add(Score(loss=loss * 2**24, right=torch.tensor(0), count=1))
-    tally.add(Score(loss=loss, right=torch.tensor(0), count=1))
-    assert tally.sums[0] == 2**24 + 1
-    assert tally._sums is not None
-    assert not tally._sums.requires_grad
 
 
 def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, float]:
@@ -283,37 +217,6 @@ def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
         assert each.loss.item() == pytest.approx(expected[name], rel=1e-5)
 
 
-@pytest.mark.parametrize("tasks", [BOTH, BOTH[:1]])
-def test_sums_that_are_compiled_are_the_same(tasks: tuple[Task, ...]) -> None:
-    """Of batches of unlike numbers of predictions, in one graph each."""
-    model = our_model(TINY, tasks).double()
-    compiled = torch.compile(pretrain_sums, backend="eager", fullgraph=True)
-    for rows in (ROWS, ROWS * 16):
-        batch = make_batch(rows)
-        expected, got = pretrain_scores(model, batch), pretrain_scores(model, batch, compiled)
-        assert tuple(got) == tuple(expected) == tasks
-        for task, each in got.items():
-            assert (each.count, each.right) == (expected[task].count, expected[task].right)
-            assert each.loss.item() == pytest.approx(expected[task].loss.item(), rel=1e-5)
-    torch._dynamo.reset()
-
-
-def test_rounded_up_predictions_have_no_gradient() -> None:
-    """Whatever stands where their indices point."""
-    gradients = []
-    batch = make_batch(ROWS)
-    for num_kept in (len(batch.rows), batch.num_masked):
-        model = our_model(TINY, ("fill-mask",))
-        cut = replace(batch, rows=batch.rows[:num_kept], targets=batch.targets[:num_kept])
-        pretrain_scores(model, cut)["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
-        gradients.append(dict(model.named_parameters()))
-    for name, parameter in gradients[0].items():
-        other = gradients[1][name].grad
-        assert parameter.grad is not None
-        assert other is not None
-        torch.testing.assert_close(parameter.grad, other, atol=1e-4, rtol=1e-4)
-
-
 def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     model = our_model(TINY, BOTH)
     head = model.heads["fill-mask"]
@@ -324,32 +227,6 @@ def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     pretrain_scores(model, batch)
     assert 64 < batch.num_masked < 128 < batch.num_tokens
     assert shapes == [(128, 50)]
-
-
-def test_a_model_without_a_head_of_sentences_has_masked_tokens_alone() -> None:
-    model = our_model(TINY, ("fill-mask",))
-    assert model.pooler is None
-    assert tuple(pretrain_scores(model, make_batch(ROWS))) == ("fill-mask",)
-
-
-def test_rows_without_a_sentence_task_leave_its_head_out() -> None:
-    """It has no gradient, not one of zero, and masked tokens the same as without the head."""
-    model, batch = our_model(TINY, BOTH), make_batch(ROWS, has_labels=False)
-    assert tuple(batch.counts) == ("fill-mask",)
-    scores = pretrain_scores(model, batch)
-    assert tuple(scores) == ("fill-mask",)
-    scores["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
-    assert model.pooler is not None
-    for part in (model.pooler, model.heads["sentence-order"]):
-        assert all(each.grad is None for each in part.parameters())
-    labelled = pretrain_scores(model, make_batch(ROWS))["fill-mask"]
-    assert labelled.loss.item() == pytest.approx(scores["fill-mask"].loss.item(), rel=1e-6)
-
-
-def test_a_batch_without_pairs_has_a_loss_of_nothing_for_them() -> None:
-    got = pretrain_scores(our_model(TINY, BOTH), make_batch(ROWS[1:]))["sentence-order"]
-    assert (got.loss.item(), got.right.item(), got.count) == (0, 0, 0)
-    got.loss.backward()  # type: ignore[no-untyped-call]
 
 
 def test_predictions_that_are_right_are_counted() -> None:
@@ -365,28 +242,6 @@ def test_predictions_that_are_right_are_counted() -> None:
     got = pretrain_scores(model, batch)
     assert got["fill-mask"].right.item() == (batch.targets == 7).sum()
     assert got["sentence-order"].right.item() == 1
-
-
-def test_code_is_compiled_once_for_any_number_of_rows() -> None:
-    """Code for the first batch's number would sum otherwise than code for any."""
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    model, batch = our_model(TINY, BOTH), make_batch(ROWS)
-    compiled = torch.compile(pretrain_sums, backend=backend, fullgraph=True)
-    more = torch.zeros(64, dtype=torch.int64)
-    for number in range(4):
-        if number:
-            rows, targets = (
-                torch.cat([batch.rows, more]),
-                torch.cat([batch.targets, more + IGNORED]),
-            )
-            batch = replace(batch, rows=rows, targets=targets)
-        pretrain_scores(model, batch, compiled)
-    assert len(graphs) == 1
 
 
 def test_code_is_compiled_once_for_any_shape_of_packed_rows(

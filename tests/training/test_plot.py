@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
-from tests.training.support import REPOSITORY, limited_file_size, read_metrics
+from tests.training.support import read_metrics
 from training.loop.metrics import Metrics
 from training.loop.recorded import RecordError, read_layers, read_run
 from training.model.similarity import LayerSimilarity
-from training.plot import draw_curves, draw_layers, main, save_figure, smooth
+from training.plot import draw_curves, draw_layers, main, smooth
 
 STEPS = range(10, 401, 10)
 
@@ -76,12 +71,6 @@ def by_label(ax: Axes) -> dict[str, Line2D]:
     return {label: line for label, line in lines.items() if not label.startswith("_")}
 
 
-def entropies(ax: Axes) -> dict[float, Line2D]:
-    """The lines that stand at one height all the way."""
-    lines = {tuple(np.asarray(line.get_ydata(), float)): line for line in ax.get_lines()}
-    return {ys[0]: line for ys, line in lines.items() if len(ys) == 2 and ys[0] == ys[1]}
-
-
 def legend(figure: Figure) -> dict[str, str]:
     """The colours of the legend by label."""
     [legend] = figure.legends
@@ -96,28 +85,6 @@ def test_one_run_has_a_panel_for_each_figure(run: Path) -> None:
         *("gradient norm", "learning rate, of its peak", "tokens/s"),
     ]
     assert list(legend(figure)) == ["base", "held-out", "entropy of token frequencies"]
-
-
-def test_recorded_metrics_are_drawn(run: Path) -> None:
-    ax = panels(draw_curves([read_run(run)]))["masked loss (nats)"]
-    lines = [line for line in read_metrics(run) if "fill-mask/loss" in line]
-    raw = [(line["step"], line["fill-mask/loss"]) for line in lines]
-    assert points(ax.get_lines()[0]) == raw
-    smoothed = points(by_label(ax)["base"])
-    assert [x for x, _ in smoothed] == [x for x, _ in raw]
-    assert np.ptp([y for _, y in smoothed]) < np.ptp([y for _, y in raw])
-    assert points(by_label(ax)["base, held-out"]) == [
-        (100, 6.85), (200, 6.6), (300, 6.35), (400, 6.1),
-    ]  # fmt: skip
-
-
-def test_the_axis_covers_all_that_is_drawn(run: Path) -> None:
-    figure = draw_curves([read_run(run), read_run(record(run.parent / "low", slope=3.0))])
-    for title, ax in panels(figure).items():
-        for line in ax.get_lines():
-            y = np.asarray(line.get_ydata(), float)
-            assert ax.get_ylim()[0] <= y.min(initial=np.inf), title
-            assert ax.get_ylim()[1] >= y.max(initial=-np.inf), title
 
 
 @pytest.mark.parametrize(
@@ -140,58 +107,6 @@ def test_the_x_axis_shows_steps_tokens_or_hours(
     assert held_out[-1][0] == pytest.approx(last)
 
 
-def test_the_entropy_is_a_dashed_line(run: Path) -> None:
-    lines = entropies(draw_curves([read_run(run)]).axes[0])
-    assert {height: line.get_linestyle() for height, line in lines.items()} == {6.8: "--"}
-    without = draw_curves([read_run(record(run.parent / "other", entropy=None))])
-    assert list(legend(without)) == ["other", "held-out"]
-
-
-def test_several_runs_have_their_own_colours_and_names(run: Path) -> None:
-    runs = [read_run(run), read_run(record(run.parent / "steep", slope=2.0, entropy=7.1))]
-    figure = draw_curves(runs)
-    colours = legend(figure)
-    assert list(colours) == ["base", "steep", "held-out", "entropy of token frequencies"]
-    assert len(set(colours.values())) == 3
-    for name in ("base", "steep"):
-        for ax in figure.axes:
-            assert to_hex(by_label(ax)[name].get_color()) == colours[name]
-    lines = entropies(figure.axes[0])
-    drawn = {height: to_hex(line.get_color()) for height, line in lines.items()}
-    assert drawn == {6.8: colours["base"], 7.1: colours["steep"]}
-
-
-@pytest.mark.parametrize("num_runs", [2, 6, 7, 20])
-def test_every_run_has_a_colour_of_its_own(run: Path, num_runs: int) -> None:
-    ax = draw_curves([read_run(run)] * num_runs).axes[0]
-    drawn = {to_hex(line.get_color()) for line in ax.get_lines() if line.get_label() == "base"}
-    assert len(drawn) == num_runs
-
-
-def test_runs_of_one_name_are_named_by_their_paths(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = [record(tmp_path / name / "run") for name in ("a", "b")]
-    output = tmp_path / "both.svg"
-    assert main([*map(str, folders), "--output", str(output)]) == 0
-    assert capsys.readouterr().out == f"{output}\n"
-    drawn = output.read_text()
-    for folder in folders:
-        assert f"<!-- {folder} -->" in drawn
-
-
-def test_a_figure_that_one_run_lacks_is_drawn_of_the_other(run: Path) -> None:
-    other = run.parent / "finetuned"
-    with Metrics(other, step=0) as metrics:
-        metrics.write(step=20, **{"text-classification/accuracy": 0.9, "fill-mask/loss": np.nan})
-    figure = draw_curves([read_run(run), read_run(other)])
-    assert "classification accuracy" in panels(figure)
-    accuracy = by_label(panels(figure)["classification accuracy"])
-    assert points(accuracy["finetuned"]) == [(20, 0.9)]
-    assert points(accuracy["base"]) == []
-    assert points(by_label(figure.axes[0])["finetuned"]) == []
-
-
 def test_the_speed_of_one_run_tells_its_utilisation(run: Path) -> None:
     with Metrics(run, step=0) as metrics:
         for step, part in ((1, 0.1), (2, 0.4), (3, 0.41)):
@@ -199,13 +114,6 @@ def test_the_speed_of_one_run_tells_its_utilisation(run: Path) -> None:
     figure = draw_curves([read_run(run)])
     assert list(panels(figure)) == ["tokens/s (median MFU 40%)"]
     assert list(panels(draw_curves([read_run(run)] * 2))) == ["tokens/s"]
-
-
-def test_a_run_that_is_going_on_can_be_drawn(run: Path) -> None:
-    whole = points(by_label(draw_curves([read_run(run)]).axes[0])["base"])
-    with (run / "metrics.jsonl").open("a") as stream:
-        stream.write('{"step": 410, "fill-mask/lo')
-    assert points(by_label(draw_curves([read_run(run)]).axes[0])["base"]) == whole
 
 
 def test_a_real_run_can_be_drawn(pretrained: Path, tmp_path: Path) -> None:
@@ -227,43 +135,6 @@ def test_one_runs_layers_have_a_line_for_each_record(run: Path) -> None:
     assert points(by_label(angle)["step 200"]) == [(1, 40), (2, 30), (3, 20)]
     assert len({to_hex(line.get_color()) for line in distance.get_lines()}) == 4
     assert bar.get_ylim() == (100, 400)
-
-
-def test_layers_recorded_once_can_be_drawn(tmp_path: Path) -> None:
-    with Metrics(tmp_path, step=0) as metrics:
-        metrics.write_layers(step=7, layers=layers(7))
-    figure = draw_layers([read_layers(tmp_path)])
-    save_figure(figure, tmp_path / "layers.png")
-    assert list(by_label(figure.axes[0])) == ["step 7"]
-
-
-def test_several_runs_layers_are_those_of_their_ends(run: Path) -> None:
-    figure = draw_layers([read_layers(run), read_layers(record(run.parent / "other"))])
-    assert list(legend(figure)) == ["base (step 400)", "other (step 400)"]
-    distance, _ = figure.axes
-    assert points(by_label(distance)["base (step 400)"]) == [(1, 40), (2, 20), (3, 10)]
-    assert len(distance.get_lines()) == 2
-
-
-@pytest.mark.parametrize("options", [["--x", "hours"], ["--layers"]])
-@pytest.mark.parametrize("num_runs", [1, 2])
-def test_pictures_are_twelve_hundred_pixels_wide(
-    run: Path, options: list[str], num_runs: int
-) -> None:
-    output = run / "picture.png"
-    assert main([*[str(run)] * num_runs, *options, "--output", str(output)]) == 0
-    height, width, _ = imread(output).shape
-    assert width == 1200
-    assert 400 < height < 800
-    assert not list(run.glob("*.partial"))
-
-
-def test_without_a_name_the_picture_lies_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run)
-    assert main(["."]) == 0
-    assert main([".", "--layers"]) == 0
-    assert imread(run / "curves.png").any()
-    assert imread(run / "layers.png").any()
 
 
 def layers_line(num_layers: int) -> str:
@@ -336,14 +207,6 @@ def test_damaged_layers_are_refused(run: Path, content: str | None, message: str
         read_layers(run)
 
 
-@pytest.mark.parametrize("x", ["tokens", "hours"])
-def test_a_run_that_does_not_say_where_it_was(tmp_path: Path, x: Any) -> None:
-    with Metrics(tmp_path, step=0) as metrics:
-        metrics.write(step=1, grad_norm=1.0)
-    with pytest.raises(RecordError, match=r"records no (tokens|elapsed_s); give --x steps"):
-        draw_curves([read_run(tmp_path)], x=x)
-
-
 @pytest.mark.parametrize(
     ("output", "message"),
     [
@@ -363,34 +226,6 @@ def test_a_picture_that_cannot_be_written(
     assert re.search(message, error), error
 
 
-def test_a_full_disk_leaves_the_picture_before(run: Path) -> None:
-    output = run / "curves.png"
-    output.write_bytes(b"before")
-    figure = draw_curves([read_run(run)])
-    with (
-        limited_file_size(1000),
-        pytest.raises(OSError, match=r"File too large: '.*curves\.png'"),
-    ):
-        save_figure(figure, output)
-    assert output.read_bytes() == b"before"
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=300))
-def test_smoothing_stays_within_the_values(values: list[float]) -> None:
-    given_P = np.array(values, np.float64)
-    smoothed = smooth(given_P, 0.04)
-    assert smoothed.shape == given_P.shape
-    if values:
-        assert smoothed.min() >= given_P.min() - 1e-3
-        assert smoothed.max() <= given_P.max() + 1e-3
-
-
-@given(st.integers(0, 300), st.floats(-10, 10), st.floats(-10, 10))
-def test_smoothing_leaves_a_straight_line(num_points: int, slope: float, offset: float) -> None:
-    line = slope * np.arange(num_points, dtype=np.float64) + offset
-    assert smooth(line, 0.04) == pytest.approx(line, abs=1e-6)
-
-
 def test_smoothing_is_the_mean_of_neighbours() -> None:
     values = np.random.default_rng(0).standard_normal(100)
     smoothed = smooth(values, 0.04)
@@ -398,11 +233,3 @@ def test_smoothing_is_the_mean_of_neighbours() -> None:
     assert smoothed[2] == pytest.approx(values[0:5].mean())
     assert smoothed[0] == values[0]
     assert smooth(values, 0.0) == pytest.approx(values)
-
-
-def test_matplotlib_is_imported_only_to_draw() -> None:
-    code = "import sys, training.plot; print('matplotlib' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"

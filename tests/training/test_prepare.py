@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from hypothesis import strategies as st
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SMALL_PART, WIKI, file_contents
 from training.data import tokenization as tokenising
-from training.data.corpus import CorpusError, Document, Place, read_documents, split_sentences
+from training.data.corpus import CorpusError, read_documents, split_sentences
 from training.data.shard_writer import claim
 from training.data.shards import ShardError, Shards
-from training.data.tokenization import tokenise
 from training.prepare import main, prepare
 
 Capture = pytest.CaptureFixture[str]
@@ -56,12 +54,6 @@ def test_tokens_are_those_of_the_text(shards: Shards, tokenizer: AlbertTokenizer
     assert shards.parts[0].tokens.dtype == np.uint16
 
 
-def test_tokens_decode_to_the_text(shards: Shards, tokenizer: AlbertTokenizer) -> None:
-    texts = split_sentences(next(read_documents([WIKI])))
-    for ids, text in zip(sentences(shards)[0], texts, strict=True):
-        assert tokenizer.decode(ids, keep_special=True) == text.lower()
-
-
 def test_names_of_special_tokens_are_read_as_sentencepiece_reads_them(
     tmp_path: Path, vocab_dir: Path
 ) -> None:
@@ -70,17 +62,6 @@ def test_names_of_special_tokens_are_read_as_sentencepiece_reads_them(
     shards = prepare([tmp_path / "a.txt"], vocab_dir / "tokenizer.json", tmp_path / "shards")
     model = sentencepiece.SentencePieceProcessor(model_file=str(vocab_dir / "spiece.model"))
     assert sentences(shards) == [[model.encode(text.lower())]]
-
-
-def test_a_large_vocabulary_has_wide_ids(tmp_path: Path, tokenizer_file: Path) -> None:
-    wide = json.loads(tokenizer_file.read_text())
-    pieces = wide["model"]["vocab"]
-    pieces += [[f"<{number}>", -99.0] for number in range((1 << 16) + 1 - len(pieces))]
-    (tmp_path / "wide.json").write_text(json.dumps(wide))
-    (tmp_path / "a.txt").write_text("<65535> <65000>")
-    (part,) = prepare([tmp_path / "a.txt"], tmp_path / "wide.json", tmp_path / "shards").parts
-    assert part.tokens.dtype == np.int32
-    assert len(pieces) == (1 << 16) + 1
 
 
 def test_a_tokenizer_that_truncates_is_kept_from_it(tmp_path: Path, tokenizer_file: Path) -> None:
@@ -97,17 +78,6 @@ def test_a_tokenizer_that_truncates_is_kept_from_it(tmp_path: Path, tokenizer_fi
         for file in (tokenizer_file, tmp_path / "short.json")
     ]
     assert made[0] == made[1]
-
-
-def test_documents_without_a_sentence_are_left_out(
-    corpus: Path, tokenizer_file: Path, tmp_path: Path
-) -> None:
-    (part,) = prepare([corpus], tokenizer_file, tmp_path / "shards").parts
-    assert part.documents.tolist() == [0, 2, 3]
-    assert sorted(file_contents(tmp_path / "shards")) == [
-        *(f"part-00000/{name}.npy" for name in ("documents", "sentences", "tokens")),
-        "shards.json",
-    ]
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
@@ -181,17 +151,6 @@ def test_another_corpus_replaces_the_first(
     assert file_contents(folder) == {**file_contents(tmp_path / "new"), "notes.txt": b"mine"}
 
 
-def test_a_corpus_that_fails_leaves_the_one_that_was_there(
-    corpus: Path, tokenizer_file: Path, tmp_path: Path
-) -> None:
-    prepare([corpus], tokenizer_file, tmp_path / "shards")
-    before = file_contents(tmp_path / "shards")
-    corpus.write_text("\n")
-    with pytest.raises(ShardError, match="the corpus holds no sentence"):
-        prepare([corpus], tokenizer_file, tmp_path / "shards")
-    assert file_contents(tmp_path / "shards") == before
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize(
     ("name", "text", "message"),
@@ -237,18 +196,6 @@ def test_a_folder_of_other_files_is_refused(
     assert file_contents(folder) == {name: b"mine"}
 
 
-def test_a_file_of_others_in_a_part_is_not_removed(
-    corpus: Path, tokenizer_file: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "shards"
-    prepare([corpus], tokenizer_file, folder)
-    (folder / "part-00000" / "notes.txt").write_text("mine")
-    corpus.write_text("Another.")
-    with pytest.raises(ShardError, match=r"part-00000 cannot be removed: .*; move it away"):
-        prepare([corpus], tokenizer_file, folder)
-    assert (folder / "part-00000" / "notes.txt").read_text() == "mine"
-
-
 def test_a_file_where_the_folder_should_be_is_refused(
     corpus: Path, tokenizer_file: Path, tmp_path: Path
 ) -> None:
@@ -268,27 +215,6 @@ def test_two_processes_do_not_prepare_into_one_folder(
     ):
         prepare([corpus], tokenizer_file, folder)
     assert prepare([corpus], tokenizer_file, folder).num_documents == 2
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_documents_are_read_a_bounded_way_ahead(tokenizer_file: Path, num_workers: int) -> None:
-    num_read = 0
-
-    def endless() -> Iterator[Document]:
-        nonlocal num_read
-        while True:
-            num_read += 1
-            yield Document(text="It rained.", end=Place(num_documents=num_read))
-
-    chunks = tokenise(endless(), tokenizer_file, num_workers=num_workers)
-    num_taken = 0
-    for _ in range(5):
-        chunk = next(chunks)
-        expected = list(range(num_taken + 1, num_taken + len(chunk) + 1))
-        assert [document.end.num_documents for document in chunk] == expected
-        num_taken += len(chunk)
-        assert num_read <= num_taken + 8 * 256
-    chunks.close()
 
 
 def test_the_command_prints_its_result(corpus: Path, vocab_dir: Path, capsys: Capture) -> None:
@@ -328,10 +254,3 @@ def test_bad_input_is_reported_in_one_line(
     assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
-def test_workers_are_counted_from_one(value: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        main(["--corpus", "a", "--tokenizer", "b", "--output", "c", "--workers", value])
-    assert f"{value!r} is no whole number from 1" in capsys.readouterr().err

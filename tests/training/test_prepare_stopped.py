@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import multiprocessing
-import multiprocessing.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tqdm import tqdm
 
 from tests.training.support import REPOSITORY, SMALL_PART, WIKI, file_contents, limited_file_size
-from training import prepare as module
-from training.data.corpus import Document, Place, read_from
-from training.data.shards import Manifest, ShardError, Shards
-from training.prepare import main, prepare
-
-Capture = pytest.CaptureFixture[str]
-
+from training.data.corpus import Document, Place
+from training.data.shards import ShardError, Shards
+from training.data.tokenization import tokenise
+from training.prepare import prepare
 
 # Dies before each of its changes to files in turn. All in one process that forks, because
 # Python takes longer to start than the corpus to tokenise.
@@ -115,12 +107,8 @@ def test_killed_before_any_operation_it_goes_on_to_the_same_bytes(
 
 # Reads some documents, then none, so that a signal comes in the middle.
 WAITING = r"""
-import signal, sys, time
-from multiprocessing import current_process
+import signal, sys
 from pathlib import Path
-
-if current_process().name.endswith("-2"):
-    time.sleep(2)  # a worker that still imports when the signal comes
 
 from training import prepare
 from training.data import tokenization
@@ -206,7 +194,7 @@ def half_done(in_parts: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["part-00000/tokens.npy", "part-00001/documents.npy"])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 100)])
-def test_a_damaged_part_is_made_again(
+def test_a_part_that_is_not_whole_is_made_again(
     half_done: Path,
     in_parts: Path,
     tokenizer_file: Path,
@@ -219,52 +207,6 @@ def test_a_damaged_part_is_made_again(
     prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
     assert file_contents(half_done) == file_contents(in_parts)
     assert first.samefile(link) == name.startswith("part-00001")
-
-
-def test_whole_parts_are_not_read_again(
-    half_done: Path, in_parts: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Document] = []
-
-    def spy(files: Sequence[Path], start: Place) -> Iterator[Document]:
-        for document in read_from(files, start):
-            read.append(document)
-            yield document
-
-    monkeypatch.setattr(module, "read_from", spy)
-    shards = prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
-    kept = sum(part.num_documents for part in shards.parts[:2])
-    assert len(read) == shards.num_documents - kept
-    assert file_contents(half_done) == file_contents(in_parts)
-
-
-class Bar(tqdm):  # type: ignore[type-arg]
-    """One that draws nowhere, but counts as on a terminal."""
-
-    made: Bar
-
-    def __init__(self, *, title: str, **options: Any) -> None:
-        super().__init__(desc=title, **options, disable=False, file=io.StringIO())
-        self.options = options
-        self.seen = [self.n]
-        Bar.made = self
-
-    def update(self, n: float | None = 1) -> bool | None:
-        result = super().update(n)
-        self.seen.append(self.n)
-        return result
-
-
-def test_the_bar_is_right_from_where_it_goes_on(
-    half_done: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = Manifest.read(half_done / "partial.json").parts[-1].end
-    monkeypatch.setattr(module, "progress_bar", Bar)
-    shards = prepare([WIKI], tokenizer_file, half_done, part_bytes=SMALL_PART)
-    assert Bar.made.seen[0] == end[2] > 0
-    assert Bar.made.seen == sorted(Bar.made.seen)
-    assert Bar.made.seen[-1] == Bar.made.options["total"] == WIKI.stat().st_size
-    assert Bar.made.postfix == (f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens")
 
 
 def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:
@@ -280,40 +222,13 @@ def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path)
     assert file_contents(folder) == file_contents(expected)
 
 
-def test_a_dead_worker_is_reported(
-    tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    def read(files: Sequence[Path], start: Place) -> Iterator[Document]:
+def test_a_dead_worker_is_reported(tokenizer_file: Path) -> None:
+    def documents() -> Iterator[Document]:
         """Ends a worker once there is one."""
         while True:
             for worker in multiprocessing.active_children():
                 worker.kill()
-            yield Document(text="It rained. " * 100_000, end=start)
+            yield Document(text="It rained. " * 100_000, end=Place())
 
-    monkeypatch.setattr(module, "read_from", read)
-    options = ["--corpus", str(WIKI), "--tokenizer", str(vocab_dir), "--workers", "2"]
-    assert main([*options, "--output", str(tmp_path / "shards")]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: a worker was killed, most likely for want of memory; ")
-    assert error.count("\n") == 1
-    assert not (tmp_path / "shards").exists()
-
-
-def test_a_failed_start_of_workers_is_reported(
-    tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    start, num_started = multiprocessing.util.spawnv_passfds, count()
-
-    def start_one(*arguments: Any) -> int:
-        if next(num_started) > 0:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return start(*arguments)
-
-    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", start_one)
-    options = ["--corpus", str(WIKI), "--tokenizer", str(vocab_dir), "--workers", "2"]
-    assert main([*options, "--output", str(tmp_path / "shards")]) == 1
-    assert capsys.readouterr().err == (
-        "error: not all of 2 workers can be started: "
-        "[Errno 11] Resource temporarily unavailable; try fewer --workers\n"
-    )
-    assert not multiprocessing.active_children()
+    with pytest.raises(ShardError, match="a worker was killed, most likely for want of memory"):
+        list(tokenise(documents(), tokenizer_file, num_workers=2))

@@ -99,18 +99,6 @@ def test_recomputing_changes_no_bit(tiny: Path, tiny_options: list[str], tmp_pat
     assert same_weights(tmp_path, tiny)
 
 
-def test_passes_change_last_digits_alone(tiny_options: list[str], tmp_path: Path) -> None:
-    """Without dropout, which is drawn for each pass anew."""
-    options = [*tiny_options, "--dropout", "v2", "--optimizer", "adamw", "--steps", "4"]
-    for size in (1, 8):
-        assert run(options, tmp_path / str(size), "--micro-batch-size", str(size)) == 0
-    for one, other in zip(*(read_metrics(tmp_path / str(size)) for size in (1, 8)), strict=True):
-        assert one["tokens"] == other["tokens"]
-        assert one["fill-mask/loss"] == pytest.approx(other["fill-mask/loss"], rel=1e-3)
-        # The sentence-order head has dropout in every model.
-        assert one["sentence-order/loss"] == pytest.approx(other["sentence-order/loss"], rel=0.05)
-
-
 def test_a_run_begins_with_the_weights_of_a_shallower_model(
     tiny: Path, tiny_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -133,28 +121,6 @@ def test_a_run_begins_with_the_weights_of_a_shallower_model(
     assert run(options, tmp_path / "run") == 0
     assert "resuming from step 2" in capsys.readouterr().out
     assert same_weights(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--hidden-size", "64"], "hidden_size 64: "),
-        (["--layers", "1"], "the checkpoint has 2 layers; a model of 1 cannot be grown from it"),
-        (["--preset", "base"], "--preset goes with new weights; --initialize-from has sizes"),
-        (["--initialize-from", "./nowhere"], "./nowhere is not there, and cannot be a model"),
-    ],
-)
-def test_a_start_that_does_not_fit(
-    pretrained: Path,
-    pretrain_options: list[str],
-    tmp_path: Path,
-    more: list[str],
-    message: str,
-    capsys: Capture,
-) -> None:
-    options = [*pretrain_options, "--initialize-from", str(pretrained / "checkpoint"), *more]
-    assert run(options, tmp_path / "run") == 1
-    assert message in refusal(capsys, tmp_path / "run")
 
 
 def test_shards_of_another_tokenizer_are_refused(
@@ -193,27 +159,6 @@ def test_text_is_held_out_as_files_or_as_shards(
     assert [json.loads(line)["step"] for line in layers] == [40, 80]
 
 
-def test_a_run_of_an_earlier_version_is_refused_and_left_alone(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    """It had a folder `checkpoint` and, beside it, its state, and named its settings otherwise."""
-    folder = tmp_path / "run"
-    names = ("model.safetensors", "config.json", "tokenizer.json")
-    (folder / "checkpoint").mkdir(parents=True)
-    for name in names:
-        shutil.copy(pretrained / "checkpoint" / name, folder / "checkpoint" / name)
-    shutil.copy(pretrained / "checkpoint" / "state.pt", folder / "state.pt")
-    (folder / "run.json").write_text(json.dumps({"settings": {"muon_lr": 0.01, "seed": 1}}))
-    assert run(pretrain_options, folder) == 1
-    assert capsys.readouterr().err == (
-        f"error: {folder} holds a run of an earlier version; give another --output, and "
-        f"--initialize-from {folder}/checkpoint to begin with its weights\n"
-    )
-    assert sorted(file.name for file in folder.iterdir()) == ["checkpoint", "run.json", "state.pt"]
-    start = ["--initialize-from", str(folder / "checkpoint"), "--steps", "1"]
-    assert run([*pretrain_options, *start], tmp_path / "other") == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -247,49 +192,49 @@ def test_another_corpus_on_a_run_is_refused_before_it_is_tokenised(
     assert after == before
 
 
-def last(options: list[str], **changes: str) -> list[str]:
-    """Options given again; the last counts."""
-    return [*options, *(part for name, value in changes.items() for part in (f"--{name}", value))]
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("words", "message"),
     [
-        ({"corpus": "none.txt"}, "none.txt does not exist"),
-        ({"tokenizer": "nowhere"}, "nowhere/tokenizer.json cannot be read: No such file"),
-        ({"length": "65"}, "--length 65: a sequence has from 8 tokens to the model's 64 positions"),
-        ({"length": "7"}, "--length 7: a sequence has from 8"),
-        ({"heads": "5"}, "hidden_size 32 is not a multiple of num_heads 5"),
-        ({"groups": "3"}, "num_groups 3 is over num_layers 2"),
+        ("--corpus none.txt", "none.txt does not exist"),
+        ("--corpus {empty}", "the corpus holds no sentence"),
+        ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
+        ("--length 65", "--length 65: a sequence has from 8 tokens to the model's 64 positions"),
+        ("--length 7", "--length 7: a sequence has from 8"),
+        ("--order-share 0.2 --order-length 65", "--order-length 65: a sequence has from 8"),
+        ("--heads 5", "hidden_size 32 is not a multiple of num_heads 5"),
+        ("--groups 3", "num_groups 3 is over num_layers 2"),
+        ("--parallel fsdp", "muon needs whole matrices; with --parallel fsdp take lamb or adamw"),
+        ("--micro-batch-size 3", "--batch-size 16 is no multiple of --micro-batch-size 3"),
+        ("--initialize-from ./nowhere", "./nowhere is not there, and cannot be a model"),
+        ("--initialize-from {start} --hidden-size 64", "hidden_size 64: "),
+        ("--initialize-from {start} --preset base", "--preset goes with new weights; --initialize"),
+        (
+            "--initialize-from {start} --layers 1",
+            "the checkpoint has 2 layers; a model of 1 can",
+        ),
     ],
 )
 def test_impossible_options_are_one_line_and_no_run(
+    pretrained: Path,
     pretrain_options: list[str],
     tmp_path: Path,
-    changes: dict[str, str],
+    words: str,
     message: str,
     capsys: Capture,
 ) -> None:
-    folder = tmp_path / "run"
-    assert run(last(pretrain_options, **changes), folder) == 1
+    empty, folder = tmp_path / "empty.txt", tmp_path / "run"
+    empty.write_text("\n\n  \n")
+    more = words.format(empty=empty, start=pretrained / "checkpoint").split()
+    assert run([*pretrain_options, *more], folder) == 1
     assert message in refusal(capsys, folder)
 
 
-@pytest.mark.parametrize("content", ["", "\n\n  \n"])
-def test_an_empty_corpus(
-    pretrain_options: list[str], tmp_path: Path, content: str, capsys: Capture
+def test_text_is_given_as_files_or_as_shards(
+    pretrain_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    corpus = tmp_path / "empty.txt"
-    corpus.write_text(content)
-    assert run(last(pretrain_options, corpus=str(corpus)), tmp_path / "run") == 1
-    assert "error: the corpus holds no sentence\n" in capsys.readouterr().err
-
-
-def test_a_run_without_an_end(pretrain_options: list[str], tmp_path: Path, capsys: Capture) -> None:
-    at = pretrain_options.index("--steps")
-    assert run(pretrain_options[:at] + pretrain_options[at + 2 :], tmp_path / "run") == 1
-    message = "a run needs an end: give --steps, --budget or --recipe paper"
-    assert capsys.readouterr().err == f"error: {message}\n"
+    with pytest.raises(SystemExit, match="2"):
+        run([*pretrain_options, "--shards", "shards"], tmp_path / "run")
+    assert "argument --shards: not allowed with argument --corpus" in capsys.readouterr().err
 
 
 def test_an_output_that_is_a_file(
@@ -298,17 +243,6 @@ def test_an_output_that_is_a_file(
     (tmp_path / "run").write_text("")
     assert run(pretrain_options, tmp_path / "run") == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
-
-
-@pytest.mark.parametrize(("sharing", "start"), [("attention", "random"), ("none", "local")])
-def test_every_model_trains(
-    pretrain_options: list[str], tmp_path: Path, sharing: str, start: str
-) -> None:
-    options = last(pretrain_options, sharing=sharing, steps="3", start=start)
-    assert run(options, tmp_path) == 0
-    model = load_checkpoint(tmp_path / "checkpoint")
-    assert model.config.sharing == sharing
-    assert len(model.albert.encoder.ffns) == 2
 
 
 @pytest.mark.parametrize("program", ["vocab", "pretrain", "distil", "finetune", "evaluate"])

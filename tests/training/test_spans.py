@@ -38,17 +38,6 @@ def test_the_same_command_writes_the_same_bytes(tmp_path: Path, suffix: str) -> 
     assert read_squad(files[:1]) != read_squad(files[2:])
 
 
-def test_numbers_are_bounded(tmp_path: Path) -> None:
-    whole, some, single = (tmp_path / f"{name}.json" for name in ("whole", "some", "single"))
-    assert main([str(WIKI), str(whole)]) == 0
-    assert main([str(WIKI), str(some), "--max-questions", "10"]) == 0
-    assert main([str(WIKI), str(single), "--passage-questions", "1"]) == 0
-    ids = [[question.id for question in read_squad([file])] for file in (whole, some, single)]
-    assert ids[1] == ids[0][:10]
-    assert {name.rpartition("-")[2] for name in ids[2]} == {"0"}
-    assert {name.rpartition("-")[2] for name in ids[0]} == {"0", "1"}
-
-
 def test_finetuning_learns_from_it(pretrained: Path, tmp_path: Path) -> None:
     file = tmp_path / "spans.json.xz"
     assert main([str(WIKI), str(file), "--passage-words", "40"]) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,34 +40,10 @@ def test_pieces_begin_with_albert_s_special_and_user_symbols(spiece: Path) -> No
     assert all(model.is_control(index) for index in (2, 3, 4))
 
 
-def test_pieces_are_lower_case_without_accents(spiece: Path) -> None:
-    model = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
-    pieces = [model.id_to_piece(index) for index in range(5, 800)]
-    assert not [piece for piece in pieces if piece != piece.lower() or "é" in piece]
-
-
-def test_only_the_model_is_left_in_the_folder(spiece: Path) -> None:
-    assert [file.name for file in spiece.parent.iterdir()] == ["spiece.model"]
-
-
 def test_the_same_seed_gives_the_same_bytes_in_any_folder(tmp_path: Path) -> None:
     first = train(tmp_path / "one", num_sentences=500, seed=3)
     assert train(tmp_path / "two" / "deeper", num_sentences=500, seed=3) == first
     assert train(tmp_path / "three", num_sentences=500, seed=4) != first
-
-
-def test_a_draw_of_the_whole_corpus_does_not_depend_on_the_seed(
-    spiece: Path, tmp_path: Path
-) -> None:
-    assert train(tmp_path, seed=7) == spiece.read_bytes()
-
-
-def test_sentences_are_drawn_from_the_whole_corpus(tmp_path: Path) -> None:
-    """Not from its head: with one sentence in ten drawn, late words are still learnt."""
-    documents = ["Early birds eat early worms."] * 300 + ["Late quokkas quarrel quietly."] * 300
-    spiece = train_vocab(documents, tmp_path, vocab_size=33, num_sentences=60)
-    tokens = build_tokenizer(spiece).encode("quokkas").ids
-    assert 1 not in tokens
 
 
 def test_the_tokenizer_knows_pairs_and_the_mask(spiece: Path) -> None:
@@ -93,14 +67,6 @@ def test_a_size_that_the_corpus_does_not_allow(
     with pytest.raises(VocabError, match=message):
         train_vocab(read_documents([WIKI]), tmp_path, vocab_size=vocab_size)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("documents", "num_sentences"), [([], 10), (["A sentence."], 0)], ids=["empty", "none drawn"]
-)
-def test_no_sentence_to_train_on(tmp_path: Path, documents: list[str], num_sentences: int) -> None:
-    with pytest.raises(VocabError, match="no sentence to train on"):
-        train_vocab(documents, tmp_path, num_sentences=num_sentences)
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
@@ -131,16 +97,3 @@ def test_main_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     built = build_tokenizer(tmp_path / "new" / "spiece.model")
     assert tokenizer.get_vocab() == built.get_vocab()
     assert tokenizer.encode("Some text.").ids == built.encode("Some text.").ids
-
-
-def test_main_reports_errors_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--corpus", str(tmp_path / "none"), "--output", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 'none'} does not exist\n"
-    assert main(["--corpus", str(WIKI), "--vocab-size", "500", "--output", str(WIKI)]) == 1
-    assert "File exists" in capsys.readouterr().err
-
-
-def test_the_command_line_shows_examples() -> None:
-    command = [sys.executable, "-m", "training.vocab", "--help"]
-    shown = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert "examples:\n  python -m training.vocab --corpus" in shown.stdout

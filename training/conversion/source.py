@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from training.conversion.hub import HubModel, check_reachable, download
+from albert_serve.hub import HubModel, check_reachable, download
 from training.conversion.standard import is_standard, write_standard
 from training.conversion.weight_files import find_weights, missing_files
 from training.model.checkpoint import CheckpointError, check_config, read_config
@@ -52,7 +51,7 @@ def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
             `id@revision`.
 
     Raises:
-        CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
+        HubError, CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
     """
     folder, name = _locate(reference)
     if is_standard(folder):
@@ -62,23 +61,6 @@ def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
         converted = Path(scratch) / "checkpoint"
         write_standard(folder, converted)
         yield Checkpoint(folder=converted, name=name)
-
-
-@contextmanager
-def open_initial(options: Namespace) -> Iterator[Namespace]:
-    """Open the checkpoint of `--initialize-from`, if there is one, for `with`.
-
-    Returns the options with its folder in place of the reference, and its name as `initial_name`.
-
-    Raises:
-        As `open_checkpoint`.
-    """
-    if options.initialize_from is None:
-        yield Namespace(**vars(options), initial_name=None)
-        return
-    with open_checkpoint(options.initialize_from) as initial:
-        local = {"initialize_from": initial.folder, "initial_name": initial.name}
-        yield Namespace(**{**vars(options), **local})
 
 
 def _locate(reference: str | Path) -> tuple[Path, str]:

@@ -31,9 +31,9 @@ from training.model.checkpoint import (
 from training.model.resizing import expand_for_hf
 from training.vocab import build_tokenizer
 
-SPIECE_FILE: Final = "spiece.model"
+_SPIECE_FILE: Final = "spiece.model"
 # Other files of a checkpoint, which are kept as they are.
-_KEPT: Final = (TOKENIZER_FILE, SPIECE_FILE, "tokenizer_config.json", "training.json",
+_KEPT: Final = (TOKENIZER_FILE, _SPIECE_FILE, "tokenizer_config.json", "training.json",
                 "evaluation.json")  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def is_standard(folder: Path) -> bool:
     if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
         return False
     check_config(read_config(folder), folder)
-    has_vocabulary = any((folder / name).is_file() for name in (SPIECE_FILE, VOCABULARY_FILE))
+    has_vocabulary = any((folder / name).is_file() for name in (_SPIECE_FILE, VOCABULARY_FILE))
     if has_vocabulary and not (folder / TOKENIZER_FILE).is_file():
         return False
     weights = find_weights(folder)
@@ -84,10 +84,10 @@ def write_standard(source: Path, folder: Path) -> None:
 def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
     """Add what the folder lacks of the tokenizer's files, if there is a vocabulary."""
     original = source / VOCABULARY_FILE
-    if original.is_file() and not (folder / SPIECE_FILE).is_file():
-        shutil.copyfile(original, folder / SPIECE_FILE)
-    if (folder / SPIECE_FILE).is_file() and not (folder / TOKENIZER_FILE).is_file():
-        tokenizer = build_tokenizer(folder / SPIECE_FILE)
+    if original.is_file() and not (folder / _SPIECE_FILE).is_file():
+        shutil.copyfile(original, folder / _SPIECE_FILE)
+    if (folder / _SPIECE_FILE).is_file() and not (folder / TOKENIZER_FILE).is_file():
+        tokenizer = build_tokenizer(folder / _SPIECE_FILE)
         tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
     if (folder / TOKENIZER_FILE).is_file() and not (folder / "tokenizer_config.json").is_file():
         write_tokenizer_config(config, folder)

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
-from albert_serve.files import read_small_file
 from training.conversion.tensor_bundle import TensorBundle
 from training.model.checkpoint import CheckpointError
 
 CONFIG_FILE: Final = "albert_config.json"
 VOCABULARY_FILE: Final = "30k-clean.model"
-_MAX_CONFIG_BYTES: Final = 1 << 20
 _TF_LAYER: Final = "bert/encoder/transformer/group_{g}/inner_group_{i}"
 _HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 # TensorFlow's name <-> Hugging Face's. {g} and {i} are the group and the layer within it.
@@ -66,7 +64,7 @@ def read_tensorflow_config(folder: Path) -> dict[str, Any]:
     """
     file = folder / CONFIG_FILE
     try:
-        theirs = json.loads(read_small_file(file, _MAX_CONFIG_BYTES))
+        theirs = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if not isinstance(theirs, dict):

@@ -22,16 +22,16 @@ from albert_serve.tasks.multiple_choice import with_choice
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, MicroBatch
 from training.data.collate import collate_examples
-from training.data.feeds import (
-    BATCHES_SAMPLED,
-    WHOLE,
-    Division,
-    ExampleFeed,
-    shuffled_batches,
-)
 from training.data.labelled.choices import ChoiceText
 from training.data.labelled.errors import raise_listed
 from training.data.packing import best_row_length
+from training.data.streams import (
+    BATCHES_SAMPLED,
+    WHOLE,
+    Division,
+    ExampleStream,
+    shuffled_batches,
+)
 
 # Of the passes of a step: its questions can be too many for the memory of one.
 _TOKENS_A_PASS: Final = 16_384
@@ -207,7 +207,7 @@ def _passes(examples: Sequence[ChoiceExample]) -> Iterator[list[ChoiceExample]]:
 
 
 @dataclass(kw_only=True)
-class ChoiceFeed(ExampleFeed[ChoiceExample]):
+class ChoiceStream(ExampleStream[ChoiceExample]):
     """Task stream over questions, `batch_size` a step in as many micro-batches as they need."""
 
     tokenizer: AlbertTokenizer
@@ -227,7 +227,7 @@ class ChoiceFeed(ExampleFeed[ChoiceExample]):
         return collate_choices(examples, self.tokenizer, row_length=length)
 
 
-def choice_feed(
+def choice_stream(
     examples: Sequence[ChoiceExample],
     tokenizer: AlbertTokenizer,
     config: AlbertConfig,
@@ -235,11 +235,11 @@ def choice_feed(
     batch_size: int,
     seed: int,
     division: Division = WHOLE,
-) -> ChoiceFeed:
+) -> ChoiceStream:
     """Return the task stream of questions, packed into rows of the length that costs least."""
     steps = islice(shuffled_batches(len(examples), batch_size, seed), BATCHES_SAMPLED)
     passes = [passed for step in steps for passed in _passes([examples[i] for i in step])]
-    return ChoiceFeed(
+    return ChoiceStream(
         task="multiple-choice",
         examples=examples,
         batch_size=batch_size,

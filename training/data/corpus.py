@@ -12,32 +12,22 @@ import json
 import lzma
 import re
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import sentencex
-import zstandard
 
 from training.errors import TrainingError
 
 # Drops the byte order mark that some editors put before UTF-8.
 _ENCODING: Final = "utf-8-sig"
-_DAMAGE: Final = (
-    UnicodeDecodeError,
-    EOFError,
-    OSError,
-    lzma.LZMAError,
-    zlib.error,
-    zstandard.ZstdError,
-)
-# The window of `zstd --ultra --long=31`; zstandard's default limit is 128 MiB.
-_ZSTD_MAX_WINDOW_BYTES: Final = 1 << 31
+_DAMAGE: Final = (UnicodeDecodeError, EOFError, OSError, lzma.LZMAError, zlib.error)
 _CHUNK_BYTES: Final = 1 << 16
 # Otherwise a file without line ends, such as one of zeros, would be read into memory whole.
 MAX_LINE_CHARACTERS: Final = 1 << 26
@@ -129,18 +119,6 @@ def read_from(files: Sequence[Path], start: Place) -> Iterator[Document]:
         num_bytes += _size(files[index])
 
 
-def find_errors(files: Sequence[Path]) -> Iterator[str]:
-    """Yield what is wrong in files of documents: each line of JSONL, elsewhere the first error."""
-    for file in files:
-        try:
-            if ".jsonl" in file.suffixes:
-                yield from _line_errors(file)
-            else:
-                deque(_read_file(file), maxlen=0)
-        except CorpusError as error:
-            yield str(error)
-
-
 def read_lines(file: Path) -> Iterator[str]:
     """Yield the lines of a text file, decompressed according to its suffix.
 
@@ -219,34 +197,12 @@ def _read_lines(file: Path) -> Iterator[tuple[str, int]]:
         raise CorpusError(f"{file}: {error}; is the file complete and UTF-8?") from error
 
 
-class _ZstdReader(io.RawIOBase):
-    """Reader of all frames; zstandard's own reader does not detect a truncated file."""
-
-    def __init__(self, compressed: IO[bytes]) -> None:
-        self._pieces = _read_zstd(compressed)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._rest = memoryview(piece)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-
 def _open_plain(raw: IO[bytes]) -> IO[bytes]:
     return raw
 
 
-def _open_zstd(raw: IO[bytes]) -> io.BufferedReader:
-    return io.BufferedReader(_ZstdReader(raw), _CHUNK_BYTES)
+def _open_zstd(raw: IO[bytes]) -> Any:
+    return pa.CompressedInputStream(raw, "zstd")
 
 
 _OPENERS: Final[dict[str, Callable[..., Any]]] = {
@@ -257,33 +213,10 @@ _OPENERS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def _read_zstd(compressed: IO[bytes]) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
-    frame: zstandard.ZstdDecompressionObj | None = None
-    while chunk := compressed.read(_CHUNK_BYTES):
-        while chunk:
-            frame = frame or decompressor.decompressobj()
-            yield frame.decompress(chunk)
-            chunk = frame.unused_data
-            if frame.eof:
-                frame = None
-    if frame is not None:
-        raise EOFError("the file ends within a zstd frame")
-
-
 def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
     for number, (line, position) in enumerate(_read_lines(file), start=1):
         if line.strip():
             yield _parse_record(line, f"{file}, line {number}"), position
-
-
-def _line_errors(file: Path) -> Iterator[str]:
-    for number, line in enumerate(read_lines(file), start=1):
-        try:
-            if line.strip():
-                _parse_record(line, f"{file}, line {number}")
-        except CorpusError as error:
-            yield str(error)
 
 
 def _parse_record(line: str, place: str) -> str:
@@ -319,34 +252,20 @@ def _read_text(file: Path) -> Iterator[tuple[str, int]]:
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, int]]:
     try:
-        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise CorpusError(f"{file}: Parquet needs pyarrow; pip install pyarrow") from error
-    try:
         # With a buffer, a row group is read page by page.
-        with parquet.ParquetFile(file, buffer_size=_CHUNK_BYTES, pre_buffer=False) as table:
-            _check_text_column(file, table.schema_arrow, pyarrow.types)
-            rows = _text_column(table)
+        with pq.ParquetFile(file, buffer_size=_CHUNK_BYTES, pre_buffer=False) as table:
+            names = table.schema_arrow.names
+            if "text" not in names:
+                raise CorpusError(f'{file}: no column "text", only {", ".join(names) or "none"}')
             size, num_rows = _size(file), table.metadata.num_rows
-            for number, text in enumerate(rows, start=1):
-                if text is None:
-                    raise CorpusError(f"{file}, row {number}: the text is null")
+            for number, text in enumerate(_text_column(table), start=1):
+                if not isinstance(text, str):
+                    raise CorpusError(f"{file}, row {number}: the text is {text!r}, not a string")
                 yield text, size * number // num_rows
-    except (*_DAMAGE, pyarrow.ArrowException) as error:
+    except (*_DAMAGE, pa.ArrowException) as error:
         raise CorpusError(f"{file}: {error}; is the file complete, and Parquet?") from error
 
 
-def _check_text_column(file: Path, schema: Any, types: Any) -> None:
-    if "text" not in schema.names:
-        raise CorpusError(f'{file}: no column "text", only {", ".join(schema.names) or "none"}')
-    kind = schema.field("text").type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise CorpusError(f'{file}: the column "text" is of type {kind}, not string')
-
-
-def _text_column(table: Any) -> Iterator[str | None]:
-    batches: Iterable[Any] = table.iter_batches(_ROWS_A_BATCH, columns=["text"], use_threads=False)
-    for batch in batches:
+def _text_column(table: pq.ParquetFile) -> Iterator[Any]:
+    for batch in table.iter_batches(_ROWS_A_BATCH, columns=["text"], use_threads=False):
         yield from batch.column(0).to_pylist()

@@ -16,9 +16,9 @@ from torch import Tensor
 from training.data.batch import MicroBatch
 from training.data.collate import PackedRows, Rows, Slicing, rounded
 from training.data.examples import IGNORED, ExampleSettings
-from training.data.feeds import PlannedFeed
 from training.data.packing import Plan
 from training.data.shards import Shards
+from training.data.streams import PackedStream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,11 +66,11 @@ class OrderCollator:
         )
 
 
-def order_feed(
+def order_stream(
     shards: Shards, settings: ExampleSettings, slicing: Slicing, *, seed: int, num_workers: int = 0
-) -> PlannedFeed:
+) -> PackedStream:
     """Return the task stream of pairs in both orders; `settings` are those of `pairs`."""
-    return PlannedFeed(
+    return PackedStream(
         plan=Plan(shards=shards, settings=settings, seed=seed),
         collate=OrderCollator(shards=shards, length=settings.length),
         slicing=slicing,

@@ -41,7 +41,7 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class _Window:
     """Shuffle window: examples of some parts of the corpus, packed into rows in random order.
 
     Attributes:
@@ -122,7 +122,7 @@ class Plan:
             _, window = self._window((Position(epoch=number, window=index), parts))
             yield from map(window.row, range(window.num_rows))
 
-    def _windows(self, start: Position) -> Iterator[tuple[Position, Window]]:
+    def _windows(self, start: Position) -> Iterator[tuple[Position, _Window]]:
         """Yield windows from a position on; the next one is built in the background."""
         places = self._places(start)
         with ThreadPoolExecutor(1, thread_name_prefix="windows") as pool:
@@ -160,7 +160,7 @@ class Plan:
             room -= size
         return groups
 
-    def _window(self, place: tuple[Position, tuple[int, ...]]) -> tuple[Position, Window]:
+    def _window(self, place: tuple[Position, tuple[int, ...]]) -> tuple[Position, _Window]:
         at, numbers = place
         parts = tuple(
             (
@@ -176,15 +176,15 @@ class Plan:
             for number in numbers
         )
         rng = np.random.default_rng([_ROWS, self.seed, at.epoch, at.window])
-        return at, arrange(at.epoch, parts, rng, self.settings.length)
+        return at, _arrange(at.epoch, parts, rng, self.settings.length)
 
 
-def arrange(
+def _arrange(
     epoch: int,
     parts: tuple[tuple[int, Examples], ...],
     rng: np.random.Generator,
     length: int,
-) -> Window:
+) -> _Window:
     """Pack the examples of some parts into rows of `length` tokens, in random order."""
     sizes = np.concatenate([examples.sizes for _, examples in parts])
     shuffled = rng.permutation(len(sizes))
@@ -193,7 +193,7 @@ def arrange(
     place = rng.permutation(num_rows)[row_of]
     order = np.argsort(place, kind="stable")
     bounds = np.searchsorted(place[order], np.arange(num_rows + 1))
-    return Window(epoch, parts, shuffled[order], bounds)
+    return _Window(epoch, parts, shuffled[order], bounds)
 
 
 def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.corpus import CorpusError, read_lines
@@ -16,9 +15,6 @@ from training.data.labelled.errors import raise_listed
 
 _WRONG_FORM: Final = (KeyError, TypeError, IndexError, AttributeError)
 _NUM_SPECIAL: Final = 3
-_LinesOfIds: TypeAlias = "defaultdict[Any, deque[int]]"
-# A key `id` with its value.
-_ID: Final = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +25,7 @@ class Question:
         answers: the correct answers; empty if the context has none.
         start: character offset of the first answer in the context, as the file has it; None
             without an answer.
-        place: file, line (in a file of several) and id, for messages.
+        place: file and id, for messages.
     """
 
     id: str
@@ -78,8 +74,7 @@ def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
 def _file_questions(file: Path) -> Iterator[Question | str]:
     """Yield the questions of a file, and each error."""
     try:
-        text = "".join(read_lines(file))
-        yield from _questions(json.loads(text), _lines_of_ids(text), file)
+        yield from _questions(json.loads("".join(read_lines(file))), file)
     except CorpusError as error:
         yield str(error)
     except json.JSONDecodeError as error:
@@ -88,28 +83,13 @@ def _file_questions(file: Path) -> Iterator[Question | str]:
         yield f"{file} is not in SQuAD's format: {error!r}"
 
 
-def _lines_of_ids(text: str) -> _LinesOfIds:
-    """Return the numbers of the lines of each id in a JSON text of several lines."""
-    lines: _LinesOfIds = defaultdict(deque)
-    if "\n" not in text.rstrip():  # as SQuAD's own files
-        return lines
-    line, end = 1, 0
-    for match in _ID.finditer(text):
-        line += text.count("\n", end, match.start())
-        end = match.start()
-        lines[json.loads(match[1])].append(line)
-    return lines
-
-
-def _questions(content: dict[str, Any], lines: _LinesOfIds, file: Path) -> Iterator[Question | str]:
+def _questions(content: dict[str, Any], file: Path) -> Iterator[Question | str]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for record in paragraph["qas"]:
                 place = f"{file}, a question"
                 try:
-                    own = lines[record["id"]]
-                    where = f", line {own.popleft()}" if own else ""
-                    place = f"{file}{where}, question {record['id']}"
+                    place = f"{file}, question {record['id']}"
                     yield _question(record, paragraph["context"], place)
                 except _WRONG_FORM as error:
                     yield f"{place}, is not in SQuAD's format: {error!r}"

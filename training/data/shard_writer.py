@@ -27,8 +27,7 @@ from training.data.shards import (
     Part,
     PartRecord,
     ShardError,
-    hash_part,
-    is_intact,
+    open_part,
     part_name,
 )
 from training.system.locking import locked_folder
@@ -71,7 +70,6 @@ class ShardWriter:
                 num_tokens=part.num_tokens,
                 num_sentences=part.num_sentences,
                 num_documents=part.num_documents,
-                sha256=hash_part(half),
                 end=end,
             )
             os.rename(half, self._folder / name)
@@ -125,12 +123,11 @@ class ShardWriter:
 def claim(folder: Path) -> Iterator[None]:
     """Create the folder, and lock it against other processes; for `with`.
 
-    A new folder that stays empty is removed again.
+    A folder that stays empty is removed again.
 
     Raises:
         ShardError: it cannot be created, another process holds the lock, or it has other files.
     """
-    was_there = folder.exists()
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -143,9 +140,8 @@ def claim(folder: Path) -> Iterator[None]:
             _refuse_others(folder)
             yield
         finally:
-            if not was_there:
-                with suppress(OSError):  # it is not empty
-                    folder.rmdir()
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _refuse_others(folder: Path) -> None:
@@ -167,8 +163,11 @@ def _read_partial(folder: Path) -> Manifest | None:
 
 
 def _intact_parts(folder: Path, records: tuple[PartRecord, ...]) -> tuple[PartRecord, ...]:
+    """Return the parts before the first of which a file is missing or truncated."""
     for number, record in enumerate(records):
-        if not is_intact(folder, record):
+        try:
+            open_part(folder, record)
+        except ShardError:
             return records[:number]
     return records
 

@@ -7,16 +7,14 @@ A folder of parts, `part-00000/` and on, each of three arrays that are memory-ma
 - `sentences.npy`: int64, begin of each sentence in the part's tokens, and their end
 - `documents.npy`: int64, begin of each document in the part's sentences, and their end
 
-and `shards.json`, which lists them with their sizes and hashes. `training.prepare` writes it
-last, so that a folder with it is complete; until then the same list is in `partial.json`. Reading
-needs numpy only, so that training needs no dependencies of `training.prepare`.
+and `shards.json`, which lists them with their sizes. `training.prepare` writes it last, so that a
+folder with it is complete; until then the same list is in `partial.json`.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +28,6 @@ from training.errors import TrainingError
 ARRAYS: Final = ("tokens", "sentences", "documents")
 SHARDS_FILE: Final = "shards.json"
 PARTIAL_FILE: Final = "partial.json"
-PART_NAME: Final = re.compile(r"part-[0-9]{5,}")
 _FORMAT: Final = 2
 _TOKEN_DTYPES: Final = (np.uint16, np.int32)
 # bincount converts its input to int64, so that it gets one piece at a time.
@@ -81,7 +78,6 @@ class PartRecord:
     """The entry of a part in `shards.json`.
 
     Attributes:
-        sha256: hash of each array's file, by the array's name.
         end: position in the corpus right after it: number of whole files read, of documents of
             the next one, and of bytes of all files on disk.
     """
@@ -90,7 +86,6 @@ class PartRecord:
     num_tokens: int
     num_sentences: int
     num_documents: int
-    sha256: dict[str, str]
     end: tuple[int, int, int]
 
 
@@ -127,7 +122,7 @@ class Manifest:
             entries = json.loads(file.read_bytes())
             if entries.pop("format", 1) != _FORMAT:
                 raise ShardError(f"{file} is of another version of this program")
-            parts = tuple(_part_record(**part) for part in entries.pop("parts"))
+            parts = tuple(_part_record(part) for part in entries.pop("parts"))
             manifest = cls(**entries, parts=parts)
         except OSError as error:
             raise ShardError(f"{file} cannot be read: {error.strerror}") from error
@@ -195,7 +190,7 @@ class Shards:
     def open(cls, folder: Path, tokenizer_file: Path | None = None) -> Shards:
         """Memory-map a folder that `training.prepare` wrote, and check its parts.
 
-        Sizes and bounds are checked; hashes are not, since that takes as long as reading all.
+        Sizes and bounds are checked.
 
         Args:
             folder: the `--output` of `training.prepare`.
@@ -219,9 +214,15 @@ class Shards:
         )
 
 
-def _part_record(*, end: Sequence[int], **sizes: Any) -> PartRecord:
-    num_files, num_documents, num_bytes = map(int, end)
-    return PartRecord(**sizes, end=(num_files, num_documents, num_bytes))
+def _part_record(entry: Mapping[str, Any]) -> PartRecord:
+    num_files, num_documents, num_bytes = map(int, entry["end"])
+    return PartRecord(
+        name=entry["name"],
+        num_tokens=entry["num_tokens"],
+        num_sentences=entry["num_sentences"],
+        num_documents=entry["num_documents"],
+        end=(num_files, num_documents, num_bytes),
+    )
 
 
 def part_name(number: int) -> str:
@@ -251,23 +252,6 @@ def open_part(folder: Path, record: PartRecord) -> Part:
             f"not {recorded} as recorded"
         )
     return part
-
-
-def is_intact(folder: Path, record: PartRecord) -> bool:
-    """Whether the files of a part match the recorded hashes."""
-    try:
-        return hash_part(folder / record.name) == record.sha256
-    except OSError:
-        return False
-
-
-def hash_part(part: Path) -> dict[str, str]:
-    """Return the sha256 of each array's file, by the array's name.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    return {name: sha256_of(part / f"{name}.npy") for name in ARRAYS}
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -84,7 +83,6 @@ def _tokenise_in_parallel(
     )
     pending: deque[tuple[list[Document], Future[_Encoded]]] = deque()
     try:
-        _start_workers(pool, num_workers)
         for chunk in chunks:
             pending.append((chunk, pool.submit(_encode, tokenizer_file, _texts(chunk))))
             if len(pending) >= _CHUNKS_A_WORKER * num_workers:
@@ -98,32 +96,6 @@ def _tokenise_in_parallel(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _start_workers(pool: ProcessPoolExecutor, num_workers: int) -> None:
-    """Start all workers now: a pool that starts one while another dies may fail, or hang.
-
-    Raises:
-        ShardError: the system cannot start so many.
-    """
-    try:
-        with _blocked_interrupts():  # the workers inherit the signal mask
-            for _ in range(num_workers):
-                pool.submit(int)
-    except OSError as error:
-        raise ShardError(
-            f"not all of {num_workers} workers can be started: {error}; try fewer --workers"
-        ) from error
-
-
-@contextmanager
-def _blocked_interrupts() -> Iterator[None]:
-    """Block Ctrl-C, which would end a worker during an import; for `with`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:

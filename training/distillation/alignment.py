@@ -33,7 +33,7 @@ class PieceRange(NamedTuple):
     end: int
 
 
-class TeacherTokenizer(Protocol):
+class _TeacherTokenizer(Protocol):
     """Interface of a teacher's tokenizer."""
 
     @property
@@ -53,7 +53,7 @@ class TeacherTokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AlignedWord:
+class _AlignedWord:
     """One word in both tokenizers' pieces.
 
     Attributes:
@@ -72,7 +72,7 @@ class AlignedWord:
         return self.student_spans[-1] + 1
 
 
-def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> AlignedWord:
+def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> _AlignedWord:
     """Align the student's pieces of one word, by their characters, with the teacher's.
 
     Args:
@@ -87,7 +87,7 @@ def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> AlignedWord:
         for place in range(piece.begin + 1, min(piece.end, bounds[-1])):
             is_cut[place] = False
     cuts = [place for place in sorted(set(bounds)) if is_cut[place]]
-    return AlignedWord(
+    return _AlignedWord(
         student_spans=tuple(bisect_right(cuts, begin) for begin, _ in pairwise(bounds)),
         teacher_ids=tuple(piece.token_id for piece in pieces),
         teacher_spans=tuple(bisect_right(cuts, piece.begin) for piece in pieces),
@@ -114,15 +114,15 @@ class AlignedSequence:
 class Aligner:
     """Aligns whole sequences; aligned words are cached."""
 
-    def __init__(self, student: AlbertTokenizer, teacher: TeacherTokenizer) -> None:
+    def __init__(self, student: AlbertTokenizer, teacher: _TeacherTokenizer) -> None:
         self._pieces = [student.token(index) for index in range(student.vocab_size)]
         self._surfaces = [piece.replace("▁", "") for piece in self._pieces]
         self._starts_word = np.array([piece.startswith("▁") for piece in self._pieces])
         self._starts_word[: len(SPECIAL_TOKENS)] = True
         self._teacher = teacher
-        self._words: dict[tuple[int, ...], AlignedWord] = {}
+        self._words: dict[tuple[int, ...], _AlignedWord] = {}
 
-    def word(self, ids: Sequence[int]) -> AlignedWord:
+    def word(self, ids: Sequence[int]) -> _AlignedWord:
         """Align one word in the student's pieces; a special token is a word of its own."""
         key = tuple(ids)
         word = self._words.get(key)
@@ -132,11 +132,11 @@ class Aligner:
             word = self._words[key] = self._align(key)
         return word
 
-    def _align(self, ids: tuple[int, ...]) -> AlignedWord:
+    def _align(self, ids: tuple[int, ...]) -> _AlignedWord:
         teacher = self._teacher
         special = {_CLS_ID: teacher.cls_id, _SEP_ID: teacher.sep_id, _UNK_ID: teacher.unk_id}
         if ids[0] in special:
-            return AlignedWord((0,), (special[ids[0]],), (0,))
+            return _AlignedWord((0,), (special[ids[0]],), (0,))
         surfaces = [self._surfaces[index] for index in ids]
         return align(surfaces, teacher.encode_word("".join(surfaces)))
 

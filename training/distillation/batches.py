@@ -41,7 +41,7 @@ class StudentSpans:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TeacherSpans:
+class _TeacherSpans:
     """The teacher's inputs, and the rows of its hidden states that belong to each span.
 
     Attributes:
@@ -72,7 +72,7 @@ class DistilBatch(PretrainBatch):
 
     task: str = "distillation"
     student_spans: StudentSpans
-    teacher: TeacherSpans
+    teacher: _TeacherSpans
 
     @property
     def num_spans(self) -> int:
@@ -152,7 +152,7 @@ class _SpanLists:
             is_span=torch.from_numpy(self.is_span),
         )
 
-    def teacher_spans(self, pad_id: int) -> TeacherSpans:
+    def teacher_spans(self, pad_id: int) -> _TeacherSpans:
         longest = max(len(ids) for ids, _ in self.sequences)
         width = -(-longest // _ROUNDING) * _ROUNDING
         shape = (len(self.sequences), width)
@@ -163,7 +163,7 @@ class _SpanLists:
             ids[line, :size], types[line, :size] = sequence_ids, sequence_types
             is_real[line, :size] = True
         rows = [line * width + means.rows for line, means in enumerate(self.means)]
-        return TeacherSpans(
+        return _TeacherSpans(
             ids=torch.from_numpy(ids),
             types=torch.from_numpy(types),
             is_real=torch.from_numpy(is_real),

@@ -1,26 +1,32 @@
-"""Distillation: builds the run of a job with a teacher."""
+"""Distillation: how a teacher teaches the student of a pretraining job."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.batch import LossName
 from training.data.shards import Shards
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilCollator
+from training.distillation.config import DistilConfig
 from training.distillation.losses import DistillationLoss, Objectives, student_states
-from training.distillation.start import shared_pieces, start_from_teacher
-from training.distillation.teacher import Teacher, TeacherError
+from training.distillation.start import (
+    check_start,
+    default_layers,
+    shared_pieces,
+    start_from_teacher,
+)
+from training.distillation.teacher import Teacher, TeacherError, describe_model
 from training.loop.step import Run
 from training.losses import LOSS_OF
 from training.model.heads import AlbertForTasks, head_sizes
-from training.run.job import Job
+from training.run.job import PretrainingJob
+from training.run.recipes import Recipe
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
 # official vocabularies of English encoders share over 80 % on Wikipedia.
@@ -28,53 +34,76 @@ _LEAST_SHARED: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossWeights:
-    """Weights of the losses in their sum."""
-
-    masked: float
-    hidden: float
-    relations: float
-
-    def by_name(self) -> dict[LossName, float]:
-        """Return the weights by the losses' names."""
-        return {
-            "fill-mask": self.masked,
-            "hidden-states": self.hidden,
-            "attention-relations": self.relations,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Distillation:
-    """A distillation: the teacher, and how it teaches the student of a job.
+    """A teacher, and how it teaches a student.
 
     Attributes:
         start_layers: the teacher's layers, from 1, that initialise the student's.
     """
 
+    config: DistilConfig
     teacher: Teacher
     objectives: Objectives
-    weights: LossWeights
     start_layers: tuple[int, ...]
 
-    def build(self, job: Job) -> Run:
+    @classmethod
+    def choose(
+        cls, config: DistilConfig, recipe: Recipe, sizes: AlbertConfig, teacher: Teacher
+    ) -> Distillation:
+        """Choose the layers to match and to start from, where the configuration leaves them open.
+
+        Args:
+            sizes: of the student.
+
+        Raises:
+            TeacherError: the teacher cannot teach such a student.
+        """
+        pairs = config.hidden_layers or _default_pairs(sizes, teacher)
+        heads = config.relation_heads or teacher.model.config.num_attention_heads
+        objectives = Objectives(
+            layers=tuple(pairs) if config.hidden_weight else (),
+            num_relation_heads=heads if config.relation_weight else 0,
+        )
+        _check_objectives(objectives, sizes, teacher)
+        return cls(
+            config=config,
+            teacher=teacher,
+            objectives=objectives,
+            start_layers=_start_layers(config, recipe, sizes, teacher),
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides the results, for `run.json`."""
+        config = self.config
+        return {
+            **describe_model(self.teacher.name, self.teacher.model),
+            "start_layers": list(self.start_layers),
+            "hidden_layers": [list(pair) for pair in self.objectives.layers],
+            "relation_heads": self.objectives.num_relation_heads,
+            "loss_weights": {
+                "masked": config.masked_weight,
+                "hidden": config.hidden_weight,
+                "relations": config.relation_weight,
+            },
+        }
+
+    def build(self, job: PretrainingJob) -> Run:
         """Build the run of a job at step 0, with the teacher's losses.
 
         Raises:
             RunError: the batch is not divisible, or the optimizer cannot be sharded.
-            TeacherError: the teacher cannot teach this student.
+            TeacherError: the teacher does not read the language of the corpus.
         """
         job.check()
-        check_objectives(self.objectives, job.config, self.teacher)
-        tokenizer = AlbertTokenizer.from_file(job.tokenizer / "tokenizer.json")
-        check_vocabulary(self.teacher, tokenizer, job.shards)
+        tokenizer = job.tokenizer
+        _check_vocabulary(self.teacher, tokenizer, job.shards)
         collate = DistilCollator(
             student=job.collator,
             aligner=Aligner(tokenizer, self.teacher.tokenizer),
             pad_id=self.teacher.tokenizer.pad_id,
             max_teacher=self.teacher.max_positions,
         )
-        feed = replace(job.feed(collate), further_losses=self.objectives.names)
+        stream = replace(job.masked_stream(collate), further_losses=self.objectives.names)
         loss = DistillationLoss(
             teacher=self.teacher,
             objectives=self.objectives,
@@ -82,26 +111,53 @@ class Distillation:
         )
         return job.assemble(
             self._student(job, tokenizer),
-            feed,
+            stream,
             {**LOSS_OF, "distillation": loss},
-            self.weights.by_name(),
+            {
+                "fill-mask": self.config.masked_weight,
+                "hidden-states": self.config.hidden_weight,
+                "attention-relations": self.config.relation_weight,
+            },
         )
 
-    def _student(self, job: Job, tokenizer: AlbertTokenizer) -> AlbertForTasks:
+    def _student(self, job: PretrainingJob, tokenizer: AlbertTokenizer) -> AlbertForTasks:
         """Return the student with its initial weights."""
-        if job.initialize_from is not None or job.recipe.start != "teacher":
+        if job.start.folder is not None or job.recipe.start != "teacher":
             return job.model()
         torch.manual_seed(job.recipe.seed)
-        model = AlbertForTasks(job.config, head_sizes(job.config, job.tasks))
-        counts = job.shards.token_counts(job.config.vocab_size)
+        sizes = job.architecture
+        model = AlbertForTasks(sizes, head_sizes(sizes, job.recipe.tasks))
+        counts = job.shards.token_counts(sizes.vocab_size)
         kept = start_from_teacher(model, self.teacher, tokenizer, counts, self.start_layers)
         if job.world.is_main:
-            size = job.config.embedding_size
-            print(f"embeddings of {size} keep {kept:.1%} of the variance of the teacher's")
+            print(
+                f"embeddings of {sizes.embedding_size} keep {kept:.1%} of the variance of the "
+                "teacher's"
+            )
         return model
 
 
-def check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:
+def _default_pairs(sizes: AlbertConfig, teacher: Teacher) -> list[tuple[int, int]]:
+    """Return pairs of layers at each third of both depths."""
+    ours, theirs = sizes.num_layers * sizes.num_inner_layers, teacher.num_layers
+    thirds = ((max(1, round(ours * k / 3)), max(1, round(theirs * k / 3))) for k in (1, 2, 3))
+    return sorted(set(thirds))
+
+
+def _start_layers(
+    config: DistilConfig, recipe: Recipe, sizes: AlbertConfig, teacher: Teacher
+) -> tuple[int, ...]:
+    """Return the teacher's layers that initialise the student's; empty without such a start."""
+    if recipe.start != "teacher" or config.initialize_from is not None:
+        if config.start_layers:
+            raise TeacherError("--start-layers goes with --start teacher and new weights")
+        return ()
+    layers = config.start_layers or default_layers(sizes.num_attentions, teacher.num_layers)
+    check_start(sizes, teacher, layers)
+    return layers
+
+
+def _check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:
     """Check that a student of these sizes can match the teacher's layers and relations.
 
     Raises:
@@ -136,7 +192,7 @@ def check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teac
         )
 
 
-def check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
+def _check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
     """Check that the teacher's vocabulary covers the corpus.
 
     Raises:

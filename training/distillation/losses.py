@@ -71,7 +71,7 @@ class StudentStates(NamedTuple):
     attention: tuple[Tensor, ...]
 
 
-class DistilSums(NamedTuple):
+class _DistilSums(NamedTuple):
     """The sums of pretraining, and the distillation losses as means over spans.
 
     Attributes:
@@ -125,7 +125,7 @@ def student_states(
 
     The comparison with the teacher is separate: its cost is negligible beside the layers.
     """
-    states = model.albert.states(tokens)
+    states = list(model.albert.states(tokens))
     read_RH = states[-1].flatten(0, 1)[reading.positions]
     with_attention = objectives.num_relation_heads > 0
     return StudentStates(
@@ -141,7 +141,7 @@ def compare(
     targets: TeacherTargets,
     spans: StudentSpans,
     packing: Packing,
-) -> DistilSums:
+) -> _DistilSums:
     """Compare a student's states with its teacher's, span by span."""
     unexplained = relations = agreement = None
     if objectives.layers:
@@ -164,7 +164,7 @@ def compare(
         ]
         relations = torch.stack([divergence for divergence, _ in results]).mean()
         agreement = torch.stack([right for _, right in results]).mean()
-    return DistilSums(student.heads, unexplained, relations, agreement)
+    return _DistilSums(student.heads, unexplained, relations, agreement)
 
 
 def _pooled(state_BSH: Tensor, spans: StudentSpans) -> Tensor:
@@ -246,7 +246,7 @@ class DistillationLoss:
         return distil_scores(batch, sums)
 
 
-def distil_scores(batch: DistilBatch, sums: DistilSums) -> dict[LossName, Score]:
+def distil_scores(batch: DistilBatch, sums: _DistilSums) -> dict[LossName, Score]:
     """Return the scores by the loss' name.
 
     The loss of hidden states is the unexplained fraction of the variance, and its accuracy the

@@ -151,7 +151,7 @@ def _classify(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PseudoLabelledExample:
+class _PseudoLabelledExample:
     """A tokenised text, and the teacher's logits (K,)."""
 
     ids: list[int]
@@ -161,7 +161,7 @@ class PseudoLabelledExample:
 
 def pseudo_labelled_examples(
     texts: Sequence[_Text], logits_NK: Tensor, tokenizer: AlbertTokenizer, *, length: int
-) -> list[PseudoLabelledExample]:
+) -> list[_PseudoLabelledExample]:
     """Tokenise texts, cut to `length` tokens, with their teacher's logits."""
     fitted = [
         fit(tokenizer, text, pair, max_positions=length, truncation="truncate")
@@ -171,7 +171,7 @@ def pseudo_labelled_examples(
     if num_cut:
         print(f"{num_cut:,} of {len(texts):,} texts are cut to {length} tokens")
     return [
-        PseudoLabelledExample(ids=each.encoding.ids, types=each.encoding.types, target=logits)
+        _PseudoLabelledExample(ids=each.encoding.ids, types=each.encoding.types, target=logits)
         for each, logits in zip(fitted, logits_NK, strict=True)
     ]
 

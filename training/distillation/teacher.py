@@ -36,7 +36,7 @@ class TeacherBatch(NamedTuple):
     is_real: Tensor
 
 
-class TeacherStates(NamedTuple):
+class _TeacherStates(NamedTuple):
     """A teacher's outputs.
 
     Attributes:
@@ -132,7 +132,7 @@ class Teacher:
     @torch.no_grad()
     def states(
         self, batch: TeacherBatch, layers: Sequence[int], *, with_attention: bool
-    ) -> TeacherStates:
+    ) -> _TeacherStates:
         """Run the encoder on a batch.
 
         Args:
@@ -145,7 +145,7 @@ class Teacher:
         with self._captured_attention() as captured:
             out = self.model(**inputs, output_hidden_states=True)
         attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
-        return TeacherStates(tuple(out.hidden_states[layer] for layer in layers), attention)
+        return _TeacherStates(tuple(out.hidden_states[layer] for layer in layers), attention)
 
     @contextmanager
     def _captured_attention(self) -> Iterator[dict[str, Tensor]]:

@@ -20,7 +20,7 @@ from albert_serve.tasks.probability import softmax
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceExample, choice_examples
 from training.data.labelled.choices import ChoiceText, groups_of
-from training.evaluation.predictions import Item, predict_in_torch
+from training.evaluation.torch_engine import Item, predict_in_torch
 from training.model.heads import AlbertForTasks
 
 # Of the figures' names.
@@ -28,8 +28,8 @@ PREFIX: Final = "multiple_choice"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """A model's answers to questions of multiple choice.
+class ChoicePredictions:
+    """A model's predictions for questions of multiple choice.
 
     Attributes:
         logits: (N,) fp32 of each question.
@@ -97,7 +97,7 @@ def choose(
     questions: Sequence[ChoiceText],
     *,
     truncation: bool = False,
-) -> Chosen:
+) -> ChoicePredictions:
     """Answer questions of multiple choice.
 
     Args:
@@ -113,7 +113,7 @@ def choose(
         Item(inputs=choice_inputs(example, tokenizer), read=_read_logits) for example in examples
     ]
     logits = predict_in_torch(model, items, "questions")
-    return Chosen(questions=questions, logits=logits, num_truncated=num_cut)
+    return ChoicePredictions(questions=questions, logits=logits, num_truncated=num_cut)
 
 
 def choice_inputs(example: ChoiceExample, tokenizer: AlbertTokenizer) -> list[EncoderInput]:

@@ -21,12 +21,12 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledText
+from training.data.streams import LabelledExample, labelled_examples
 from training.evaluation.calibration import Bin, expected_calibration_error, reliability
-from training.evaluation.depth import depth_figures, logits_by_layer
+from training.evaluation.early_exit import early_exit_figures, logits_by_layer
 from training.evaluation.metrics import metric_figures, predictions_of
-from training.evaluation.predictions import Item, predict_in_torch
+from training.evaluation.torch_engine import Item, predict_in_torch
 from training.glue.tasks import Metric
 from training.model.heads import AlbertForTasks, Task
 
@@ -47,14 +47,14 @@ def head_figure(name: str, figure: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classified:
-    """A model's answers to labelled texts.
+class TextPredictions:
+    """A model's predictions for labelled texts.
 
     Attributes:
         names: of the labels; of a regression that of the score.
         logits: (N, K) fp32.
         layer_logits: (N, L, K), after each layer, of a model that can answer after each.
-        metric: that by which depths are compared.
+        metric: that by which early exits are compared.
         num_truncated: texts that were cut.
     """
 
@@ -118,20 +118,13 @@ class Classified:
         """Counts of predictions by true and predicted label, without zeros; of one label a text."""
         if self.problem != "single_label_classification":
             return {}
-        return {
-            name: {other: count for other, count in zip(self.names, row, strict=True) if count}
-            for name, row in zip(self.names, self.confusion_KK.tolist(), strict=True)
-        }
-
-    @property
-    def confusion_KK(self) -> NDArray[np.int64]:
-        """The same as a matrix, of labels by predictions."""
         from sklearn.metrics import confusion_matrix  # its import takes a second
 
-        counts_KK: NDArray[np.int64] = confusion_matrix(
-            self.targets, self.predictions, labels=range(len(self.names))
-        )
-        return counts_KK
+        counts_KK = confusion_matrix(self.targets, self.predictions, labels=range(len(self.names)))
+        return {
+            name: {other: count for other, count in zip(self.names, row, strict=True) if count}
+            for name, row in zip(self.names, counts_KK.tolist(), strict=True)
+        }
 
     def describe(self, value: Any) -> str:
         """Return a target or prediction as text: names of labels, or a number."""
@@ -161,7 +154,7 @@ class Classified:
         if self.confusion:
             figures["confusion"] = self.confusion
         if self.layer_logits is not None:
-            figures |= depth_figures(tuple(all_metrics), self.layer_logits, self.targets)
+            figures |= early_exit_figures(tuple(all_metrics), self.layer_logits, self.targets)
         return {f"{PREFIX}_{name}": value for name, value in figures.items()}
 
     def classes(self) -> dict[str, dict[str, float]]:
@@ -196,7 +189,7 @@ def classify(
     truncation: bool = False,
     outputs: Sequence[int] | None = None,
     head: Task = CLASSIFICATION,
-) -> Classified:
+) -> TextPredictions:
     """Classify labelled texts.
 
     Args:
@@ -219,7 +212,7 @@ def classify(
     if outputs is not None:
         logits_NK = logits_NK[:, list(outputs)]
         logits_NLK = None if logits_NLK is None else logits_NLK[..., list(outputs)]
-    return Classified(
+    return TextPredictions(
         texts=texts,
         names=names,
         problem=problem,

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
+from albert_serve.api.schemas import (
+    Answer,
+    QuestionAnsweringParameters,
+    QuestionContext,
+    describe,
+)
 from albert_serve.bundle.weights import QuestionHead, question_head_of
+from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.spans import NUM_BEST
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.questions import Question
-from training.evaluation.predictions import (
-    MAX_ANSWER_LENGTH,
-    EvaluationError,
-    Item,
-    predict_in_torch,
-    question_items,
-    question_parameters,
-)
+from training.errors import EvaluationError
 from training.evaluation.squad import (
     Outcome,
     Score,
@@ -30,13 +33,95 @@ from training.evaluation.squad import (
     score_answer,
     version_of,
 )
+from training.evaluation.torch_engine import Item, predict_in_torch
 from training.model.heads import AlbertForTasks
 
+# The limits of the original's run_squad, in tokens.
+MAX_ANSWER_LENGTH: Final = 30
+_MAX_QUESTION_LENGTH: Final = 64
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
 
 _SHOWN_IDS: Final = 5
 # Questions between two looks at whether to stop.
 _ANSWERED_TOGETHER: Final = 256
+
+
+class PredictedAnswer(NamedTuple):
+    """An answer's position in the context, and its text."""
+
+    start: int
+    end: int
+    text: str
+
+
+def _read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAnswer]:
+    """Return the answer of the service."""
+    answer = decoder.finish(logits)
+    assert isinstance(answer, Answer)
+    return [PredictedAnswer(answer.start, answer.end, answer.answer)]
+
+
+def question_parameters(
+    max_positions: int,
+    *,
+    may_be_empty: bool,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+    length: int | None = None,
+) -> QuestionAnsweringParameters:
+    """Return the parameters of the requests by which questions are asked.
+
+    Args:
+        max_positions: of the model.
+        may_be_empty: whether no answer is one.
+        max_answer_length: tokens of the longest answer.
+        length: maximum tokens of a question with a window of its context; None for the service's.
+
+    Raises:
+        EvaluationError: a length is over that of a request.
+    """
+    try:
+        return QuestionAnsweringParameters(
+            handle_impossible_answer=may_be_empty,
+            max_answer_len=max_answer_length,
+            max_question_len=min(_MAX_QUESTION_LENGTH, (length or max_positions) // 2),
+            max_seq_len=length,
+        )
+    except ValidationError as error:
+        raise EvaluationError(describe(error)) from error
+
+
+def question_items(
+    task: QuestionAnswering,
+    questions: Iterable[Question],
+    *,
+    may_be_empty: bool,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+    length: int | None = None,
+    read: Callable[[SpanDecoder, list[Logits]], list[Any]] = _read_answer,
+) -> Iterator[Item | None]:
+    """Yield the item of each question; None where it cannot be asked.
+
+    Args:
+        may_be_empty, max_answer_length, length: as in `question_parameters`.
+        read: the prediction from the logits of a question's windows.
+
+    Raises:
+        EvaluationError: as `question_parameters`.
+    """
+    parameters = question_parameters(
+        task.max_positions,
+        may_be_empty=may_be_empty,
+        max_answer_length=max_answer_length,
+        length=length,
+    )
+    for question in questions:
+        try:
+            item = QuestionContext(question=question.question, context=question.context)
+            asked = task.ask(item, parameters)
+        except (InvalidInputError, ValidationError):
+            yield None
+        else:
+            yield Item(inputs=asked.inputs, read=partial(read, asked.decoder), rights=[question])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

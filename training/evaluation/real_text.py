@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.data.labelled.columns import Columns
 from training.data.shards import Part
-from training.evaluation.predictions import EvaluationError
+from training.errors import EvaluationError
 from training.glue.tasks import GlueTask
 
 DEFAULT_TEXT: Final = Path(__file__).parents[2] / "examples" / "verification.jsonl"
@@ -48,35 +48,29 @@ class RealData:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Paragraph:
-    """A paragraph, and its sentences."""
-
-    text: str
-    sentences: list[str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RealText:
-    """Documents as paragraphs, and the names of their files."""
+    """Documents as paragraphs of sentences, and the names of their files."""
 
-    documents: list[list[Paragraph]]
+    documents: list[list[list[str]]]
     files: list[str]
 
     @property
-    def paragraphs(self) -> list[Paragraph]:
+    def paragraphs(self) -> list[list[str]]:
         """The paragraphs of all documents."""
         return list(chain.from_iterable(self.documents))
 
     @property
     def sentences(self) -> list[str]:
         """The distinct sentences of all documents."""
-        every = chain.from_iterable(paragraph.sentences for paragraph in self.paragraphs)
-        return list(dict.fromkeys(every))
+        return list(dict.fromkeys(chain.from_iterable(self.paragraphs)))
 
     def tokenize(self, tokenizer: AlbertTokenizer) -> Part:
         """Tokenise the documents as a part of a corpus; sentences without tokens are dropped."""
         counted = progress(self.documents, title="tokenising", unit="documents")
-        documents = [list(_tokenize(document, tokenizer)) for document in counted]
+        documents = [
+            [ids for each in chain.from_iterable(document) if (ids := _ids(tokenizer, each))]
+            for document in counted
+        ]
         documents = [sentences for sentences in documents if sentences]
         sentences = list(chain.from_iterable(documents))
         return Part(
@@ -86,43 +80,33 @@ class RealText:
         )
 
 
+def _ids(tokenizer: AlbertTokenizer, sentence: str) -> list[int]:
+    return tokenizer.encode_plain(sentence).ids
+
+
 def read_real_text(paths: Sequence[Path], max_characters: int) -> RealText:
-    """Read the first documents of each file, up to about that number of characters in all.
+    """Read the first documents of the files, up to that number of characters in all.
 
     Raises:
         CorpusError: a file cannot be read.
         EvaluationError: there is no text in them.
     """
     files = find_files(paths) if paths else []
-    read: dict[str, list[str]] = {}
-    for number, file in enumerate(files):
-        left = max_characters - sum(map(len, chain.from_iterable(read.values())))
-        if left <= 0:
-            break
-        read.setdefault(file.name, []).extend(_first(file, -(-left // (len(files) - number))))
-    texts = list(chain.from_iterable(read.values()))
+    texts: list[str] = []
+    names: dict[str, None] = {}
+    left = max_characters
+    for file in files:
+        for text in read_documents([file]) if left > 0 else ():
+            texts.append(text[:left])
+            names[file.name] = None
+            left -= len(text)
+            if left <= 0:
+                break
     if files and not any(text.strip() for text in texts):
         raise EvaluationError(f"no text in {', '.join(map(str, paths))}")
     counted = progress(texts, title="reading", unit="documents")
-    return RealText(documents=[_paragraphs(text) for text in counted], files=list(read))
+    return RealText(documents=[_paragraphs(text) for text in counted], files=list(names))
 
 
-def _first(file: Path, max_characters: int) -> Iterator[str]:
-    left = max_characters
-    for text in read_documents([file]):
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            return
-
-
-def _paragraphs(document: str) -> list[Paragraph]:
-    split = ((text, split_sentences(text)) for text in document.split("\n"))
-    return [Paragraph(text=text, sentences=sentences) for text, sentences in split if sentences]
-
-
-def _tokenize(document: list[Paragraph], tokenizer: AlbertTokenizer) -> Iterator[list[int]]:
-    for paragraph in document:
-        for sentence in paragraph.sentences:
-            if ids := tokenizer.encode_plain(sentence).ids:
-                yield ids
+def _paragraphs(document: str) -> list[list[str]]:
+    return [split for text in document.split("\n") if (split := split_sentences(text))]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.question_answering.task import QuestionAnswering
-from albert_serve.tasks.text_classification import resolve_depth
+from albert_serve.tasks.text_classification import resolve_early_exit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
 from training.data.examples import (
@@ -42,20 +42,19 @@ from training.data.labelled.texts import Label, LabelledText, read_labelled
 from training.data.masking import NgramMasking, word_starts
 from training.data.questions import Question, read_squad
 from training.data.shards import Part
+from training.errors import EvaluationError
 from training.evaluation.choices import choice_inputs
+from training.evaluation.glue import read_for_model
 from training.evaluation.metrics import metric_figures
-from training.evaluation.predictions import EvaluationError, Item, PredictedAnswer, question_items
+from training.evaluation.questions import PredictedAnswer, question_items
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import mean_score, score_answer, version_of
-from training.evaluation.task import read_for_model
+from training.evaluation.torch_engine import Item
 
 SEED: Final = 12345
 
 _LENGTH: Final = 128  # to which `training.evaluate` cuts held-out text, too
 _MOST_EPOCHS: Final = 8
-# Of one task, in torch and from the bundle each: some ten minutes of two CPU cores, which is
-# 20,000 tokens of xxlarge.
-_MOST_FLOPS: Final = 6e13
 _MOST_TOKENS: Final = 1 << 17
 _CHARACTERS_A_TOKEN: Final = 6
 # A short text is repeated until there are this many predictions.
@@ -69,7 +68,7 @@ T = TypeVar("T")
 Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
-def share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
+def _share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
     """Return the fraction of right predictions, in percent."""
     pairs = zip(predictions, rights, strict=True)
     return 100 * sum(bool(prediction == right) for prediction, right in pairs) / len(rights)
@@ -88,11 +87,11 @@ class Sample:
     metric: str
     items: list[Item]
     files: list[str]
-    mark: Mark = share_equal
+    mark: Mark = _share_equal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class _Drawing:
     """The source of samples.
 
     Attributes:
@@ -110,16 +109,10 @@ class Drawing:
         """The maximum tokens of an input."""
         return self.config.max_positions
 
-    @property
-    def num_tokens(self) -> int:
-        """The maximum tokens of a sample; fewer for a larger model."""
-        num_flops_a_token = 2 * self.config.num_compute_weights
-        return int(min(_MOST_TOKENS, _MOST_FLOPS / num_flops_a_token))
-
     @cached_property
     def text(self) -> RealText:
         """The text, cut to the amount that samples can need."""
-        return read_real_text(self.data.text, _CHARACTERS_A_TOKEN * self.num_tokens)
+        return read_real_text(self.data.text, _CHARACTERS_A_TOKEN * _MOST_TOKENS)
 
     @cached_property
     def part(self) -> Part:
@@ -145,7 +138,7 @@ class Drawing:
     def gather(self, epochs: Iterable[Iterable[Item]], *, enough: int = 0) -> list[Item]:
         """Gather items of epochs until there are enough predictions or the maximum of tokens."""
         items: list[Item] = []
-        num_left, num_predictions = self.num_tokens, 0
+        num_left, num_predictions = _MOST_TOKENS, 0
         for epoch in epochs:
             for item in epoch:
                 if item.num_tokens > num_left:
@@ -170,7 +163,7 @@ def draw_samples(
     tokenizer: AlbertTokenizer,
     data: RealData,
 ) -> dict[str, Sample]:
-    """Draw a sample for each head of a checkpoint; smaller for a larger model.
+    """Draw a sample for each head of a checkpoint.
 
     Texts that do not fit the model are left out; how many is logged.
 
@@ -179,11 +172,10 @@ def draw_samples(
         CorpusError: a file cannot be read, or a label is not one of the model's.
     """
     _check_tasks(tasks, data)
-    drawing = Drawing(config=config, tasks=tasks, tokenizer=tokenizer, data=data)
+    drawing = _Drawing(config=config, tasks=tasks, tokenizer=tokenizer, data=data)
     samples: dict[str, Sample] = {}
     for head in heads_of(tasks):
-        draw, needs = _DRAWS[head] if is_task(head) else _DRAWS[CLASSIFICATION]
-        sample = draw(drawing) if is_task(head) else _draw_texts(drawing, head)
+        sample = _DRAWS[head](drawing) if is_task(head) else _draw_texts(drawing, head)
         if drawing.left_out[head]:
             _logger.warning(
                 "%s: texts that are left out, as a model of %d positions cannot be asked: %d",
@@ -191,7 +183,7 @@ def draw_samples(
             )
         if not sample.items:
             files = ", ".join(sample.files) or "no file"
-            raise EvaluationError(f"{files}: nothing to ask {head}; that takes {needs}")
+            raise EvaluationError(f"{files}: nothing to ask {head}")
         samples[head] = sample
     return samples
 
@@ -221,7 +213,7 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
         )
 
 
-def _draw_masks(drawing: Drawing) -> Sample:
+def _draw_masks(drawing: _Drawing) -> Sample:
     """Draw texts of one segment, as the service reads them, whose tokens to predict are [MASK]."""
     masking = NgramMasking(word_starts=word_starts(drawing.tokenizer))
     mask_id = drawing.tokenizer.mask_id
@@ -240,7 +232,7 @@ def _draw_masks(drawing: Drawing) -> Sample:
     return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
 
 
-def _draw_pairs(drawing: Drawing) -> Sample:
+def _draw_pairs(drawing: _Drawing) -> Sample:
     """Draw pairs of segments, in order or swapped."""
 
     def items(examples: Iterable[Example]) -> Iterator[Item]:
@@ -259,17 +251,14 @@ def _input(task: TaskName, ids: list[int], second: int, rows: list[int]) -> Enco
     return EncoderInput(ids=ids, types=types, task=task, rows=rows)
 
 
-def _draw_texts(drawing: Drawing, head: str = CLASSIFICATION) -> Sample:
+def _draw_texts(drawing: _Drawing, head: str = CLASSIFICATION) -> Sample:
     """Draw labelled texts of a classifier or, without any, sentences."""
-    entry = heads_of(drawing.tasks)[head]
-    problem = entry.problem_type or "single_label_classification"
     data = _data_of(drawing, head)
     files = data.labelled
     if not files:
-        texts = [LabelledText(text=s, pair=None, label=IGNORED) for s in drawing.text.sentences]
-        inputs = (encoder_input for encoder_input, _ in _fitting(drawing, head, texts, "truncate"))
-        items = drawing.gather([_unlabelled(entry, inputs)])
-        return Sample(metric=AGREEMENT, items=items, files=drawing.text.files)
+        return _draw_sentences(drawing, head)
+    entry = heads_of(drawing.tasks)[head]
+    problem = entry.problem_type or "single_label_classification"
     labelled = _read_labelled(data, entry.labels, problem)
     metric, read, mark = _LABELLED[problem]
     # A labelled text is not cut, since its label is the whole's.
@@ -282,7 +271,16 @@ def _draw_texts(drawing: Drawing, head: str = CLASSIFICATION) -> Sample:
     return Sample(metric=metric, items=drawing.gather([marked]), files=names, mark=mark)
 
 
-def _data_of(drawing: Drawing, head: str) -> RealData:
+def _draw_sentences(drawing: _Drawing, head: str) -> Sample:
+    """Draw sentences for a head without labelled data."""
+    entry = heads_of(drawing.tasks)[head]
+    texts = [LabelledText(text=s, pair=None, label=IGNORED) for s in drawing.text.sentences]
+    inputs = (encoder_input for encoder_input, _ in _fitting(drawing, head, texts, "truncate"))
+    items = drawing.gather([_unlabelled(entry, inputs)])
+    return Sample(metric=AGREEMENT, items=items, files=drawing.text.files)
+
+
+def _data_of(drawing: _Drawing, head: str) -> RealData:
     """Return the data of a classifier; the default one may be named or not."""
     _, _, name = head.partition("/")
     if name:
@@ -300,19 +298,24 @@ def _read_labelled(
 
 
 def _fitting(
-    drawing: Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
+    drawing: _Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
     adaptive = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
-    depth = None if adaptive is None else resolve_depth(adaptive, drawing.config.num_layers)
+    depth = None if adaptive is None else resolve_early_exit(adaptive, drawing.config.num_layers)
     for text in shuffled(texts):
         try:
-            encoder_input = _fit(drawing, head, (text.text, text.pair), truncation)
-            encoder_input = replace(encoder_input, depth=depth)
+            fitted = fit(
+                drawing.tokenizer,
+                text.text,
+                text.pair,
+                max_positions=drawing.max_positions,
+                truncation=truncation,
+            )
         except TextTooLongError:
             drawing.left_out[head] += 1
         else:
-            yield encoder_input, text.label
+            yield replace(fitted.at_cls(head), early_exit=depth), text.label
 
 
 def _right(label: Label) -> Any:
@@ -330,14 +333,14 @@ def _unlabelled(entry: HeadEntry, inputs: Iterator[EncoderInput]) -> Iterator[It
         yield Item(inputs=[given], read=_read_positive if is_multi_label else _read_best)
 
 
-def _draw_questions(drawing: Drawing) -> Sample:
+def _draw_questions(drawing: _Drawing) -> Sample:
     """Draw questions or, without any, the first sentences of paragraphs."""
     files = drawing.data.questions
     if not files:
         made = [
-            Question(id="", question=each.sentences[0], context=each.text, answers=(), start=None)
+            Question(id="", question=each[0], context=" ".join(each), answers=(), start=None)
             for each in drawing.text.paragraphs
-            if len(each.sentences) > 1
+            if len(each) > 1
         ]
         items = (replace(item, rights=None) for item in _questions(drawing, made, False))
         return Sample(metric=AGREEMENT, items=drawing.gather([items]), files=drawing.text.files)
@@ -352,7 +355,7 @@ def _draw_questions(drawing: Drawing) -> Sample:
 
 
 def _questions(
-    drawing: Drawing, questions: Sequence[Question], may_be_empty: bool
+    drawing: _Drawing, questions: Sequence[Question], may_be_empty: bool
 ) -> Iterator[Item]:
     entry = drawing.tasks["question-answering"]
     task = QuestionAnswering(
@@ -374,29 +377,11 @@ def _mean_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) 
     return mean_score([score_answer(each, answer.text, version) for answer, each in pairs]).f1
 
 
-def _draw_choices(drawing: Drawing) -> Sample:
-    """Draw questions or, without any, sentences with the next one and random ones as choices."""
-    if drawing.data.choices:
-        return _draw_labelled_choices(drawing)
-    rng = np.random.default_rng(SEED)
-    sentences = drawing.text.sentences
-    pairs = [pair for each in drawing.text.paragraphs for pair in pairwise(each.sentences)]
-
-    def items() -> Iterator[Item]:
-        for first, second in shuffled(pairs):
-            others = rng.integers(len(sentences), size=_NUM_CHOICES - 1)
-            choices = [second, *(sentences[index] for index in others)]
-            inputs = [
-                _fit(drawing, "multiple-choice", (first, each), "truncate") for each in choices
-            ]
-            yield Item(inputs=inputs, read=_read_highest)
-
-    return Sample(metric=AGREEMENT, items=drawing.gather([items()]), files=drawing.text.files)
-
-
-def _draw_labelled_choices(drawing: Drawing) -> Sample:
-    """Draw questions of multiple choice, which are cut as those of RACE are."""
+def _draw_choices(drawing: _Drawing) -> Sample:
+    """Draw questions, which are cut as those of RACE are, or, without any, sentences."""
     data = drawing.data
+    if not data.choices:
+        return _draw_sentences(drawing, "multiple-choice")
     files = labelled_files(data.choices, "test", "validation", suffixes=CHOICES)
     texts = read_choices(files, data.columns, data.choice_columns)
 
@@ -411,14 +396,6 @@ def _draw_labelled_choices(drawing: Drawing) -> Sample:
         items=drawing.gather([items()]),
         files=[file.name for file in data.choices],
     )
-
-
-def _fit(
-    drawing: Drawing, task: str, texts: tuple[str, str | None], truncation: Truncation
-) -> EncoderInput:
-    positions = drawing.max_positions
-    fitted = fit(drawing.tokenizer, *texts, max_positions=positions, truncation=truncation)
-    return fitted.at_cls(task)
 
 
 def _read_best(logits: list[Logits]) -> list[int]:
@@ -447,15 +424,15 @@ def _pearson(predictions: Sequence[float], rights: Sequence[float]) -> float:
 
 # The metric of labelled texts, and how their logits are read and marked.
 _LABELLED: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]], Mark]]] = {
-    "single_label_classification": ("accuracy", _read_best, share_equal),
-    "multi_label_classification": ("subset accuracy", _read_positive, share_equal),
+    "single_label_classification": ("accuracy", _read_best, _share_equal),
+    "multi_label_classification": ("subset accuracy", _read_positive, _share_equal),
     "regression": ("Pearson", _read_score, _pearson),
 }
 # The function that draws each task's sample.
-_DRAWS: Final[dict[TaskName, tuple[Callable[[Drawing], Sample], str]]] = {
-    "fill-mask": (_draw_masks, "text in words that the vocabulary has"),
-    "sentence-order": (_draw_pairs, "documents of two sentences or more"),
-    "text-classification": (_draw_texts, "texts that fit the model's positions"),
-    "question-answering": (_draw_questions, "questions, or paragraphs of two sentences or more"),
-    "multiple-choice": (_draw_choices, "questions, or paragraphs of two sentences or more"),
+_DRAWS: Final[dict[TaskName, Callable[[_Drawing], Sample]]] = {
+    "fill-mask": _draw_masks,
+    "sentence-order": _draw_pairs,
+    "text-classification": _draw_texts,
+    "question-answering": _draw_questions,
+    "multiple-choice": _draw_choices,
 }

@@ -64,10 +64,10 @@ def score_answer(question: Question, predicted: str, version: Version) -> Score:
         answers = [answer for answer in answers if normalize(answer)] or [""]
     exact = max(normalize(predicted) == normalize(answer) for answer in answers)
     has_f1 = version == "2.0" or normalize(predicted)
-    return Score(exact, max(token_f1(predicted, answer) for answer in answers) if has_f1 else 0.0)
+    return Score(exact, max(_token_f1(predicted, answer) for answer in answers) if has_f1 else 0.0)
 
 
-def token_f1(predicted: str, answer: str) -> float:
+def _token_f1(predicted: str, answer: str) -> float:
     """Return the F1 of the words of two texts; 1 if both have none."""
     words, right = normalize(predicted).split(), normalize(answer).split()
     if not words or not right:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
 from training.data.labelled.choices import read_choice_splits
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.evaluation.validation import Validation
-from training.finetuning.examples import tokenise_splits
+from training.finetuning.data import TRAINING, VALIDATION, DataContext
+from training.finetuning.settings import FinetuneSettings
 from training.loop.progress import RunError
-from training.loop.selection import Selection
-from training.run.options import columns_of
-
-_TRAINING: Final = "training"
-_VALIDATION: Final = "validation"
+from training.run.flags import flag_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +24,14 @@ class Choices:
     """The data of multiple choice in a run.
 
     Attributes:
+        figure: of validation, that decides: `accuracy` or `loss`.
         held_out: examples of validation.
         labels: keys of `config.json` that name labels, of which multiple choice has none.
     """
 
     examples: Sequence[ChoiceExample]
     tokenizer: AlbertTokenizer
+    figure: str = "accuracy"
     held_out: Sequence[ChoiceExample] = ()
     labels: dict[str, Any] = field(default_factory=dict)
 
@@ -46,50 +44,50 @@ class Choices:
             tasks=("multiple-choice",),
         )
 
-    def selection(self, options: argparse.Namespace) -> Selection:
-        """Return the selection of the best validation, by accuracy or `--metric loss`."""
-        figure = options.metric or "accuracy"
-        return Selection(figure=figure, chance=self._chance(figure), patience=options.patience)
-
-    def _chance(self, figure: str) -> float:
-        """Return the loss of equal scores, or the accuracy of the most frequent position."""
-        if figure == "loss":
+    @property
+    def chance(self) -> float:
+        """The loss of equal scores, or the accuracy of the most frequent position."""
+        if self.figure == "loss":
             return sum(math.log(len(each.choices)) for each in self.held_out) / len(self.held_out)
         return max(Counter(each.target for each in self.held_out).values()) / len(self.held_out)
 
 
-def build_choices(options: argparse.Namespace, tokenizer: AlbertTokenizer) -> Choices:
+def build_choices(context: DataContext) -> Choices:
     """Read and tokenise the questions of the training and validation files.
 
     Raises:
         CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
         RunError: options do not fit the data.
     """
-    _check(options)
-    files = {_TRAINING: labelled_files(options.multiple_choice, "train", suffixes=CHOICES)}
-    if options.validation:
-        files[_VALIDATION] = labelled_files(options.validation, "validation", suffixes=CHOICES)
+    settings = context.settings
+    _check(settings)
+    files = {TRAINING: labelled_files(settings.multiple_choice, "train", suffixes=CHOICES)}
+    if settings.validation:
+        held_out = labelled_files(settings.validation, "validation", suffixes=CHOICES)
+        files[VALIDATION] = held_out
     errors: list[str] = []
-    texts = read_choice_splits(files, columns_of(options), options.choice_columns, errors)
-    examples = tokenise_splits(options, tokenizer, texts, choice_examples, "questions", errors)
+    texts = read_choice_splits(files, settings.columns, settings.choice_columns, errors)
+    examples = context.tokenise(texts, choice_examples, "questions", errors)
     return Choices(
-        examples=examples[_TRAINING],
-        tokenizer=tokenizer,
-        held_out=examples.get(_VALIDATION, ()),
+        examples=examples[TRAINING],
+        tokenizer=context.tokenizer,
+        figure=settings.metric or "accuracy",
+        held_out=examples.get(VALIDATION, ()),
     )
 
 
-def _check(options: argparse.Namespace) -> None:
-    if options.text_classification:
+def _check(settings: FinetuneSettings) -> None:
+    if settings.text_classification:
         raise RunError(
             "--text-classification and --multiple-choice do not go together: a checkpoint has "
             "one head named classifier"
         )
-    for option in ("labels", "class_weights", "problem_type"):
-        if getattr(options, option) is not None:
-            name = option.replace("_", "-")
-            raise RunError(f"--{name} goes with --text-classification, not --multiple-choice")
-    if options.metric not in (None, "accuracy", "loss"):
+    for name in ("labels", "class_weights", "problem_type"):
+        if getattr(settings, name):
+            raise RunError(
+                f"{flag_name(name)} goes with --text-classification, not --multiple-choice"
+            )
+    if settings.metric not in (None, "accuracy", "loss"):
         raise RunError(
-            f"--metric {options.metric} is none of multiple choice; take accuracy or loss"
+            f"--metric {settings.metric} is none of multiple choice; take accuracy or loss"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +13,12 @@ import torch
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.bundle.weights import CLASSIFICATION
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.corpus import CorpusError
-from training.data.feeds import LabelledExample, labelled_examples
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
+from training.data.streams import LabelledExample, labelled_examples
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
@@ -28,13 +27,12 @@ from training.evaluation.metrics import (
     metric_figures,
 )
 from training.evaluation.validation import Validation
-from training.finetuning.examples import tokenise_splits
-from training.finetuning.seeds import prepared_folder
+from training.finetuning.config import ClassifierConfig
+from training.finetuning.data import TRAINING, VALIDATED_TOGETHER, VALIDATION, DataContext
+from training.finetuning.settings import FinetuneSettings
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
-from training.loop.distributed import World
 from training.loop.progress import RunError
-from training.loop.selection import Selection
 from training.losses import (
     LogitsFunction,
     LossFunction,
@@ -48,13 +46,8 @@ from training.losses import (
 )
 from training.model.checkpoint import label_keys
 from training.model.heads import Task
-from training.run.options import columns_of
-from training.system.precision import PrecisionName
+from training.run.flags import flag_name
 
-_TRAINING: Final = "training"
-_VALIDATION: Final = "validation"
-# Texts of a batch of validation.
-_VALIDATED_TOGETHER: Final = 64
 # The metrics that `--metric` can name.
 _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {
@@ -71,23 +64,40 @@ class Classification:
 
     Attributes:
         task: its head in the model.
-        labels: keys of `config.json` that name the labels.
-        held_out: examples of validation.
-        metrics: of validation, the official ones first.
-        num_official: how many of the metrics decide, by their mean, which validation is best.
-        problem: the kind of the task.
+        names: of its labels.
+        official: the metrics whose mean decides which validation is best.
         metric: the figure that decides in their place.
+        held_out: examples of validation.
     """
 
     task: Task
+    problem: ProblemType
+    names: Sequence[str]
+    official: tuple[Metric, ...]
+    metric: str | None
     examples: Sequence[TokenisedExample]
-    labels: dict[str, Any]
+    held_out: Sequence[LabelledExample]
     loss: LossFunction
-    held_out: Sequence[LabelledExample] = ()
-    metrics: tuple[Metric, ...] = ("accuracy",)
-    num_official: int = 1
-    problem: ProblemType = "single_label_classification"
-    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that `--metric` is one of these labels."""
+        allowed = self._allowed
+        if self.metric not in (None, "loss", *allowed):
+            has_one = self.problem == "single_label_classification"
+            what = f"{len(self.names)} labels" if has_one else self.problem
+            raise RunError(
+                f"--metric {self.metric} is none of {what}; take {', '.join(allowed)} or loss"
+            )
+
+    @property
+    def _allowed(self) -> tuple[Metric, ...]:
+        is_binary = self.problem == "single_label_classification" and len(self.names) == 2
+        return (*_ALLOWED[self.problem], "f1") if is_binary else _ALLOWED[self.problem]
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The keys of `config.json` that name the labels."""
+        return label_keys(self.names, multi_label=self.problem == "multi_label_classification")
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
@@ -96,92 +106,146 @@ class Classification:
             batches=[
                 collate_examples(
                     self.task,
-                    examples[begin : begin + _VALIDATED_TOGETHER],
+                    examples[begin : begin + VALIDATED_TOGETHER],
                     row_length=row_length,
                 )
-                for begin in range(0, len(examples), _VALIDATED_TOGETHER)
+                for begin in range(0, len(examples), VALIDATED_TOGETHER)
             ],
             every=every,
             tasks=(self.task,),
             metrics={self.task: self.figures},
         )
 
-    def selection(self, options: argparse.Namespace) -> Selection:
-        """Return the selection of the best validation by the deciding figure."""
-        return Selection(figure=self.figure, chance=self.chance, patience=options.patience)
-
     @property
     def figure(self) -> str:
         """The figure that decides: that of `--metric`, or the official metrics."""
-        return self.metric or (self.metrics[0] if self.num_official == 1 else COMBINED)
+        return self.metric or (self.official[0] if len(self.official) == 1 else COMBINED)
 
     @property
     def chance(self) -> float:
         """The deciding figure of constant answers to the held-out texts."""
         targets = np.array([example.label for example in self.held_out])
-        num_labels = len(self.labels["id2label"])
-        return chance_level(self.figure, targets, num_labels, self.problem, self.figures)
+        return chance_level(self.figure, targets, len(self.names), self.problem, self.figures)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         """Return the metrics of logits (N, K), and the mean of the official ones."""
-        figures = metric_figures(self.metrics, logits_NK.numpy(), targets_N.numpy())
-        official: dict[str, float] = {
-            metric: figures[metric] for metric in self.metrics[: self.num_official]
-        }
-        return figures if len(official) == 1 else {**figures, COMBINED: mean_metric(official)}
+        asked = (each for each in self._allowed if each == self.metric)
+        metrics = tuple(dict.fromkeys((*self.official, *asked)))
+        figures = metric_figures(metrics, logits_NK.numpy(), targets_N.numpy())
+        if len(self.official) == 1:
+            return figures
+        return {**figures, COMBINED: mean_metric({each: figures[each] for each in self.official})}
 
 
 def build_classification(
-    task: Task,
-    options: argparse.Namespace,
-    tokenizer: AlbertTokenizer,
-    precision: PrecisionName,
-    world: World,
-    *,
-    compiles: bool,
+    task: Task, config: ClassifierConfig, context: DataContext
 ) -> Classification:
-    """Read and tokenise the texts of the training and validation files.
+    """Read and tokenise the texts of a classifier's training and validation files.
 
     Args:
         task: the classifier's head in the model.
-        compiles: whether the model's pass is compiled.
 
     Raises:
         CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
         RunError: options do not fit the data.
     """
-    problem = problem_of(options)
-    _check_adaptive_depth(options, problem)
-    logits: LogitsFunction = exit_logits if options.adaptive_depth else cls_logits
-    logits = compile_logits(logits) if compiles else logits
-    if options.teacher is not None:
-        return _taught(task, options, tokenizer, precision, world, logits)
+    # Only the default classifier has classifiers after each layer, or a teacher.
+    is_adaptive = context.settings.adaptive_depth and task == CLASSIFICATION
+    teacher = context.settings.teacher if config.head is None else None
+    if is_adaptive and teacher is not None:
+        raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
+    if is_adaptive and config.problem != "single_label_classification":
+        raise RunError(f"--adaptive-depth goes with one label a text; this is {config.problem}")
+    logits: LogitsFunction = exit_logits if is_adaptive else cls_logits
+    logits = compile_logits(logits) if context.compiles else logits
+    if teacher is not None:
+        return _taught(task, config, context, teacher, logits)
+    return _labelled(task, config, context, logits, is_adaptive=is_adaptive)
+
+
+def _labelled(
+    task: Task,
+    config: ClassifierConfig,
+    context: DataContext,
+    logits: LogitsFunction,
+    *,
+    is_adaptive: bool,
+) -> Classification:
+    """Return the data of labelled texts."""
+    problem = config.problem
     errors: list[str] = []
-    splits = _read(options, errors)
-    tokenise_all = partial(
-        tokenise_splits, options, tokenizer, splits.texts, labelled_examples, "texts"
-    )
+    splits = _read(config, errors)
     if errors:
-        tokenise_all(errors)  # raises them, with those of long texts
+        context.tokenise(splits.texts, labelled_examples, "texts", errors)  # raises them
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
-    of_glue = TASKS.get(options.task)
-    official = OFFICIAL[problem] if of_glue is None else of_glue.metrics
-    metrics = _metrics(options.metric, official, problem, len(splits.names))
-    texts = splits.texts[_TRAINING]
-    weights = _class_weights(options.class_weights, texts, splits.names, problem)
-    examples = tokenise_all()
+    weights = _class_weights(config.class_weights, splits.texts[TRAINING], splits.names, problem)
+    examples = context.tokenise(splits.texts, labelled_examples, "texts")
     return Classification(
         task=task,
-        examples=examples[_TRAINING],
-        labels=label_keys(splits.names, multi_label=problem == "multi_label_classification"),
-        loss=_loss(problem, logits, weights, is_adaptive=options.adaptive_depth),
-        held_out=examples.get(_VALIDATION, ()),
-        metrics=metrics,
-        num_official=len(official),
         problem=problem,
-        metric=options.metric,
+        names=splits.names,
+        official=OFFICIAL[problem] if config.task is None else TASKS[config.task].metrics,
+        metric=config.metric,
+        examples=examples[TRAINING],
+        held_out=examples.get(VALIDATION, ()),
+        loss=_loss(problem, logits, weights, is_adaptive=is_adaptive),
+    )
+
+
+def _read(config: ClassifierConfig, errors: list[str]) -> LabelledSplits:
+    """Read the files, and append their errors."""
+    files = {TRAINING: config.text_classification}
+    if config.validation:
+        files[VALIDATION] = config.validation
+    if config.task is not None:
+        return read_task(TASKS[config.task], files, errors)
+    return read_splits(files, config.labels or None, config.columns, config.problem, errors=errors)
+
+
+def _taught(
+    task: Task,
+    config: ClassifierConfig,
+    context: DataContext,
+    reference: str,
+    logits: LogitsFunction,
+) -> Classification:
+    """Return the data of texts with a teacher's logits as labels."""
+    # Imported here, since only a teacher needs transformers.
+    from training.distillation.pseudo_labels import (
+        PseudoLabelLoss,
+        TaskTeacher,
+        pseudo_label,
+        pseudo_labelled_examples,
+    )
+
+    settings, world = context.settings, context.world
+    _check_teacher(settings)
+    texts = read_texts(config.text_classification, config.columns)
+    teacher = TaskTeacher.load(reference, world.device)
+    held_out: Mapping[str, Sequence[LabelledExample]] = {}
+    if config.validation:
+        files = {VALIDATION: config.validation}
+        splits = read_splits(files, teacher.names, config.columns, teacher.problem)
+        held_out = context.tokenise(splits.texts, labelled_examples, "texts")
+    logits_NK = pseudo_label(texts, teacher, world, settings.output, context.precision)
+    return Classification(
+        task=task,
+        problem=teacher.problem,
+        names=teacher.names,
+        official=OFFICIAL[teacher.problem],
+        metric=config.metric,
+        examples=pseudo_labelled_examples(
+            texts, logits_NK, context.tokenizer, length=settings.length
+        ),
+        held_out=held_out.get(VALIDATION, ()),
+        loss=PseudoLabelLoss(
+            problem=teacher.problem,
+            temperature=settings.temperature,
+            held_out=_loss(teacher.problem, logits),
+            logits=logits,
+        ),
     )
 
 
@@ -202,65 +266,8 @@ def _loss(
     return losses[problem]
 
 
-def problem_of(options: argparse.Namespace) -> ProblemType:
-    """Return the kind of the task: as --task or --problem-type says, or as the columns tell."""
-    if options.task is not None:
-        return TASKS[options.task].problem
-    asked: ProblemType | None = options.problem_type
-    if asked is None and columns_of(options).has_several_labels:
-        return "multi_label_classification"
-    return asked or "single_label_classification"
-
-
-def _check_adaptive_depth(options: argparse.Namespace, problem: ProblemType) -> None:
-    """Check that `--adaptive-depth` goes with the data.
-
-    Raises:
-        RunError: it does not.
-    """
-    if not options.adaptive_depth:
-        return
-    if options.teacher is not None:
-        raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
-    if problem != "single_label_classification":
-        raise RunError(f"--adaptive-depth goes with one label a text; this is {problem}")
-
-
-def _read(options: argparse.Namespace, errors: list[str]) -> LabelledSplits:
-    """Read the files, and append their errors."""
-    files = {_TRAINING: options.text_classification}
-    if options.validation:
-        files[_VALIDATION] = options.validation
-    if options.task is not None:
-        return read_task(TASKS[options.task], files, errors)
-    return read_splits(
-        files, options.labels, columns_of(options), problem_of(options), errors=errors
-    )
-
-
-def _metrics(
-    asked: str | None, official: tuple[Metric, ...], problem: ProblemType, num_labels: int
-) -> tuple[Metric, ...]:
-    """Return the metrics of validation, the official ones first.
-
-    Raises:
-        RunError: `--metric` is none of these labels.
-    """
-    allowed = _ALLOWED[problem]
-    has_one_label = problem == "single_label_classification"
-    if has_one_label and num_labels == 2:
-        allowed = (*allowed, "f1")
-    if asked in (None, "loss"):
-        return official
-    chosen = [metric for metric in allowed if metric == asked]
-    if not chosen:
-        what = f"{num_labels} labels" if has_one_label else problem
-        raise RunError(f"--metric {asked} is none of {what}; take {', '.join(allowed)} or loss")
-    return (*official, *(metric for metric in chosen if metric not in official))
-
-
 def _class_weights(
-    asked: Sequence[str | float] | None,
+    asked: Sequence[str | float],
     texts: Sequence[LabelledText],
     names: Sequence[str],
     problem: ProblemType,
@@ -270,7 +277,7 @@ def _class_weights(
     Raises:
         RunError: there is not one for each label, or texts do not have one label each.
     """
-    if asked is None:
+    if not asked:
         return None
     if problem != "single_label_classification":
         raise RunError(f"--class-weights goes with one label a text; this is {problem}")
@@ -291,93 +298,16 @@ def _class_weights(
     return torch.from_numpy(weights).float()
 
 
-def _taught(
-    task: Task,
-    options: argparse.Namespace,
-    tokenizer: AlbertTokenizer,
-    precision: PrecisionName,
-    world: World,
-    logits: LogitsFunction,
-) -> Classification:
-    """Return the same of texts with a teacher's logits as labels."""
-    # Imported here, since only a teacher needs transformers.
-    from training.distillation.pseudo_labels import (
-        PseudoLabelLoss,
-        TaskTeacher,
-        pseudo_label,
-        pseudo_labelled_examples,
-    )
-
-    _check_teacher(options)
-    texts = read_texts(options.text_classification, columns_of(options))
-    teacher = TaskTeacher.load(options.teacher, world.device)
-    official = OFFICIAL[teacher.problem]
-    metrics = _metrics(options.metric, official, teacher.problem, len(teacher.names))
-    held_out: Mapping[str, Sequence[LabelledExample]] = {}
-    if options.validation:
-        splits = read_splits(
-            {_VALIDATION: options.validation}, teacher.names, columns_of(options), teacher.problem
-        )
-        held_out = tokenise_splits(options, tokenizer, splits.texts, labelled_examples, "texts")
-    logits_NK = pseudo_label(texts, teacher, world, prepared_folder(options), precision)
-    return Classification(
-        task=task,
-        examples=pseudo_labelled_examples(texts, logits_NK, tokenizer, length=options.length),
-        labels=label_keys(
-            teacher.names, multi_label=teacher.problem == "multi_label_classification"
-        ),
-        loss=PseudoLabelLoss(
-            problem=teacher.problem,
-            temperature=options.temperature,
-            held_out=_loss(teacher.problem, logits),
-            logits=logits,
-        ),
-        held_out=held_out.get(_VALIDATION, ()),
-        metrics=metrics,
-        num_official=len(official),
-        problem=teacher.problem,
-        metric=options.metric,
-    )
-
-
-def _check_teacher(options: argparse.Namespace) -> None:
+def _check_teacher(settings: FinetuneSettings) -> None:
     """Refuse options of labelled texts.
 
     Raises:
         RunError: there are some.
     """
-    if options.labels:
+    if settings.labels:
         raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
-    if options.problem_type:
-        raise RunError("--problem-type goes with labelled texts, not with --teacher")
-    if options.class_weights:
-        raise RunError("--class-weights goes with labelled texts, not with --teacher")
-    if not options.truncation:
+    for name in ("problem_type", "class_weights"):
+        if getattr(settings, name):
+            raise RunError(f"{flag_name(name)} goes with labelled texts, not with --teacher")
+    if not settings.truncation:
         raise RunError("--no-truncation goes with labelled texts, not with --teacher")
-
-
-def check_validation(options: argparse.Namespace) -> None:
-    """Check that validation and its options go with the data.
-
-    Raises:
-        RunError: they do not.
-    """
-    is_measured = (
-        options.text_classification or options.multiple_choice or options.question_answering
-    )
-    if options.validation and not is_measured:
-        raise RunError(
-            "--validation takes labelled data; it goes with --text-classification, "
-            "--multiple-choice or --question-answering"
-        )
-    has_default = options.text_classification or options.multiple_choice
-    if options.validation and options.heads and not has_default:
-        raise RunError(
-            "--validation before --head is of the default classifier, which has no data here; "
-            "questions are validated only without classifiers: give it after --head"
-        )
-    everywhere = (options, *options.heads)
-    if options.patience is not None and not any(each.validation for each in everywhere):
-        raise RunError("--patience goes with --validation")
-    if any(each.metric is not None and not each.validation for each in everywhere):
-        raise RunError("--metric goes with --validation")

@@ -1,15 +1,15 @@
-"""Question answering: its options and data, its head, and the loss of a start-conditioned one.
+"""Question answering: its data, validation on it, and the loss of a start-conditioned head.
 
 Shape legend: C windows, S positions, H hidden size.
 """
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ from torch.nn import functional as F
 
 from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.progress import progress
-from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
-from training.data.questions import SpanExample, read_located, span_examples
-from training.loop.progress import RunError, read_record
+from training.data.collate import collate_examples
+from training.data.questions import Question, SpanExample, read_located, span_examples
+from training.evaluation.questions import HeldOutQuestions, lay_questions
+from training.evaluation.torch_engine import Item
+from training.evaluation.validation import Validation
+from training.finetuning.data import VALIDATED_TOGETHER, DataContext
+from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,
     LossFunction,
@@ -30,61 +34,99 @@ from training.losses import (
     example_rows,
     span_scores,
 )
-from training.model.checkpoint import read_tasks
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, Task
 from training.model.start_conditioned import StartConditionedHead
 
+_METRICS: Final = ("f1", "exact_match", "loss")
 
-def add_questions(group: argparse._ArgumentGroup) -> None:
-    """Add the options of question answering."""
-    group.add_argument("--question-answering", nargs="+", type=Path, help="SQuAD files")
-    group.add_argument(
-        "--question-head",
-        choices=get_args(QuestionHead),
-        help="start and end of an answer by themselves, or the end given the start with a beam "
-        "search, and a logit of no answer, as the paper has it for SQuAD 2.0 (the checkpoint's, or "
-        "independent)",
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """The held-out questions of a run.
+
+    Attributes:
+        figure: what decides which validation is best: `f1`, `exact_match` or `loss`.
+        items: the questions as they are asked; none where the loss decides.
+        windows: of the questions, as in training.
+        labels: keys of `config.json` that name labels, of which questions have none.
+    """
+
+    held_out: Sequence[Question]
+    items: Sequence[Item]
+    figure: str
+    windows: Sequence[SpanExample]
+    labels: dict[str, Any] = field(default_factory=dict)
+
+    def validation(self, *, every: int, row_length: int) -> Validation:
+        """Return the validation: by the answers, or by the loss of the windows."""
+        windows = sorted(self.windows, key=lambda window: len(window.ids))
+        batches = [
+            collate_examples(
+                "question-answering",
+                windows[begin : begin + VALIDATED_TOGETHER],
+                row_length=max(row_length, len(windows[-1].ids)),
+            )
+            for begin in range(0, len(windows), VALIDATED_TOGETHER)
+        ]
+        return Validation(
+            batches=batches,
+            every=every,
+            tasks=("question-answering",),
+            questions=None if self.figure == "loss" else HeldOutQuestions(items=self.items),
+        )
+
+    @property
+    def chance(self) -> float | None:
+        """The figure if no question had an answer."""
+        num_empty = sum(not question.answers for question in self.held_out)
+        return None if self.figure == "loss" else 100 * num_empty / len(self.held_out)
+
+
+def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questions:
+    """Read the questions of `--validation`, which a head is to answer.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be asked; all of it is listed.
+        EvaluationError: as `lay_questions`.
+        RunError: `--metric` is none of questions.
+    """
+    settings, tokenizer = context.settings, context.tokenizer
+    max_positions = context.architecture.max_positions
+    figure = settings.metric or "f1"
+    if figure not in _METRICS:
+        raise RunError(f"--metric {figure} is none of questions; take {', '.join(_METRICS)}")
+    questions, _ = read_located(settings.validation)
+    asked = questions if figure != "loss" else []
+    length = settings.window_length(max_positions)
+    return Questions(
+        held_out=questions,
+        items=lay_questions(asked, tokenizer, max_positions=max_positions, head=head),
+        figure=figure,
+        windows=[
+            window
+            for question in questions
+            for window in span_examples(question, tokenizer, length=length)
+        ],
     )
 
 
-def with_question_length(options: argparse.Namespace) -> argparse.Namespace:
-    """Return the options with the length of windows, where neither they nor the recipe give one.
-
-    It is that of the run, or of the first of several seeds, if one is known (of versions that
-    recorded none, its --length), or else the service's.
-    """
-    if not options.question_answering or options.question_length is not None:
-        return options
-    folders = (options.output, *sorted(options.output.glob("seed-*")))
-    known = next(filter(None, map(read_record, folders)), {})
-    length = int(known.get("question_length", known.get("length", DEFAULT_MAX_SEQ_LEN)))
-    return argparse.Namespace(**{**vars(options), "question_length": length})
-
-
-def window_length(options: argparse.Namespace, max_positions: int) -> int:
-    """Return the maximum tokens of a question with a window of its context."""
-    length: int = min(options.question_length, max_positions)
-    return length
-
-
 def question_examples(
-    options: argparse.Namespace, tokenizer: AlbertTokenizer, *, max_positions: int
+    files: Sequence[Path], tokenizer: AlbertTokenizer, *, length: int
 ) -> list[SpanExample]:
     """Read the questions, repair their answers' places, and return their windows.
 
     Args:
-        max_positions: of the model.
+        length: maximum tokens of a question with a window of its context.
 
     Raises:
         CorpusError: files cannot be read, or answers have no place; all of it is listed.
     """
-    questions, num_repaired = read_located(options.question_answering)
+    questions, num_repaired = read_located(files)
     if num_repaired:
         print(
             f"{num_repaired:,} of {len(questions):,} answers did not stand at their answer_start; "
             "the only place that fits was taken"
         )
-    length = window_length(options, max_positions)
     return [
         example
         for question in progress(questions, title="tokenising questions", unit="questions")
@@ -92,21 +134,17 @@ def question_examples(
     ]
 
 
-def choose_head(options: argparse.Namespace) -> QuestionHead:
+def choose_head(asked: QuestionHead | None, stored: Mapping[Task, int]) -> QuestionHead:
     """Return the head that questions are trained with: by default the checkpoint's own.
 
-    Raises:
-        RunError: one is asked for, and no questions are given.
+    Args:
+        stored: heads of the checkpoint.
     """
-    if options.question_head is not None and not options.question_answering:
-        raise RunError("--question-head is of question answering; give --question-answering")
-    num_outputs = read_tasks(options.initialize_from).get("question-answering", 0)
-    stored = question_head_of("question-answering", num_outputs)
-    head: QuestionHead = options.question_head or stored or "independent"
-    return head
+    num_outputs = stored.get("question-answering", 0)
+    return asked or question_head_of("question-answering", num_outputs) or "independent"
 
 
-def conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+def _conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the logits (C, S, 3) of a start-conditioned head: start, end, and answerability.
 
     The end is that of the true start. Both are -inf where no answer can be: everywhere but in the
@@ -130,7 +168,7 @@ def conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 
 
 def conditioned_scores(
-    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = conditioned_logits
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _conditioned_logits
 ) -> dict[LossName, Score]:
     """Return the score of question answering by a start-conditioned head (run_squad_v2).
 
@@ -138,7 +176,7 @@ def conditioned_scores(
     of "no answer" is added; a window has none where it points at [CLS].
 
     Args:
-        logits: `conditioned_logits`, optionally compiled.
+        logits: `_conditioned_logits`, optionally compiled.
     """
     logits_CS3 = logits(model, batch)
     spans = span_scores(model, batch, lambda *_: logits_CS3[..., :2])["question-answering"]
@@ -153,4 +191,4 @@ def conditioned_loss(*, compiles: bool) -> LossFunction:
     """Return the loss function of questions for a start-conditioned head."""
     if not compiles:
         return conditioned_scores
-    return partial(conditioned_scores, logits=compile_logits(conditioned_logits))
+    return partial(conditioned_scores, logits=compile_logits(_conditioned_logits))

@@ -30,7 +30,7 @@ Metric: TypeAlias = Literal[
     "mse",
 ]
 # Name of the held-out split of tasks with one; MNLI has two.
-ONLY_DEV: Final = "dev"
+_ONLY_DEV: Final = "dev"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class GlueTask:
     metrics: tuple[Metric, ...] = ("accuracy",)
     train: tuple[str, ...] = ("train.tsv", "train.part*.tsv")
     dev: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: MappingProxyType({ONLY_DEV: ("dev.tsv",)})
+        default_factory=lambda: MappingProxyType({_ONLY_DEV: ("dev.tsv",)})
     )
     test: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({"test": ("test.tsv", "test-*.parquet")})
@@ -107,7 +107,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
             labels=("not_equivalent", "equivalent"),
             metrics=("f1", "accuracy"),
             train=("train.tsv", "msr_paraphrase_train.txt"),
-            dev={ONLY_DEV: ("dev.tsv", "msr_paraphrase_test.txt")},
+            dev={_ONLY_DEV: ("dev.tsv", "msr_paraphrase_test.txt")},
         ),
         "stsb": GlueTask(
             title="STS-B",
@@ -124,7 +124,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
             scale=Scale(least=0, most=5),
             metrics=("pearson", "spearman"),
             train=("train.tsv", "sts-train.tsv"),
-            dev={ONLY_DEV: ("dev.tsv", "sts-dev.tsv")},
+            dev={_ONLY_DEV: ("dev.tsv", "sts-dev.tsv")},
         ),
         "qqp": GlueTask(
             title="QQP",

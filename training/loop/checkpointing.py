@@ -1,9 +1,8 @@
 """Checkpoints of a run: written atomically, hashed, and rotated.
 
-`checkpoints/step-00001000/` holds a Hugging Face directory, the training state `state.pt`,
-`hashes.json`, and `validation.json` if its weights were validated afterwards; `checkpoint` links to
-the newest, and `best` to that of the best validation, which is kept however old it is. A damaged
-checkpoint is renamed to `step-00001000.damaged` and removed at the next rotation.
+`checkpoints/step-00001000/` holds a Hugging Face directory, the training state `state.pt` and
+`hashes.json`; `checkpoint` links to the newest, and `best` to that of the best validation, which is
+kept however old it is.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,17 +21,13 @@ import safetensors
 import torch
 from filelock import FileLock, Timeout
 
-from albert_serve.files import partial_path, sha256_of, sync, write_atomically
+from albert_serve.files import partial_path, sha256_of, sync
 from training.loop.progress import RunError
 
 _STEP: Final = re.compile(r"step-(\d{8,})")
 _HASHES: Final = "hashes.json"
 _STATE: Final = "state.pt"
-_VALIDATION: Final = "validation.json"
-# The state that a validation changes, which may follow the checkpoint of its step.
-_VALIDATED: Final = ("validated_step", "selection")
 _PARTIAL: Final = ".partial"
-_DAMAGED: Final = ".damaged"
 _NEWEST_LINK: Final = "checkpoint"
 _BEST_LINK: Final = "best"
 # Errors of a failed write: Python's, torch's and safetensors' own.
@@ -45,26 +40,16 @@ class Checkpoints:
 
     Attributes:
         num_kept: number of newest checkpoints to keep.
-
-    Raises:
-        RunError: an earlier version wrote the run.
     """
 
     folder: Path
     num_kept: int = 2
 
-    def __post_init__(self) -> None:
-        link = self.folder / _NEWEST_LINK
-        if link.is_dir() and not link.is_symlink() and not (link / _HASHES).is_file():
-            raise RunError(
-                f"{link} was written by an earlier version; give another --output, and "
-                "--initialize-from to begin with its weights"
-            )
-
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
         """Write the checkpoint of a step, and remove the oldest ones over `num_kept`.
 
-        Of a step that has one, only what a validation has changed in the state is written.
+        A step that has one is passed over: should a validation have changed the state since, a run
+        that resumes from there validates again.
 
         Args:
             write: writes the model, its config and the tokenizer into a folder.
@@ -73,9 +58,7 @@ class Checkpoints:
         Raises:
             RunError: it cannot be written; earlier checkpoints are unchanged.
         """
-        if self.at(step).is_dir():
-            _update(self.at(step), state)
-        else:
+        if not self.at(step).is_dir():
             self._save(step, write, state)
         self._remove_old()
 
@@ -103,22 +86,20 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """Return the newest intact checkpoint; None if the run has none at all.
 
-        Partial checkpoints of a killed process are removed. Damaged checkpoints are reported, and
-        renamed if an older one is intact.
+        Partial checkpoints of a killed process are removed. Damaged ones are reported, and removed
+        if an older one is intact.
 
         Raises:
             RunError: there are checkpoints, and all are damaged.
         """
         for partial in self._all.glob("*" + _PARTIAL):
             shutil.rmtree(partial)
-        for name in (_NEWEST_LINK, _BEST_LINK):
-            self._adopt_copy(name)
         damaged: list[Path] = []
         for folder in self._steps():
             damage = find_damage(folder)
             if damage is None:
                 for damaged_folder in damaged:
-                    _set_aside(damaged_folder)
+                    _remove(damaged_folder)
                 self._link(_NEWEST_LINK, folder)
                 return folder
             print(f"warning: passed over {folder}: {damage}", file=sys.stderr)
@@ -160,33 +141,8 @@ class Checkpoints:
         old_steps = [
             folder for folder in self._steps()[self.num_kept :] if folder.resolve() != best
         ]
-        for old in (*old_steps, *self._all.glob("*" + _DAMAGED)):
-            # Renamed first, so that a half-removed folder is never taken for a checkpoint.
-            partial = partial_path(old)
-            os.replace(old, partial)
-            shutil.rmtree(partial)
-
-    def _adopt_copy(self, name: str) -> None:
-        """Move a link's target into `checkpoints/` if copying the run turned it into a folder.
-
-        Raises:
-            RunError: it is damaged, and the only checkpoint.
-        """
-        copy = self.folder / name
-        if copy.is_symlink() or not copy.is_dir():
-            return
-        self._all.mkdir(exist_ok=True)
-        damage = find_damage(copy)
-        if damage is None:
-            known = self.at(load_state(copy)["step"])
-            if not known.is_dir():
-                os.replace(copy, known)
-                return
-        elif not self._steps():
-            raise RunError(f"{copy} is not whole: {damage}; give another --output")
-        partial = self._all / (name + _PARTIAL)
-        os.replace(copy, partial)
-        shutil.rmtree(partial)
+        for old in old_steps:
+            _remove(old)
 
     def _link(self, name: str, target: Path) -> None:
         link = self.folder / name
@@ -225,46 +181,18 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def load_state(checkpoint: Path, *, mmap: bool = False) -> dict[str, Any]:
+def load_state(checkpoint: Path) -> dict[str, Any]:
     """Load the training state of a checkpoint.
-
-    What a later validation has changed is left out if it cannot be read; the run then validates the
-    step again.
-
-    Args:
-        mmap: leave tensors in the file until they are used.
 
     Raises:
         RunError: it is missing or damaged.
     """
     file = checkpoint / _STATE
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises several unrelated types
         raise RunError(f"{file} cannot be read: {error}") from error
-    return state | _read_validated(checkpoint / _VALIDATION)
-
-
-def _read_validated(file: Path) -> dict[str, Any]:
-    """Return what a validation has changed in the state; nothing if the file is damaged."""
-    if not file.is_file():
-        return {}
-    try:
-        return dict(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        print(f"warning: passed over {file}: {error}", file=sys.stderr)
-        return {}
-
-
-def _update(checkpoint: Path, state: Mapping[str, Any]) -> None:
-    """Write the state that a validation has changed since the checkpoint was written.
-
-    The other files stay: two of them cannot be replaced at once.
-    """
-    known = load_state(checkpoint, mmap=True)  # for two small values
-    validated = {name: state[name] for name in _VALIDATED if name in state}
-    if any(known.get(name) != value for name, value in validated.items()):
-        write_atomically(checkpoint / _VALIDATION, json.dumps(validated).encode())
+    return state
 
 
 def find_damage(checkpoint: Path) -> str | None:
@@ -279,10 +207,11 @@ def find_damage(checkpoint: Path) -> str | None:
     return None if _STATE in hashes else f"{_HASHES} does not name {_STATE}"
 
 
-def _set_aside(folder: Path) -> None:
-    target = folder.with_name(folder.name + _DAMAGED)
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(folder, target)
+def _remove(checkpoint: Path) -> None:
+    """Rename a checkpoint first, so that a half-removed folder is never taken for one."""
+    partial = partial_path(checkpoint)
+    os.replace(checkpoint, partial)
+    shutil.rmtree(partial)
 
 
 def _seal(folder: Path) -> None:

@@ -100,7 +100,7 @@ def peak_flops(device: torch.device, precision: PrecisionName = "auto") -> float
         known = data_sheet_flops(torch.cuda.get_device_name(device))
         if known is not None:
             return known
-    return measured_flops(device, precision)
+    return _measured_flops(device, precision)
 
 
 def data_sheet_flops(name: str) -> float | None:
@@ -114,7 +114,7 @@ def data_sheet_flops(name: str) -> float | None:
     return next((peak for key, peak in _DATA_SHEETS.items() if words.issuperset(key)), None)
 
 
-def measured_flops(
+def _measured_flops(
     device: torch.device, precision: PrecisionName = "auto", *, duration_s: float = _MEASURE_S
 ) -> float:
     """Measure the best speed of square products of `product_dtype`, for `duration_s`."""

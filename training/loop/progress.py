@@ -127,13 +127,8 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     be extended.
 
     Raises:
-        RunError: the folder holds a run with other settings, or an earlier version's.
+        RunError: the folder holds a run with other settings.
     """
-    if (folder / "state.pt").is_file():
-        raise RunError(
-            f"{folder} holds a run of an earlier version; give another --output, and "
-            f"--initialize-from {folder / 'checkpoint'} to begin with its weights"
-        )
     known = read_record(folder)
     changed = list(_differences(known, settings))
     if changed:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from training.data.batch import LossName, MicroBatch
-from training.data.feeds import Feed
 from training.data.mask_rate import MaskRates
+from training.data.streams import TaskStream
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
 from training.loop.progress import Progress, RunError, Stability
 from training.loop.reproducibility import reproducible
@@ -48,33 +48,47 @@ class Step:
     lr_factor: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixture:
+    """The task streams of a run, and how they are mixed.
+
+    Attributes:
+        weights: relative frequency of each task stream, in the order of `streams`.
+        loss_weights: by the loss' name; 1 where it is missing. Sentence order has one label a
+            sequence: in small batches its gradient is mostly noise and drowns the others'.
+        mask_rates: of masked rows.
+    """
+
+    streams: Sequence[TaskStream]
+    weights: Sequence[float]
+    loss_weights: Mapping[LossName, float]
+    mask_rates: MaskRates
+
+    def draw(self, rng: np.random.Generator) -> TaskStream:
+        """Draw the task stream of a step."""
+        odds = np.asarray(self.weights) / sum(self.weights)
+        return self.streams[int(rng.choice(len(self.streams), p=odds))]
+
+
 @dataclass(kw_only=True)
 class Run:
     """A model in training, with its task streams, optimizers and progress.
 
     Attributes:
         objective: the model and its losses, wrapped by `share`.
-        feeds: the task streams.
-        weights: relative frequency of each task stream, in the order of `feeds`.
-        loss_weights: by the loss' name; 1 where it is missing. Sentence order has one label a
-            sequence: in small batches its gradient is mostly noise and drowns the others'.
         precision: of matrix products, in training and validation.
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
         validated_step: step of the last validation.
         selection: the best validation so far; None if none is to be kept.
         earlier_selection: the state of a selection that this run was resumed without.
-        mask_rates: of masked rows; None for that of their collation.
-        signal: number of a signal that came while the run trained, also if it was then done.
     """
 
     model: AlbertForTasks
     objective: nn.Module
     optimizers: Optimizers
     schedule: Schedule
-    feeds: Sequence[Feed]
-    weights: Sequence[float]
-    loss_weights: Mapping[LossName, float]
+    mixture: Mixture
     clip_norm: float
     seed: int
     world: World
@@ -86,29 +100,25 @@ class Run:
     validated_step: int = 0
     selection: Selection | None = None
     earlier_selection: Mapping[str, Any] = field(default_factory=dict)
-    mask_rates: MaskRates | None = None
-    signal: int | None = None
 
     def step(self, done: float) -> Step:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
         A gradient that is not finite leaves the weights as they are.
         """
-        feed = self._draw()
-        batches = feed.step()
-        if self.mask_rates is not None:
-            batches = [self.mask_rates.thin(batch, done) for batch in batches]
+        stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
+        batches = [self.mixture.mask_rates.thin(batch, done) for batch in stream.step()]
         *counts, num_tokens = self.world.sum(
-            [sum(batch.counts[name] for batch in batches) for name in feed.losses]
+            [sum(batch.counts[name] for batch in batches) for name in stream.losses]
             + [sum(batch.num_tokens for batch in batches)]
         )
-        totals = dict(zip(feed.losses, counts, strict=True))
+        totals = dict(zip(stream.losses, counts, strict=True))
         with reproducible(self.world.device):
             tallies = self._accumulate(batches, totals)
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
             grad_norm = float(whole(norm))
             factor = self._update(grad_norm, done)
-        self.num_steps[feed.name] += 1
+        self.num_steps[stream.name] += 1
         self.num_tokens += int(num_tokens)
         return Step(
             tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
@@ -136,7 +146,7 @@ class Run:
         batch has no label for has a loss of 0.
         """
         parts = [
-            self.loss_weights.get(name, 1.0)
+            self.mixture.loss_weights.get(name, 1.0)
             * self.world.size
             / max(totals.get(name, 0), 1)
             * score.loss
@@ -156,11 +166,6 @@ class Run:
         self.progress.step += 1
         return factor
 
-    def _draw(self) -> Feed:
-        odds = np.asarray(self.weights) / sum(self.weights)
-        rng = np.random.default_rng([self.seed, self.progress.step])
-        return self.feeds[int(rng.choice(len(self.feeds), p=odds))]
-
     def _seed_dropout(self, number: int) -> None:
         """Seed dropout by the micro-batch's number, whichever process takes it."""
         key = [self.seed, self.progress.step, number * self.world.size + self.world.rank]
@@ -176,7 +181,7 @@ class Run:
             "elapsed_s": self.progress.seconds,
             "tokens": self.num_tokens,
             "num_steps": dict(self.num_steps),
-            "feeds": {feed.name: feed.state() for feed in self.feeds},
+            "feeds": {stream.name: stream.state() for stream in self.mixture.streams},
             "stability": asdict(self.stability),
             "validated_step": self.validated_step,
             **({"selection": dict(selected)} if selected else {}),
@@ -214,5 +219,5 @@ class Run:
             self.selection.restore(selected)
         # Earlier versions kept the step in the selection.
         self.validated_step = state.get("validated_step", selected.get("validated_step", 0))
-        for feed in self.feeds:
-            feed.restore(state["feeds"][feed.name])
+        for stream in self.mixture.streams:
+            stream.restore(state["feeds"][stream.name])

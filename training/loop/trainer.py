@@ -248,7 +248,6 @@ class Trainer:
         bar.update(decision.done - bar.n)
         stopped_by = self._validate_last(stop, bar) if decision.done >= 1 else decision.stop
         self.saver.save(run)
-        run.signal = self._decide(stop).stop
         if stopped_by is None:
             self._report_selection(bar, decision.done)
             return 0

@@ -33,7 +33,7 @@ def validate(
     tallies = measure(
         run.objective if alone is None else alone,
         (validation.batches[n] for n in progress(places, title="validation", unit="batches")),
-        validation.tasks or run.feeds[0].tasks,
+        validation.tasks or run.mixture.streams[0].tasks,
         world.device,
         run.precision,
         should_stop=lambda: world.size == 1 and should_stop(),

@@ -8,7 +8,7 @@ several that are packed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -137,12 +137,12 @@ class Encoder(nn.Module):
             x_BSH = self._apply_layer(number, x_BSH, mask)
         return self._apply_layer(len(self.layer_plan), x_BSH, mask, read)
 
-    def states(self, x_BSH: Tensor, mask: AttentionMask) -> list[Tensor]:
-        """Return the input and the output of each layer, all (B, S, H)."""
-        states = [x_BSH]
+    def states(self, x_BSH: Tensor, mask: AttentionMask) -> Iterator[Tensor]:
+        """Yield the input and the output of each layer, all (B, S, H)."""
+        yield x_BSH
         for number in range(1, len(self.layer_plan) + 1):
-            states.append(self._apply_layer(number, states[-1], mask))
-        return states
+            x_BSH = self._apply_layer(number, x_BSH, mask)
+            yield x_BSH
 
     def rows_by_layer(self, x_BSH: Tensor, mask: AttentionMask, read: Tensor) -> list[Tensor]:
         """Return the output of each layer at gathered positions, all (R, H)."""
@@ -254,8 +254,8 @@ class Albert(nn.Module):
         hidden_BSH: Tensor = self.encoder(self._embed(batch), self._attention_mask(batch), read)
         return hidden_BSH
 
-    def states(self, batch: Batch) -> list[Tensor]:
-        """Return the hidden states before the first layer and after each, L + 1 of (B, S, H).
+    def states(self, batch: Batch) -> Iterator[Tensor]:
+        """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H).
 
         Raises:
             ValueError: the rows are longer than the model has positions.

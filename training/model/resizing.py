@@ -32,8 +32,8 @@ from training.model.checkpoint import (
 )
 from training.model.heads import AlbertForTasks
 
-# Files of a checkpoint that do not depend on its depth; `evaluation.json` does.
-_DEPTHLESS: Final = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json")
+# Files of a checkpoint that do not depend on the number of its layers; `evaluation.json` does.
+_LAYERLESS: Final = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json")
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
@@ -81,7 +81,7 @@ def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
 
 
 @contextmanager
-def cut_to_depth(folder: Path, num_layers: int | None) -> Iterator[Path]:
+def with_layers(folder: Path, num_layers: int | None) -> Iterator[Path]:
     """Give a checkpoint with only its first layers, for `with`; None: the checkpoint itself.
 
     Its weights are the same file. Only where texts can be classified after each layer, it is
@@ -106,7 +106,7 @@ def cut_to_depth(folder: Path, num_layers: int | None) -> Iterator[Path]:
         cut = Path(scratch)
         content = json.dumps({**hf, "num_hidden_layers": num_layers}, indent=2)
         (cut / "config.json").write_text(content + "\n", encoding="utf-8")
-        for file in (folder / name for name in _DEPTHLESS):
+        for file in (folder / name for name in _LAYERLESS):
             if file.is_file():
                 shutil.copyfile(file, cut / file.name)
         has_exits = has_stored_exits(read_shapes(folder), read_tasks(folder))

@@ -1,8 +1,7 @@
-"""Training of a built run, new or resumed, with its checkpoints and records."""
+"""A run, built from its parts and trained to its end, with its checkpoints and records."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,21 @@ from typing import Any
 
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
+from training.loop.distributed import Parallelism, World, share
 from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
-from training.loop.progress import record_run
+from training.loop.progress import Progress, record_run
 from training.loop.provenance import read_stages
-from training.loop.step import Run
+from training.loop.selection import Selection
+from training.loop.step import Mixture, Run
 from training.loop.trainer import Saver, Trainer
+from training.losses import LossFunction, Objective
 from training.model.checkpoint import read_tokenizer
+from training.model.heads import AlbertForTasks
+from training.optim.optimizers import build_optimizers
+from training.run.config import RunFolder
+from training.run.recipes import Hyperparameters
+from training.system.precision import PrecisionName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,18 +33,75 @@ class Origin:
     Attributes:
         program: module that trains, such as `training.pretrain`.
         stage: the settings and data of this run, for the checkpoint's `training.json`.
+        start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
         extra_config: additional keys of the checkpoint's `config.json`.
     """
 
     program: str
     stage: Mapping[str, Any]
+    start: Path | None
     tokenizer_from: Path
     extra_config: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedRun:
+    """A run that has ended, or was stopped.
+
+    Attributes:
+        status: exit status: 0 for a run that is done, 128 + the signal's number otherwise.
+        checkpoint: the folder of the newest checkpoint.
+        num_steps: steps so far.
+        selection: the best validation, whose checkpoint `best` links to; None without validation.
+    """
+
+    status: int
+    checkpoint: Path
+    num_steps: int
+    selection: Selection | None
+
+
+def build_run(
+    model: AlbertForTasks,
+    mixture: Mixture,
+    loss_of: Mapping[str, LossFunction],
+    hyperparameters: Hyperparameters,
+    *,
+    progress: Progress,
+    world: World,
+    precision: PrecisionName,
+    parallelism: Parallelism = "ddp",
+    selection: Selection | None = None,
+) -> Run:
+    """Build the run of a model at step 0.
+
+    Args:
+        loss_of: the loss function of each micro-batch's task.
+        selection: of the best validation.
+    """
+    model = model.to(world.device)
+    trains_all = all(set(model.heads) == set(stream.tasks) for stream in mixture.streams)
+    objective = Objective(model, world.device, loss_of)
+    # Before the optimizers, which step sharded weights.
+    shared = share(objective, model, world, parallelism, trains_all=trains_all)
+    return Run(
+        model=model,
+        objective=shared,
+        optimizers=build_optimizers(model, hyperparameters.optimizer_settings, precision),
+        schedule=hyperparameters.rate_schedule,
+        mixture=mixture,
+        clip_norm=hyperparameters.clip_norm,
+        seed=hyperparameters.seed,
+        world=world,
+        progress=progress,
+        precision=precision,
+        selection=selection,
+    )
+
+
 def train_run(
-    options: argparse.Namespace,
+    config: RunFolder,
     run: Run,
     record: Mapping[str, Any],
     origin: Origin,
@@ -46,11 +110,10 @@ def train_run(
     validation: Validation | None = None,
     flops_a_token: float = 0.0,
     peak_flops: float = 0.0,
-) -> int:
-    """Train a run to its end, resuming it from the output folder; return the exit status.
+) -> TrainedRun:
+    """Train a run to its end, resuming it from the output folder.
 
     Args:
-        options: of `options.add_reports`, with `output` and `initialize_from`.
         run: at step 0.
         record: content of the folder's `run.json`, whose settings `is_known_run` has compared.
         alarm, validation, flops_a_token, peak_flops: as in `Trainer`.
@@ -58,31 +121,35 @@ def train_run(
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
     """
-    start = options.initialize_from
     # Read now: the folders may be temporary, or be removed in the days that a run takes.
     saver = Saver(
-        folder=options.output,
-        checkpoints=Checkpoints(folder=options.output, num_kept=options.keep),
+        folder=config.output,
+        checkpoints=Checkpoints(folder=config.output, num_kept=config.keep),
         tokenizer=read_tokenizer(origin.tokenizer_from),
-        every_s=options.save_every,
+        every_s=config.save_every,
         program=origin.program,
         stage=origin.stage,
-        earlier_stages=read_stages(start) if start is not None else (),
+        earlier_stages=read_stages(origin.start) if origin.start is not None else (),
         extra_config=origin.extra_config,
     )
     is_main = run.world.is_main
     if saver.resume(run) and is_main:
         print(f"resuming from step {run.progress.step:,}")
     if is_main:
-        record_run(options.output, record)  # also if it is known: its end may be another one
+        record_run(config.output, record)  # also if it is known: its end may be another one
     trainer = Trainer(
         run=run,
         saver=saver,
-        metrics=Metrics(options.output, step=run.progress.step) if is_main else None,
-        report_every=options.report_every,
+        metrics=Metrics(config.output, step=run.progress.step) if is_main else None,
+        report_every=config.report_every,
         alarm=alarm,
         validation=validation,
         flops_a_token=flops_a_token,
         peak_flops=peak_flops,
     )
-    return trainer.train()
+    return TrainedRun(
+        status=trainer.train(),
+        checkpoint=config.output / "checkpoint",
+        num_steps=run.progress.step,
+        selection=run.selection,
+    )

@@ -1,22 +1,19 @@
-"""Further classifiers on a command line: the options after `--head NAME` are those of its data."""
+"""Further classifiers on a command line: the flags after `--head NAME` are those of its data."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 from albert_serve.bundle.weights import HEAD_NAME
-from training.data.labelled.race import RACE
-from training.loop.progress import RunError
-from training.run.options import add_columns, add_task, with_task_data
+from training.run.flags import add_flags, read_flags
+from training.run.labelled import LabelledTexts
 
 _OPTION: Final = "--head"
-# Options of other data, which a classifier has none of.
-_OTHERS: Final = ("multiple_choice", "question_answering", "pretraining", "teacher")
+_HeadT = TypeVar("_HeadT", bound=LabelledTexts)
 
 
 def add_heads(group: argparse._ActionsContainer) -> None:
@@ -29,53 +26,46 @@ def add_heads(group: argparse._ActionsContainer) -> None:
     )
 
 
-def head_parser() -> argparse.ArgumentParser:
-    """Return a parser of the options of a classifier's data, to which more can be added."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_text_classification(parser)
-    add_task(parser)
-    add_columns(parser)
-    return parser
-
-
-def add_text_classification(group: argparse._ActionsContainer) -> None:
-    """Add the option of labelled texts."""
-    group.add_argument(
-        "--text-classification",
-        nargs="+",
-        type=Path,
-        help="CSV, TSV, JSONL or Parquet files, or folders of them",
-    )
-
-
 def parse_with_heads(
-    parser: argparse.ArgumentParser,
-    of_head: argparse.ArgumentParser,
-    words: Sequence[str] | None = None,
-) -> argparse.Namespace:
-    """Parse a command line; `heads` are the options of each further classifier, with its `head`.
+    parser: argparse.ArgumentParser, head: type[_HeadT], words: Sequence[str] | None = None
+) -> tuple[argparse.Namespace, list[argparse.Namespace]]:
+    """Parse a command line, and the flags of each further classifier, with its name as `head`.
 
-    Options after `--head NAME` that are none of a classifier's data are the command's. None may be
+    Flags after `--head NAME` that are none of a classifier's data are the command's. None may be
     abbreviated.
 
     Args:
+        head: the configuration of a further classifier.
         words: those of the process by default.
     """
     # An abbreviation after `--head` would be read as the default classifier's option.
     parser.allow_abbrev = False
     shared, *parts = _parts(sys.argv[1:] if words is None else words)
-    of_head.prog, of_head.usage = parser.prog, parser.format_usage().removeprefix("usage: ")
+    of_head = argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        prog=parser.prog,
+        usage=parser.format_usage().removeprefix("usage: "),
+    )
+    add_flags(of_head, head)
     heads: list[argparse.Namespace] = []
     for name, *rest in parts:
-        _check_name(parser, name, [head.head for head in heads])
-        head, others = of_head.parse_known_args(rest)
+        _check_name(parser, name, [each.head for each in heads])
+        own, others = of_head.parse_known_args(rest)
         if others and not others[0].startswith("-"):
             parser.error(f"{_OPTION} {name}: unrecognized arguments: {' '.join(others)}")
         shared += others
-        heads.append(argparse.Namespace(**vars(head), head=name))
-    options = parser.parse_args(shared)
-    options.heads = heads
-    return options
+        heads.append(argparse.Namespace(**vars(own), head=name))
+    return parser.parse_args(shared), heads
+
+
+def read_heads(head: type[_HeadT], heads: Sequence[argparse.Namespace]) -> tuple[_HeadT, ...]:
+    """Return the configurations of further classifiers.
+
+    Raises:
+        RunError: flags contradict each other.
+    """
+    return tuple(read_flags(head, own, head=own.head) for own in heads)
 
 
 def _parts(words: Sequence[str]) -> list[list[str]]:
@@ -99,21 +89,3 @@ def _check_name(parser: argparse.ArgumentParser, name: str, others: Sequence[str
         )
     if name in others:
         parser.error(f"{_OPTION} {name} is given twice; each classifier has a name of its own")
-
-
-def each_head(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
-    """Yield the options of each further classifier: the command's, and those of its own data.
-
-    Raises:
-        RunError: one has no data, or as `with_task_data`.
-        CorpusError: as `with_task_data`.
-    """
-    for head in options.heads:
-        none = {name: None for name in _OTHERS if name in options}
-        own = with_task_data(argparse.Namespace(**{**vars(options), **none, **vars(head)}))
-        if own.task == RACE or not (own.text_classification or own.task):
-            raise RunError(
-                f"{_OPTION} {own.head} is a classifier of texts; give its data after it, by "
-                "--text-classification or a --task of GLUE"
-            )
-        yield own

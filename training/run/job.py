@@ -1,12 +1,12 @@
-"""Pretraining job: builds the run from a recipe."""
+"""A pretraining run from its configuration to its end."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -14,59 +14,61 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName
 from training.data.collate import Collate, Collator, Slicing
+from training.data.corpus import find_files
 from training.data.examples import ExampleSettings
-from training.data.feeds import Feed, PlannedFeed
-from training.data.masking import NgramMasking, word_starts
-from training.data.order import order_feed
 from training.data.packing import Plan
-from training.data.shards import Shards
-from training.loop.distributed import Parallelism, World, share
+from training.data.shards import SHARDS_FILE, Shards
+from training.data.streams import PackedStream
+from training.evaluation.validation import Validation, held_out, unigram_entropy
+from training.loop.distributed import World
+from training.loop.flops import peak_flops, train_flops_per_token
+from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, RunError
-from training.loop.step import Run
-from training.losses import LOSS_OF, LossFunction, Objective, compiled_losses
+from training.loop.provenance import file_names
+from training.loop.step import Mixture, Run
+from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.model.checkpoint import load_checkpoint
-from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.model.heads import AlbertForTasks, head_sizes
 from training.model.initialization import start_local
 from training.model.resizing import grow_depth
-from training.optim.optimizers import build_optimizers
 from training.order_losses import order_loss
-from training.run.recipes import Recipe
+from training.prepare import prepare
+from training.run.driver import Origin, TrainedRun, build_run, train_run
+from training.run.options import should_compile
+from training.run.pretraining import PretrainingConfig, Start
+from training.run.recipes import RECIPES, Recipe
+from training.run.text_streams import masking_collator, pair_length, pair_stream, slice_rows
 from training.system.precision import PrecisionName
 
-# Maximum tokens of a pair in both orders, where neither the recipe nor the model has less.
-ORDER_LENGTH: Final = 512
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
+# Tokens of held-out text in a validation.
+_VALIDATION_TOKENS: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """The settings of one pretraining run.
+class PretrainingJob:
+    """A pretraining run with all decided that its configuration leaves open.
 
     Attributes:
-        tokenizer: folder that `training.vocab` wrote.
-        initialize_from: a checkpoint's folder, for initial weights; None for new ones.
-        micro_batch_size: rows per micro-batch, of pairs in both orders as many tokens at most; None
-            for the device's default. It changes sums in their last digits only.
-        compiles: whether the model and its losses are compiled.
-        recomputes: whether activations are recomputed to save memory.
-        num_workers: data loader workers; None for the device's default.
+        architecture: the sizes of the model.
         precision: of matrix products.
+        compiles: whether the model and its losses are compiled.
     """
 
-    config: AlbertConfig
+    config: PretrainingConfig
     recipe: Recipe
-    progress: Progress
+    architecture: AlbertConfig
+    start: Start
     shards: Shards
-    tokenizer: Path
     world: World
-    initialize_from: Path | None = None
-    micro_batch_size: int | None = None
-    compiles: bool = True
-    recomputes: bool = False
-    parallelism: Parallelism = "ddp"
-    num_workers: int | None = None
-    precision: PrecisionName = "auto"
+    precision: PrecisionName
+    compiles: bool
+
+    @property
+    def tokenizer(self) -> AlbertTokenizer:
+        """The tokenizer."""
+        return self.start.open_tokenizer()
 
     @property
     def example_settings(self) -> ExampleSettings:
@@ -78,12 +80,6 @@ class Job:
         )
 
     @property
-    def masking(self) -> NgramMasking:
-        """The masking of tokens."""
-        tokenizer = AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
-        return NgramMasking(word_starts=word_starts(tokenizer), rate=self.recipe.mask_rates.highest)
-
-    @property
     def slicing(self) -> Slicing:
         """The division of a step's rows into micro-batches.
 
@@ -91,48 +87,42 @@ class Job:
             RunError: the rows are not divisible.
         """
         rows, size = self.recipe.batch_size, self.world.size
-        fitting = self._rows_a_batch(rows, self.recipe.length, "--batch-size")
-        rows_a_batch = self.micro_batch_size or fitting
+        slicing = slice_rows(
+            rows, self.recipe.length, self._tokens_a_batch, self.world, f"--batch-size {rows}"
+        )
+        rows_a_batch = self.config.micro_batch_size
+        if rows_a_batch is None:
+            return slicing
         if rows % (rows_a_batch * size):
             raise RunError(
                 f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
                 f"times {size} processes"
             )
-        return Slicing(
-            num_rows=rows, rows_a_batch=rows_a_batch, rank=self.world.rank, world_size=size
-        )
-
-    def _rows_a_batch(self, num_rows: int, length: int, option: str) -> int:
-        """Return the rows of a micro-batch that suit the device, or `micro_batch_size`."""
-        if num_rows % self.world.size:
-            raise RunError(f"{option} {num_rows} is no multiple of the {self.world.size} processes")
-        if self.micro_batch_size is None:
-            most = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
-        else:
-            most = self.micro_batch_size * self.recipe.length
-        return rows_a_batch(num_rows // self.world.size, length, most)
+        return replace(slicing, rows_a_batch=rows_a_batch)
 
     @property
-    def plan(self) -> Plan:
-        """The plan of steps over the corpus."""
-        return Plan(shards=self.shards, settings=self.example_settings, seed=self.recipe.seed)
+    def _tokens_a_batch(self) -> int:
+        """The maximum tokens of a micro-batch."""
+        if self.config.micro_batch_size is None:
+            return _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
+        return self.config.micro_batch_size * self.recipe.length
 
     @property
     def collator(self) -> Collator:
-        """The collate function."""
-        return Collator(
-            shards=self.shards,
-            masking=self.masking,
-            length=self.recipe.length,
+        """The collate function of masked rows."""
+        return masking_collator(
+            self.shards,
+            self.tokenizer,
+            self.example_settings,
+            mask_rate=self.recipe.mask_rates.highest,
             seed=self.recipe.seed,
-            has_labels=self.recipe.sentence_task != "none",
         )
 
     @property
-    def num_loaders(self) -> int:
+    def _num_workers(self) -> int:
         """The number of data loader workers."""
-        if self.num_workers is not None:
-            return self.num_workers
+        if self.config.workers is not None:
+            return self.config.workers
         if self.world.device.type != "cuda":
             return 0
         return max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1))
@@ -140,22 +130,52 @@ class Job:
     def model(self) -> AlbertForTasks:
         """Return the model with its initial weights."""
         torch.manual_seed(self.recipe.seed)
-        sizes = head_sizes(self.config, self.tasks)
-        if self.initialize_from is not None:
-            shallow = load_checkpoint(self.initialize_from, sizes)
-            return grow_depth(shallow, self.config.num_layers)
-        model = AlbertForTasks(self.config, sizes)
+        sizes = head_sizes(self.architecture, self.recipe.tasks)
+        if self.start.folder is not None:
+            shallow = load_checkpoint(self.start.folder, sizes)
+            return grow_depth(shallow, self.architecture.num_layers)
+        model = AlbertForTasks(self.architecture, sizes)
         if self.recipe.start == "local":
-            start_local(model, self.shards.token_counts(self.config.vocab_size))
+            start_local(model, self.shards.token_counts(self.architecture.vocab_size))
         return model
 
-    def check(self) -> None:
-        """Check that the settings are compatible.
+    def masked_stream(self, collate: Collate) -> PackedStream:
+        """Return the task stream of masked rows."""
+        plan = Plan(shards=self.shards, settings=self.example_settings, seed=self.recipe.seed)
+        return PackedStream(
+            plan=plan, collate=collate, slicing=self.slicing, num_workers=self._num_workers
+        )
+
+    def pair_stream(self) -> PackedStream:
+        """Return the task stream of pairs in both orders.
 
         Raises:
-            RunError: the optimizer cannot be sharded.
+            RunError: the rows are not divisible.
         """
-        if self.parallelism == "fsdp" and self.recipe.optimizer == "muon":
+        recipe = self.recipe
+        return pair_stream(
+            self.shards,
+            ExampleSettings(
+                length=pair_length(recipe.order_length, self.architecture.max_positions),
+                sentence_task="pairs",
+                short_rate=recipe.short_rate,
+                min_sentences=recipe.order_sentences,
+            ),
+            self.world,
+            num_rows=recipe.order_batch_size,
+            tokens_a_step=recipe.batch_size * recipe.length,
+            tokens_a_batch=self._tokens_a_batch,
+            seed=recipe.seed,
+            num_workers=self._num_workers,
+        )
+
+    def check(self) -> None:
+        """Check that the optimizer can be sharded.
+
+        Raises:
+            RunError: it cannot.
+        """
+        if self.config.parallel == "fsdp" and self.recipe.optimizer == "muon":
             raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
 
     def build(self) -> Run:
@@ -165,106 +185,165 @@ class Job:
             RunError: the batch is not divisible, or the optimizer cannot be sharded.
         """
         self.check()
-        feed = self.feed(self.collator)
-        return self.assemble(
-            self.model(),
-            feed,
-            compiled_losses() if self.compiles else LOSS_OF,
-            {},
-        )
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """The tasks whose heads the run trains."""
-        has_order = self.recipe.order_share or self.recipe.sentence_task != "none"
-        return ("fill-mask", "sentence-order") if has_order else ("fill-mask",)
-
-    def feed(self, collate: Collate) -> PlannedFeed:
-        """Return the task stream over the corpus."""
-        return PlannedFeed(
-            plan=self.plan, collate=collate, slicing=self.slicing, num_workers=self.num_loaders
-        )
-
-    def order_feed(self) -> PlannedFeed:
-        """Return the task stream of pairs in both orders.
-
-        Raises:
-            RunError: the rows are not divisible.
-        """
-        recipe = self.recipe
-        length = recipe.order_length or min(ORDER_LENGTH, self.config.max_positions)
-        size = self.world.size
-        rows = recipe.order_batch_size or rows_of_pairs(
-            recipe.batch_size * recipe.length, length, size
-        )
-        return order_feed(
-            self.shards,
-            ExampleSettings(
-                length=length,
-                sentence_task="pairs",
-                short_rate=recipe.short_rate,
-                min_sentences=recipe.order_sentences,
-            ),
-            Slicing(
-                num_rows=rows,
-                rows_a_batch=self._rows_a_batch(rows, 2 * length, "--order-batch-size"),
-                rank=self.world.rank,
-                world_size=size,
-            ),
-            seed=recipe.seed,
-            num_workers=self.num_loaders,
-        )
+        stream = self.masked_stream(self.collator)
+        return self.assemble(self.model(), stream, compiled_losses() if self.compiles else LOSS_OF)
 
     def assemble(
         self,
         model: AlbertForTasks,
-        feed: Feed,
+        stream: PackedStream,
         loss_of: Mapping[str, LossFunction],
-        loss_weights: Mapping[LossName, float],
+        loss_weights: Mapping[LossName, float] | None = None,
     ) -> Run:
-        """Assemble the run at step 0 of a new model on a task stream."""
-        model = model.to(self.world.device)
-        model.albert.encoder.recomputes = self.recomputes
-        share_of_order = self.recipe.order_share
-        feeds = [feed, self.order_feed()] if share_of_order else [feed]
-        loss_of = {**loss_of, "sentence-order": order_loss(compiles=self.compiles)}
-        objective = Objective(model, self.world.device, loss_of)
-        sentence_weight = self.recipe.sentence_weight
-        return Run(
-            model=model,
-            objective=share(
-                objective, model, self.world, self.parallelism, trains_all=len(feeds) == 1
+        """Build the run at step 0 of a model on a task stream, beside one of pairs if there is."""
+        model.albert.encoder.recomputes = self.config.recompute
+        share = self.recipe.order_share
+        return build_run(
+            model,
+            Mixture(
+                streams=[stream, self.pair_stream()] if share else [stream],
+                weights=[1 - share, share] if share else [1.0],
+                loss_weights={**self.recipe.loss_weights, **(loss_weights or {})},
+                mask_rates=self.recipe.mask_rates,
             ),
-            optimizers=build_optimizers(model, self.recipe.optimizer_settings, self.precision),
-            schedule=self.recipe.rate_schedule,
-            feeds=feeds,
-            weights=[1 - share_of_order, share_of_order][: len(feeds)],
-            loss_weights={
-                "sentence-order": sentence_weight,
-                "paired-order": sentence_weight,
-                **loss_weights,
-            },
-            clip_norm=self.recipe.clip_norm,
-            seed=self.recipe.seed,
+            {**loss_of, "sentence-order": order_loss(compiles=self.compiles)},
+            self.recipe,
+            progress=Progress(
+                num_steps=num_steps(self.config, self.recipe), budget_s=self.config.budget
+            ),
             world=self.world,
-            progress=self.progress,
             precision=self.precision,
-            mask_rates=self.recipe.mask_rates,
+            parallelism=self.config.parallel,
         )
 
 
-def rows_of_pairs(num_tokens: int, length: int, num_processes: int) -> int:
-    """Return the rows of pairs in both orders of about as many tokens, for all processes alike."""
-    return max(1, num_tokens // (2 * length) // num_processes) * num_processes
+def num_steps(config: PretrainingConfig, recipe: Recipe) -> int | None:
+    """Return the steps of a run; None if its budget alone ends it."""
+    return config.steps or (recipe.num_steps if config.budget is None else None)
 
 
-def rows_a_batch(num_rows: int, length: int, num_tokens: int) -> int:
-    """Return the rows of a micro-batch: the largest divisor of a process's rows within the tokens.
+def run_record(
+    config: PretrainingConfig, recipe: Recipe, architecture: AlbertConfig
+) -> dict[str, Any]:
+    """Return the content of `run.json`, but for what is known when the corpus is open."""
+    return {
+        "settings": {
+            **asdict(recipe),
+            "num_steps": num_steps(config, recipe),
+            "budget_s": config.budget,
+        },
+        "config": architecture.to_hf(),
+        "corpus": _corpus_record(config),
+    }
+
+
+def _corpus_record(config: PretrainingConfig) -> list[list[Any]]:
+    """Return names and sizes of the files, which identify the corpus on any machine."""
+    if config.shards is not None:
+        return [[Shards.open(config.shards).fingerprint, 0]]
+    return [[file.name, file.stat().st_size] for file in find_files(config.corpus)]
+
+
+def open_job(
+    config: PretrainingConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    start: Start,
+    world: World,
+    precision: PrecisionName,
+) -> PretrainingJob:
+    """Return the job of a configuration, whose corpus is prepared if need be."""
+    return PretrainingJob(
+        config=config,
+        recipe=recipe,
+        architecture=architecture,
+        start=start,
+        shards=_open_shards(config.shards, config.corpus, config.output / "shards", start, world),
+        world=world,
+        precision=precision,
+        compiles=should_compile(config.compile, world.device),
+    )
+
+
+def _open_shards(
+    shards: Path | None, files: Sequence[Path], folder: Path, start: Start, world: World
+) -> Shards:
+    """Open tokenised text; if there are files instead, the main process first prepares them."""
+    tokenizer = start.tokenizer / "tokenizer.json"
+    if shards is not None:
+        return Shards.open(shards, tokenizer)
+    if world.is_main:
+        prepare(files, tokenizer, folder)
+    world.meet()
+    return Shards.open(folder, tokenizer)
+
+
+def train_job(
+    job: PretrainingJob, run: Run, record: Mapping[str, Any], *, program: str
+) -> TrainedRun:
+    """Train a job's run to its end, or resume it.
 
     Args:
-        num_rows: of a step of one process.
-        length: tokens of a row; of pairs in both orders, twice those of a pair.
-        num_tokens: maximum of a micro-batch, which has one row at least.
+        record: content of `run.json`: settings, config, corpus and precision.
+        program: module that trains, such as `training.pretrain`.
     """
-    most = max(1, num_tokens // length)
-    return max(rows for rows in range(1, min(num_rows, most) + 1) if num_rows % rows == 0)
+    config, recipe, world = job.config, job.recipe, job.world
+    entropy = unigram_entropy(job.shards, job.architecture.vocab_size)
+    length = recipe.length  # slightly over the mean length of packed sequences
+    trained = train_run(
+        config,
+        run,
+        {**record, "unigram_entropy": round(entropy, 4)},
+        _origin(job, record, program),
+        alarm=PlateauAlarm(unigram_entropy=entropy, warmup=recipe.warmup),
+        validation=_validation(job),
+        flops_a_token=train_flops_per_token(
+            job.architecture,
+            length=length,
+            masked_rate=recipe.mask_rates.mean,
+            read_rate=recipe.mask_rates.mean + 1 / length,
+            num_sentence_outputs=2 if "sentence-order" in recipe.tasks else 0,
+        ),
+        peak_flops=peak_flops(world.device, job.precision),
+    )
+    if world.is_main:
+        print(
+            f"{trained.checkpoint}: {trained.num_steps:,} steps, {run.num_tokens:,} tokens, "
+            f"{run.progress.seconds:,.0f} s"
+        )
+    return trained
+
+
+def _validation(job: PretrainingJob) -> Validation | None:
+    config = job.config
+    if not config.validation:
+        return None
+    shards = None
+    if len(config.validation) == 1 and (config.validation[0] / SHARDS_FILE).is_file():
+        shards = config.validation[0]
+    folder = config.output / "validation-shards"
+    text = _open_shards(shards, config.validation, folder, job.start, job.world)
+    max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
+    masking = replace(job.collator.masking, rate=RECIPES["paper"].mask_rate)
+    batches = list(held_out(text, masking, job.example_settings, max_rows=max_rows))
+    return Validation(batches=batches, every=config.validate_every)
+
+
+def _origin(job: PretrainingJob, record: Mapping[str, Any], program: str) -> Origin:
+    config, recipe = job.config, job.recipe
+    names = [name for name, _ in record["corpus"]]
+    if config.shards is not None:
+        names = file_names([config.shards])
+    return Origin(
+        program=program,
+        stage={
+            "settings": {**record["settings"], "precision": record["precision"]},
+            "corpus": names,
+            "initialize_from": job.start.name,
+        },
+        start=job.start.folder,
+        tokenizer_from=job.start.tokenizer,
+        extra_config={
+            "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
+        },
+    )

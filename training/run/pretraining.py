@@ -1,148 +1,233 @@
-"""A pretraining run from its options to its end, as training.pretrain and training.distil do it."""
+"""Configuration that `training.pretrain` and `training.distil` share."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any
 
-from albert_serve.config import AlbertConfig
-from training.data.shards import Shards
-from training.evaluation.validation import Validation, held_out, unigram_entropy
-from training.loop.distributed import World
-from training.loop.flops import peak_flops, train_flops_per_token
-from training.loop.plateau import PlateauAlarm
-from training.loop.progress import Progress
-from training.loop.provenance import file_names
-from training.loop.step import Run
-from training.run.driver import Origin, train_run
-from training.run.job import Job
-from training.run.options import should_compile
-from training.run.recipes import RECIPES, Recipe
-from training.system.precision import PrecisionName
-
-# Tokens of held-out text in a validation.
-_VALIDATION_TOKENS: Final = 1 << 16
+from albert_serve.config import AlbertConfig, Sharing, preset
+from albert_serve.tokenizer import AlbertTokenizer
+from training.conversion.source import REFERENCE_HELP, open_checkpoint
+from training.data.examples import MIN_LENGTH, SentenceTask
+from training.loop.distributed import Parallelism
+from training.loop.progress import RunError
+from training.model.checkpoint import load_checkpoint
+from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
+from training.run.flags import OptionError, Options, flag
+from training.run.options import Count, Part, Seed
+from training.run.recipes import Dropout, PresetName, Recipe, scaled_lr
 
 
-def make_job(
-    options: argparse.Namespace,
-    config: AlbertConfig,
-    recipe: Recipe,
-    world: World,
-    precision: PrecisionName,
-    *,
-    num_steps: int | None,
-) -> Job:
-    """Return the job of the options, whose corpus is prepared if need be."""
-    return Job(
-        config=config,
-        recipe=recipe,
-        progress=Progress(num_steps=num_steps, budget_s=options.budget),
-        shards=_open_shards(options, world),
-        tokenizer=options.tokenizer,
-        world=world,
-        initialize_from=options.initialize_from,
-        micro_batch_size=options.micro_batch_size,
-        compiles=should_compile(options),
-        recomputes=options.recompute,
-        parallelism=options.parallel,
-        num_workers=options.workers,
-        precision=precision,
+@dataclass(frozen=True, kw_only=True)
+class _Corpus(Options, title="data"):
+    """The text to train on, as files or as shards.
+
+    Attributes:
+        tokenizer: folder that `training.vocab` wrote; None for that of the initial checkpoint.
+
+    Raises:
+        OptionError: there is not exactly one of `corpus` and `shards`.
+    """
+
+    corpus: tuple[Path, ...] = flag("files of text, or folders", (), one_of=True)
+    shards: Path | None = flag("folder that training.prepare wrote", one_of=True)
+    tokenizer: Path | None = flag("folder that training.vocab wrote (that of --initialize-from)")
+    validation: tuple[Path, ...] = flag("held-out text, or a folder of its shards", ())
+    validate_every: Count = flag(
+        "steps between validations (500); the end of the run is validated in any case", 500
     )
 
+    def __post_init__(self) -> None:
+        """Check that there is one corpus."""
+        super().__post_init__()
+        if bool(self.corpus) == (self.shards is not None):
+            raise OptionError("give either --corpus or --shards")
 
-def train_job(
-    options: argparse.Namespace, job: Job, run: Run, record: dict[str, Any], *, program: str
-) -> int:
-    """Train a job's run to its end, or resume it; return the exit status.
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Options, title="model (defaults are the preset's)"):
+    """The sizes of the model, or the checkpoint that it starts from."""
+
+    preset: PresetName | None = flag("(base)")
+    embedding_size: Count | None = flag()
+    hidden_size: Count | None = flag()
+    layers: Count | None = flag()
+    heads: Count | None = flag()
+    ffn_size: Count | None = flag()
+    groups: Count | None = flag()
+    inner_layers: Count | None = flag()
+    max_positions: Count | None = flag()
+    sharing: Sharing | None = flag()
+    initialize_from: str | None = flag(
+        f"{REFERENCE_HELP}, for the initial weights; --layers may be more", metavar="CHECKPOINT"
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The sizes that are given, by the names of `AlbertConfig`."""
+        sizes = {
+            "embedding_size": self.embedding_size,
+            "hidden_size": self.hidden_size,
+            "num_layers": self.layers,
+            "num_heads": self.heads,
+            "ffn_size": self.ffn_size or (self.hidden_size and 4 * self.hidden_size),
+            "num_groups": self.groups,
+            "num_inner_layers": self.inner_layers,
+            "sharing": self.sharing,
+            "max_positions": self.max_positions,
+        }
+        return {name: value for name, value in sizes.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the recipe's)"):
+    """Values in place of the recipe's."""
+
+    length: Count | None = flag("tokens per row")
+    batch_size: Count | None = flag("rows per step")
+    sentence_task: SentenceTask | None = flag("order, next sentence, or none")
+    order_batch_size: Count | None = flag(
+        "rows of such pairs per step, each in both orders (about as many tokens as in other steps, "
+        "and a multiple of the processes)"
+    )
+    short_rate: Part | None = flag("fraction of documents cut into shorter examples")
+    dropout: Dropout | None = flag("0.1 except in xxlarge, or none")
+
+    def __post_init__(self) -> None:
+        """Check that one task trains the head of sentences."""
+        super().__post_init__()
+        if self.order_share and self.sentence_task not in (None, "none"):
+            raise RunError(
+                f"--sentence-task {self.sentence_task} and --order-share train the same head; "
+                "give one of them"
+            )
+
+    def changed(self, base: Recipe) -> Recipe:
+        """Return a recipe with these values in place of its own."""
+        changes: dict[str, Any] = {
+            field.name: value
+            for field in fields(Recipe)
+            if (value := getattr(self, field.name, None)) is not None
+        }
+        if self.batch_size is not None and self.lr is None and self.optimizer is None:
+            changes["lr"] = scaled_lr(base, self.batch_size)
+        del changes["mask_rate"]
+        if (rates := self.mask_rates) is not None:
+            changes["mask_rate"] = rates.first
+            changes["final_mask_rate"] = rates.last if rates.changes else None
+        if self.order_share:
+            # The small recipes' weight is for one label a sequence among its masked tokens.
+            changes = {"sentence_weight": 1.0, **changes, "sentence_task": "none"}
+        return replace(base, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Options, title="machine"):
+    """What suits a machine, and changes results in their last digits at most."""
+
+    micro_batch_size: Count | None = flag("rows per forward pass; as many tokens of pairs")
+    parallel: Parallelism = flag("under torchrun", "ddp")
+    recompute: bool = flag(
+        "recompute activations in the backward pass; for xlarge and xxlarge", default=False
+    )
+    workers: Seed | None = flag("data loader workers (0 on a CPU)")
+    compile: bool | None = flag(f"{COMPILE_HELP} (default: yes, where there is a compiler)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
+    """All that `training.pretrain` and `training.distil` have in common."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The origin of weights and tokenizer.
+
+    Attributes:
+        folder: of the initial checkpoint; None for new weights.
+        name: of the checkpoint, for provenance.
+        tokenizer: a folder.
+    """
+
+    folder: Path | None
+    name: str | None
+    tokenizer: Path
+
+    def open_tokenizer(self) -> AlbertTokenizer:
+        """Open the tokenizer."""
+        return AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
+
+
+@contextmanager
+def open_start(config: PretrainingConfig) -> Iterator[Start]:
+    """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default.
+
+    Raises:
+        RunError: there is neither a tokenizer nor a checkpoint.
+        CheckpointError: the checkpoint cannot be found or read.
+    """
+    if config.initialize_from is not None:
+        with open_checkpoint(config.initialize_from) as initial:
+            tokenizer = config.tokenizer or initial.folder
+            yield Start(folder=initial.folder, name=initial.name, tokenizer=tokenizer)
+    elif config.tokenizer is None:
+        raise RunError("new weights need a --tokenizer: a folder that training.vocab wrote")
+    else:
+        yield Start(folder=None, name=None, tokenizer=config.tokenizer)
+
+
+def architecture(
+    config: PretrainingConfig,
+    recipe: Recipe,
+    start: Start,
+    vocab_size: int,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> AlbertConfig:
+    """Return the sizes of the model.
 
     Args:
-        record: content of `run.json`: settings, config, corpus and precision.
-        program: module that trains, such as `training.pretrain`.
+        defaults: sizes of new weights that are not given, in place of the preset's.
+
+    Raises:
+        RunError: the checkpoint to start from has other sizes, or too few positions.
     """
-    world = job.world
-    entropy = unigram_entropy(job.shards, job.config.vocab_size)
-    length = job.recipe.length  # slightly over the mean length of packed sequences
-    status = train_run(
-        options,
-        run,
-        {**record, "unigram_entropy": round(entropy, 4)},
-        _origin(options, record, program),
-        alarm=PlateauAlarm(unigram_entropy=entropy, warmup=job.recipe.warmup),
-        validation=_validation(options, job),
-        flops_a_token=train_flops_per_token(
-            job.config,
-            length=length,
-            masked_rate=job.recipe.mask_rates.mean,
-            read_rate=job.recipe.mask_rates.mean + 1 / length,
-            num_sentence_outputs=2 if "sentence-order" in job.tasks else 0,
-        ),
-        peak_flops=peak_flops(world.device, job.precision),
-    )
-    if world.is_main:
-        print(
-            f"{options.output / 'checkpoint'}: {run.progress.step:,} steps, "
-            f"{run.num_tokens:,} tokens, {run.progress.seconds:,.0f} s"
-        )
-    return status
-
-
-def corpus_record(options: argparse.Namespace) -> list[list[Any]]:
-    """Return names and sizes of the files, which identify the corpus on any machine."""
-    if options.shards is not None:
-        return [[Shards.open(options.shards).fingerprint, 0]]
-    from training.data.corpus import find_files
-
-    return [[file.name, file.stat().st_size] for file in find_files(options.corpus)]
-
-
-def _open_shards(options: argparse.Namespace, world: World) -> Shards:
-    """Open the tokenised corpus; if need be, the main process first prepares it."""
-    tokenizer = options.tokenizer / "tokenizer.json"
-    if options.shards is not None:
-        return Shards.open(options.shards, tokenizer)
-    if world.is_main:
-        # Imported here, since a run on shards does not need its dependencies.
-        from training.prepare import prepare
-
-        prepare(options.corpus, tokenizer, options.output / "shards")
-    world.sum([0.0])
-    return Shards.open(options.output / "shards", tokenizer)
-
-
-def _validation(options: argparse.Namespace, job: Job) -> Validation | None:
-    if options.validation is None:
-        return None
-    tokenizer = job.tokenizer / "tokenizer.json"
-    if len(options.validation) == 1 and (options.validation[0] / "shards.json").is_file():
-        shards = Shards.open(options.validation[0], tokenizer)
+    if start.folder is None:
+        sizes = {**defaults, **config.given}
+        new = preset(config.preset or "base", vocab_size=vocab_size, **sizes)
+        dropout = recipe.dropout_of(new)
+        model = replace(new, hidden_dropout=dropout, attention_dropout=dropout)
     else:
-        from training.prepare import prepare
+        model = _grown(config, load_checkpoint(start.folder).config, vocab_size)
+    lengths = {"length": recipe.length, "order-length": recipe.order_length or recipe.length}
+    for name, length in lengths.items():
+        if not MIN_LENGTH <= length <= model.max_positions:
+            raise RunError(
+                f"--{name} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+                f"{model.max_positions} positions (--max-positions)"
+            )
+    return model
 
-        if job.world.is_main:
-            prepare(options.validation, tokenizer, options.output / "validation-shards")
-        job.world.sum([0.0])
-        shards = Shards.open(options.output / "validation-shards", tokenizer)
-    max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
-    masking = replace(job.masking, rate=RECIPES["paper"].mask_rate)
-    batches = list(held_out(shards, masking, job.example_settings, max_rows=max_rows))
-    return Validation(batches=batches, every=options.validate_every)
 
+def _grown(config: PretrainingConfig, initial: AlbertConfig, vocab_size: int) -> AlbertConfig:
+    """Return the sizes of the initial checkpoint, with the number of layers from `--layers`.
 
-def _origin(options: argparse.Namespace, record: Mapping[str, Any], program: str) -> Origin:
-    files = [options.shards] if options.corpus is None else [Path(n) for n, _ in record["corpus"]]
-    settings = record["settings"]
-    task = settings["sentence_task"]
-    return Origin(
-        program=program,
-        stage={
-            "settings": {**settings, "precision": record["precision"]},
-            "corpus": file_names(files),
-            "initialize_from": options.initial_name,
-        },
-        tokenizer_from=options.tokenizer,
-        extra_config={"albert_sentence_task": "sop" if settings["order_share"] else task},
-    )
+    Raises:
+        RunError: other sizes than the checkpoint's are given.
+    """
+    if config.preset is not None:
+        raise RunError("--preset goes with new weights; --initialize-from has sizes of its own")
+    if initial.vocab_size != vocab_size:
+        raise RunError(
+            f"{config.initialize_from} has {initial.vocab_size} tokens, --tokenizer {vocab_size}"
+        )
+    for name, value in config.given.items():
+        if name != "num_layers" and getattr(initial, name) != value:
+            raise RunError(
+                f"{name} {value}: {config.initialize_from} has {getattr(initial, name)}; "
+                "only the number of layers can grow"
+            )
+    return replace(initial, num_layers=config.layers or initial.num_layers)

@@ -7,44 +7,33 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from albert_serve.config import AlbertConfig, preset
+from training.data.batch import LossName
 from training.data.examples import SentenceTask
 from training.data.mask_rate import MaskRates
+from training.model.heads import Task
 from training.model.initialization import Start
 from training.optim.optimizers import OptimizerName, OptimizerSettings, Schedule, ScheduleName
 
 # `v1`: 0.1 everywhere but in xxlarge; `v2`: none (section 4.8 and the original's README).
 Dropout = Literal["v1", "v2"]
+RecipeName = Literal["paper", "small"]
+PresetName = Literal["base", "large", "xlarge", "xxlarge", "small"]
 # The batch size of the paper's learning rate.
 _PAPER_BATCH: Final = 4096
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """The hyperparameters of a run, without the corpus, the model's sizes and the budget.
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """The optimizers of a run, their rates over its length, and its seed.
 
     Attributes:
-        length: tokens of a row, which is one example or several that are packed.
-        batch_size: rows per step.
-        num_steps: of the whole run; None if the recipe does not set them.
         lr: peak learning rate; with Muon of the layers' matrices, and `adamw_lr` of the rest.
         pooled_factor: learning-rate multiplier of the parameters that read the [CLS] row.
         warmup: fraction of the run that is warm-up.
         decay: fraction of the run that is decay (`wsd`).
-        mask_rate: fraction of the tokens that is predicted, at the beginning of the run.
-        final_mask_rate: the same at its end, linear between; None if it stays.
         sentence_weight: weight of the sentence task's loss.
-        start: the initialization.
-        order_share: fraction of the steps that are on pairs of segments in both orders, without
-            masks, in place of a sentence task of the masked rows.
-        order_length: maximum tokens of such a pair; None for 512, or the model's positions.
-        order_batch_size: rows of such pairs per step, each twice; None for as many tokens as in
-            the other steps.
-        order_sentences: minimum sentences of each segment.
     """
 
-    length: int
-    batch_size: int
-    num_steps: int | None
     optimizer: OptimizerName
     lr: float
     adamw_lr: float
@@ -53,19 +42,9 @@ class Recipe:
     schedule: ScheduleName
     warmup: float
     decay: float
-    mask_rate: float
-    sentence_task: SentenceTask
     sentence_weight: float
-    short_rate: float
     clip_norm: float
-    start: Start
-    dropout: Dropout
     seed: int = 0
-    order_share: float = 0.0
-    order_length: int | None = None
-    order_batch_size: int | None = None
-    order_sentences: int = 2
-    final_mask_rate: float | None = None
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:
@@ -79,15 +58,60 @@ class Recipe:
         )
 
     @property
+    def rate_schedule(self) -> Schedule:
+        """The learning-rate schedule."""
+        return Schedule(kind=self.schedule, warmup=self.warmup, decay=self.decay)
+
+    @property
+    def loss_weights(self) -> dict[LossName, float]:
+        """The weights of the losses of sentence order."""
+        return {"sentence-order": self.sentence_weight, "paired-order": self.sentence_weight}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Hyperparameters):
+    """All that decides a pretraining run but the corpus, the model's sizes and the budget.
+
+    Attributes:
+        length: tokens of a row, which is one example or several that are packed.
+        batch_size: rows per step.
+        num_steps: of the whole run; None if the recipe does not set them.
+        mask_rate: fraction of the tokens that is predicted, at the beginning of the run.
+        final_mask_rate: the same at its end, linear between; None if it stays.
+        start: the initialization.
+        order_share: fraction of the steps that are on pairs of segments in both orders, without
+            masks, in place of a sentence task of the masked rows.
+        order_length: maximum tokens of such a pair; None for 512, or the model's positions.
+        order_batch_size: rows of such pairs per step, each twice; None for as many tokens as in
+            the other steps.
+        order_sentences: minimum sentences of each segment.
+    """
+
+    length: int
+    batch_size: int
+    num_steps: int | None
+    mask_rate: float
+    sentence_task: SentenceTask
+    short_rate: float
+    start: Start
+    dropout: Dropout
+    order_share: float = 0.0
+    order_length: int | None = None
+    order_batch_size: int | None = None
+    order_sentences: int = 2
+    final_mask_rate: float | None = None
+
+    @property
     def mask_rates(self) -> MaskRates:
         """The mask rates at the beginning and at the end of the run."""
         last = self.mask_rate if self.final_mask_rate is None else self.final_mask_rate
         return MaskRates(first=self.mask_rate, last=last)
 
     @property
-    def rate_schedule(self) -> Schedule:
-        """The learning-rate schedule."""
-        return Schedule(kind=self.schedule, warmup=self.warmup, decay=self.decay)
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks whose heads the run trains."""
+        has_order = self.order_share or self.sentence_task != "none"
+        return ("fill-mask", "sentence-order") if has_order else ("fill-mask",)
 
     def dropout_of(self, config: AlbertConfig) -> float:
         """Return the dropout of hidden states and attention in a model of these sizes."""
@@ -95,7 +119,7 @@ class Recipe:
         return 0.0 if self.dropout == "v2" or is_widest else 0.1
 
 
-RECIPES: Final[dict[str, Recipe]] = {
+RECIPES: Final[dict[RecipeName, Recipe]] = {
     # Section 4.1 and google-research/ALBERT: 125,000 steps of 4,096 x 512 tokens, LAMB.
     "paper": Recipe(
         length=512,

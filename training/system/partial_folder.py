@@ -1,32 +1,28 @@
-"""Folders that have another name until they are complete; what killed processes left is removed."""
+"""Folders that have another name until they are complete."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-from training.system.locking import locked_folder
 
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
     """Create a folder beside `target`, to be put in its place; if it is not, it is removed.
 
-    What killed processes left there is removed first (`remove_leftovers`).
+    A killed process leaves it, as `.TARGET.*.partial`, to be deleted by hand.
 
     Raises:
         OSError: it cannot be created.
     """
-    remove_leftovers(target)
-    folder = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    folder.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    folder.chmod(0o755)  # mkdtemp's is its owner's alone; another user may serve what is in it
     try:
-        with locked_folder(folder):
-            yield folder
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -55,47 +51,10 @@ def put_folder_in_place(folder: Path, target: Path) -> None:
         folder.rename(target)
         return
     old = folder.with_suffix(".old")
-    with locked_folder(target):
-        target.rename(old)
-        try:
-            folder.rename(target)
-        except OSError:
-            old.rename(target)
-            raise
-        shutil.rmtree(old)
-
-
-def remove_leftovers(target: Path) -> None:
-    """Remove the partial folders of a target whose processes were killed.
-
-    A target that had been moved away, and not yet replaced, is put back.
-    """
-    form = re.compile(rf"\.{re.escape(target.name)}\.(\d{{1,10}})\.(partial|old)")
-    with suppress(OSError):  # they do not hinder what comes
-        for folder in sorted(target.parent.iterdir()):
-            match = form.fullmatch(folder.name)
-            if match and not _is_running(int(match[1])):
-                _remove(folder, target)
-
-
-def _remove(folder: Path, target: Path) -> None:
-    with locked_folder(folder) as is_left:  # by processes of other containers, too
-        if not is_left:
-            return
-        if folder.suffix == ".old" and not target.exists():
-            folder.rename(target)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether another process has the number; in containers ours often had it before."""
-    if pid == os.getpid():
-        return False
+    target.rename(old)
     try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
+        folder.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from albert_serve.scoring.dataset import score_dataset, table_layout
 from albert_serve.scoring.distributed.model import WorkerModel
-from albert_serve.scoring.formats import optional_module
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
 from albert_serve.settings import Device
@@ -61,7 +62,7 @@ class AlbertScorer:
             bundle=str(bundle), task=task, num_threads=num_threads, device=device
         )
         # Wrong ones are refused here, not in a worker.
-        RowReader(task, self._options.parameters, self._options.columns, keep, in_table=True)
+        RowReader(task, self._options, in_table=True)
 
     def schema(self, input_schema: Any) -> Any:
         """Return the schema of the output, of pyarrow.
@@ -86,7 +87,6 @@ class AlbertScorer:
             TooManyErrorsError: a row cannot be answered, and errors is "fail".
             AlbertServeError: the model cannot be opened.
         """
-        pa = optional_module("pyarrow", "AlbertScorer")
         if isinstance(batch, pa.Table):
             return self._score(batch)
         if isinstance(batch, pa.RecordBatch):

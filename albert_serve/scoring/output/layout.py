@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic_core import to_jsonable_python
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answers import ColumnType, Result, answer_columns
+from albert_serve.scoring.answers import ColumnType, answer_columns
 from albert_serve.scoring.arrow_values import plain_values
-from albert_serve.scoring.errors import first_line
-from albert_serve.scoring.formats import FileType, optional_module
+from albert_serve.scoring.records import InputFile, Record
 from albert_serve.scoring.rows import Row, RowReader
-from albert_serve.scoring.sources import Record, Source
+from albert_serve.tables import TableType, first_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Layout:
             output is Parquet; None for JSONL, whose rows keep what they have.
     """
 
-    type: FileType
+    type: TableType
     reader: RowReader
     kept: Mapping[str, Any] | None
 
@@ -38,10 +38,9 @@ class Layout:
 
     def schema(self) -> Any:
         """Return the Arrow schema of a table."""
-        pa = optional_module("pyarrow", "Parquet")
         answers = answer_columns(self.reader.task)
         fields = [pa.field(name, kind) for name, kind in (self.kept or {}).items()]
-        fields += [pa.field(name, arrow_type(kind)) for name, kind in answers.items()]
+        fields += [pa.field(name, _arrow_type(kind)) for name, kind in answers.items()]
         return pa.schema(fields)
 
     def kept_values(self, row: Row) -> dict[str, Any]:
@@ -53,10 +52,6 @@ class Layout:
             values, inf_nan_mode="null", bytes_mode="base64", fallback=str
         )
         return plain
-
-    def json_values(self, row: Row, result: Result) -> dict[str, Any]:
-        """Return a row of JSONL."""
-        return {**self.kept_values(row), **result.values}
 
     def check_known(self, row: Row, kept: Collection[str]) -> None:
         """Check that a table has the columns that are kept of a row.
@@ -73,43 +68,43 @@ class Layout:
 
 
 def make_layout(
-    kind: FileType,
+    kind: TableType,
     reader: RowReader,
-    sources: Sequence[Source],
+    sources: Sequence[InputFile],
     keep: Sequence[str] | None,
     first: Sequence[Record],
 ) -> Layout:
     """Return the layout of an output, from the columns of the input.
 
     Args:
-        first: the first records of the input; they decide the columns of JSONL in a table.
+        first: the first records, which decide the columns where no file has its own.
 
     Raises:
-        InvalidInputError: the files have different columns, or types of columns, or a column's
-            name is not Unicode.
+        InvalidInputError: the files have different columns, or types of columns.
     """
-    if not kind.is_table:
+    if not kind.has_columns:
         return Layout(type=kind, reader=reader, kept=None)
-    known = [source for source in sources if source.columns is not None]
-    text = _string() if kind.format == "parquet" else None
-    columns: dict[str, Any] = {}
-    for source in known:
-        kept = {
+    is_typed = kind.format == "parquet"
+    text = pa.string() if is_typed else None
+    known = {
+        source.path: {
             name: type_ or text
-            for name, type_ in (source.columns or {}).items()
+            for name, type_ in source.columns.items()
             if keep is None or name in keep
         }
-        columns = columns or kept
-        _check_same(known[0].path, columns, source.path, kept, needs_types=kind.format == "parquet")
-    inferred = len(known) < len(sources)
-    if inferred:
-        added = [name for record in first for name in reader.kept(record) if name not in columns]
-        _check_names(added)
-        columns |= dict.fromkeys(added)
+        for source in sources
+        if source.columns is not None
+    }
+    columns: dict[str, Any] = dict.fromkeys(
+        name for record in first for name in reader.kept(record)
+    )
+    if known:
+        (path, columns), *others = known.items()
+        for other_path, other in others:
+            _check_same(path, columns, other_path, other, is_typed=is_typed)
     if keep is not None:
         columns = {name: columns.get(name) for name in keep}
-    if kind.format == "parquet":
-        _check_batches(known, columns)
+    if is_typed:
         columns = {name: type_ or _infer(name, first) for name, type_ in columns.items()}
     return Layout(type=kind, reader=reader, kept=columns)
 
@@ -119,7 +114,8 @@ def _check_same(
     columns: Mapping[str, Any],
     file: Path,
     others: Mapping[str, Any],
-    needs_types: bool,
+    *,
+    is_typed: bool,
 ) -> None:
     if set(columns) != set(others):
         odd = sorted(set(columns) ^ set(others))[0]
@@ -128,7 +124,7 @@ def _check_same(
             f"{has} has a column {odd!r} and {lacks} has none; a table has the same columns in all "
             "rows: name those to keep (--keep), or write .jsonl"
         )
-    for name in columns if needs_types else ():
+    for name in columns if is_typed else ():
         if columns[name] != others[name]:
             raise InvalidInputError(
                 f"the column {name!r} is {columns[name]} in {first} and {others[name]} in {file}; "
@@ -136,27 +132,7 @@ def _check_same(
             )
 
 
-def _check_names(columns: Sequence[str]) -> None:
-    for name in columns:
-        if without_surrogates(name) != name:
-            raise InvalidInputError(
-                f"the column {name!r} has half a surrogate pair in its name; leave it out (--keep)"
-            )
-
-
-def _check_batches(known: Sequence[Source], columns: Mapping[str, Any]) -> None:
-    """Check that batches, whose columns are copied, have those that JSONL adds."""
-    for source in known:
-        lacking = [name for name in columns if name not in (source.columns or {})]
-        if lacking and source.type.format == "parquet":
-            raise InvalidInputError(
-                f"{source.path} has no column {lacking[0]!r}, which rows of another file have; "
-                "name the columns to keep (--keep), or write .jsonl"
-            )
-
-
 def _infer(name: str, records: Sequence[Record]) -> Any:
-    pa = optional_module("pyarrow", "Parquet")
     try:
         kind = pa.array([record.values.get(name) for record in records]).type
     except (pa.ArrowException, OverflowError) as error:
@@ -164,20 +140,15 @@ def _infer(name: str, records: Sequence[Record]) -> Any:
             f"the column {name!r} has values of different types ({first_line(error)}); leave it "
             "out (--keep), or write .jsonl"
         ) from error
-    return _string() if pa.types.is_null(kind) else kind
+    return pa.string() if pa.types.is_null(kind) else kind
 
 
-def _string() -> Any:
-    return optional_module("pyarrow", "Parquet").string()
-
-
-def arrow_type(kind: ColumnType) -> Any:
+def _arrow_type(kind: ColumnType) -> Any:
     """Return the Arrow type of a column."""
-    pa = optional_module("pyarrow", "Parquet")
     if isinstance(kind, list):
-        return pa.list_(arrow_type(kind[0]))
+        return pa.list_(_arrow_type(kind[0]))
     if isinstance(kind, dict):
-        return pa.struct([pa.field(name, arrow_type(inner)) for name, inner in kind.items()])
+        return pa.struct([pa.field(name, _arrow_type(inner)) for name, inner in kind.items()])
     return {
         "string": pa.string(),
         "int64": pa.int64(),

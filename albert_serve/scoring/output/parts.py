@@ -1,9 +1,8 @@
 """The parts of a job on disk: complete files, a manifest of what they come from, and a lock.
 
     _manifest.json   the job: hashes of its input, the model, the parameters
-    _parts.jsonl     a line for each complete part: file, size, hash, counts
+    _parts.jsonl     a line for each complete part: file, size, counts
     part-000000.csv  the parts
-    _answers.db      answers by request
     _SUCCESS         the last part is written; where the parts themselves are the output
 
 A part is complete when its line is written; whatever else a killed job left is written again.
@@ -17,33 +16,31 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import filelock
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.files import put_in_place, sha256_of, sync, write_atomically
-from albert_serve.scoring.errors import ChangedJobError, LockedOutputError, OutputError
+from albert_serve.files import put_in_place, sync, write_atomically
+from albert_serve.scoring.errors import ChangedJobError, LockedOutputError, writing
 
 MANIFEST_FILE: Final = "_manifest.json"
 _LOG_FILE: Final = "_parts.jsonl"
 _LOCK_FILE: Final = "_lock"
-_MEMO_FILE: Final = "_answers.db"
 _SUCCESS_FILE: Final = "_SUCCESS"
-_FORMAT_VERSION: Final = 1
+_FORMAT_VERSION: Final = 2
 # What a changed job is told of each entry of the manifest.
 _NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert-serve's version"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartEntry:
+class _PartEntry:
     """A complete part, as its line says."""
 
     file: str
     size: int
-    sha256: str
     counts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,7 +51,7 @@ class PartFolder:
         entries: the complete parts, in order.
     """
 
-    def __init__(self, folder: Path, entries: list[PartEntry]) -> None:
+    def __init__(self, folder: Path, entries: list[_PartEntry]) -> None:
         self.folder = folder
         self.entries = entries
 
@@ -66,7 +63,6 @@ class PartFolder:
         job: Mapping[str, Any],
         *,
         restart: bool,
-        is_kept: bool,
         is_temporary: bool,
     ) -> Iterator[PartFolder]:
         """Lock a folder, and find the parts that are complete.
@@ -74,7 +70,6 @@ class PartFolder:
         Args:
             job: what the parts depend on, as JSON.
             restart: whether the parts that there are, are removed.
-            is_kept: whether complete parts stay when the job ends early.
             is_temporary: whether a folder without complete parts is removed, also if there was one
                 before.
 
@@ -99,7 +94,7 @@ class PartFolder:
             yield parts
         finally:
             is_finished = (folder / _SUCCESS_FILE).exists()
-            if is_new and not is_finished and not (is_kept and parts.entries):
+            if is_new and not is_finished and not parts.entries:
                 _remove(folder)
             lock.release()
 
@@ -107,11 +102,6 @@ class PartFolder:
     def files(self) -> list[Path]:
         """The files of the complete parts, in order."""
         return [self.folder / entry.file for entry in self.entries]
-
-    @property
-    def memo_file(self) -> Path:
-        """The file of answers by request."""
-        return self.folder / _MEMO_FILE
 
     def write(
         self, suffix: str, counts: Mapping[str, Any], content: Callable[[BinaryIO], None]
@@ -128,12 +118,7 @@ class PartFolder:
                 content(stream)
             put_in_place(partial, file)
             sync(self.folder)
-            entry = PartEntry(
-                file=file.name,
-                size=file.stat().st_size,
-                sha256=sha256_of(file),
-                counts=dict(counts),
-            )
+            entry = _PartEntry(file=file.name, size=file.stat().st_size, counts=dict(counts))
             self._append(entry)
         self.entries.append(entry)
 
@@ -159,9 +144,8 @@ class PartFolder:
         """
         with writing(self.folder):
             write_atomically(self.folder / _SUCCESS_FILE, b"")
-        for name in (_MEMO_FILE, _LOCK_FILE):
-            with contextlib.suppress(OSError):
-                (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.folder / _LOCK_FILE).unlink(missing_ok=True)
 
     def _begin(self, job: Mapping[str, Any], *, restart: bool) -> None:
         manifest = self.folder / MANIFEST_FILE
@@ -171,16 +155,16 @@ class PartFolder:
             _check_unchanged(self.folder, known, current)
             self.entries = self._complete_parts()
             return
-        left = [self.folder / name for name in (_SUCCESS_FILE, _LOG_FILE, _MEMO_FILE)]
+        left = [self.folder / name for name in (_SUCCESS_FILE, _LOG_FILE)]
         for file in [*left, *self.folder.glob("part-*")]:
             file.unlink(missing_ok=True)
         write_atomically(manifest, json.dumps(current, indent=1).encode() + b"\n")
         sync(self.folder)
 
-    def _complete_parts(self) -> list[PartEntry]:
+    def _complete_parts(self) -> list[_PartEntry]:
         """Return the parts that are as their lines say, and cut the log after them."""
         log = self.folder / _LOG_FILE
-        entries: list[PartEntry] = []
+        entries: list[_PartEntry] = []
         num_bytes = 0
         for line in log.read_bytes().splitlines(keepends=True) if log.exists() else []:
             entry = _parse(line)
@@ -195,39 +179,18 @@ class PartFolder:
             os.truncate(log, num_bytes)
         return entries
 
-    def _is_whole(self, entry: PartEntry) -> bool:
+    def _is_whole(self, entry: _PartEntry) -> bool:
         file = self.folder / entry.file
         try:
-            return file.stat().st_size == entry.size and sha256_of(file) == entry.sha256
+            return file.stat().st_size == entry.size
         except OSError:
             return False
 
-    def _append(self, entry: PartEntry) -> None:
-        line = json.dumps(
-            {
-                "file": entry.file,
-                "size": entry.size,
-                "sha256": entry.sha256,
-                "counts": entry.counts,
-            }
-        )
+    def _append(self, entry: _PartEntry) -> None:
         with (self.folder / _LOG_FILE).open("ab") as log:
-            log.write(line.encode() + b"\n")
+            log.write(json.dumps(asdict(entry)).encode() + b"\n")
             log.flush()
             os.fsync(log.fileno())
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Name the output in errors of the file system.
-
-    Raises:
-        OutputError: within the block, a file could not be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _acquire(lock: filelock.BaseFileLock, folder: Path) -> None:
@@ -282,8 +245,8 @@ def _read_json(file: Path) -> Any:
         return {}
 
 
-def _parse(line: bytes) -> PartEntry | None:
+def _parse(line: bytes) -> _PartEntry | None:
     try:
-        return PartEntry(**json.loads(line)) if line.endswith(b"\n") else None
+        return _PartEntry(**json.loads(line)) if line.endswith(b"\n") else None
     except (ValueError, TypeError):
         return None

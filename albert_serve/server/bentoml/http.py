@@ -1,4 +1,4 @@
-"""Limits on what a request may send besides its body: the request line, headers and trailers.
+"""Limits on what a request may send besides its body: the request line, headers, chunks, trailers.
 
 uvicorn has such limits with h11 only, which parses in Python. BentoML leaves uvicorn to choose its
 parser, so the protocol below is put in the place of uvicorn's choice (`limit_connections`).
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import uuid
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
-import uvicorn
 import uvicorn.config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
-
-from albert_serve.server.bentoml.turns import Turns
-from albert_serve.server.logging import RepeatedWarning
 
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
@@ -28,18 +26,11 @@ MAX_HEADERS: Final = 256
 MAX_PIPELINED: Final = 32
 # Bytes around chunks, for each byte of a body: at 1-byte chunks a megabyte takes seconds.
 _FRAMING_SHARE: Final = 1 / 16
-# What is parsed of a connection before it is the others' turn: less if that was many small parts
-# (headers, chunks, requests), of which each takes microseconds.
-_TURN_BYTES: Final = (1 << 11, 1 << 14)
-_MANY_PARTS: Final = 100
-# What is read of a connection that waits for its turn: while it is read, its end is noticed.
-_MAX_UNPARSED_BYTES: Final = 1 << 18
+# The fewest bytes around a chunk: its size and two ends of lines.
+_LEAST_FRAMING_BYTES: Final = 5
+# What is read of a body that nobody waits for any more, because its request was answered.
+_MAX_UNWANTED_BYTES: Final = 1 << 20
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-# The turns of each server of this process.
-_turns: WeakKeyDictionary[ServerState, Turns] = WeakKeyDictionary()
-_closed = RepeatedWarning(
-    logging.getLogger(__name__), "%d connections closed: too many headers, or pipelined requests"
-)
 
 
 def limit_connections() -> None:
@@ -47,156 +38,152 @@ def limit_connections() -> None:
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{LimitedHttpProtocol.__name__}"
 
 
+class _LimitExceededError(Exception):
+    """Raised in a callback of the parser, which it ends."""
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """HTTP/1.1 with at most `MAX_HEAD_BYTES` and `MAX_HEADERS` of head; trailers are dropped.
 
     Past the limits the reply is 431 and the connection ends. As many bytes of a body, and some for
     each of its kilobytes, may be anything else: sizes and extensions of chunks, trailers. Past
-    that, and past `MAX_PIPELINED` requests at once, the connection ends without a reply. The
-    limits of bytes and headers are checked after each turn of the connection, which takes a few
-    milliseconds, and those of the head when it is complete as well.
+    that, and past `MAX_PIPELINED` requests at once, the connection ends without a reply. So it does
+    when a request was answered, as by 401 or 413, and over a megabyte of its body still comes.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_head_bytes = 0.0  # all bytes since the head began, less those of the body
+        self._is_in_head = True
         self._num_headers = 0
-        self._num_exact_bytes = 0  # of the head alone
-        self._body_parts: list[bytes] = []
-        self._unparsed = bytearray()
-        self._turns = _turns.setdefault(self.server_state, Turns(self.loop))
-        self._is_waiting = False
-        self._turn_bytes = 2 * _TURN_BYTES[0]
-        self._num_parts = 0
-        self._is_in_head = False
-        self._num_left = 0  # bytes of a body of declared length that have not come
-        self._is_ended = False
+        # Of the head as parsed; then of the framing of the body, at least.
+        self._num_parsed_bytes = 0.0
+        # All that came since the request began, less what a body allows.
+        self._num_read_bytes = 0.0
+        self._num_unwanted_bytes = 0
+        self._is_given_up = False
+        self._starts = _starts.setdefault(self.server_state, _Starts(self.loop))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin a connection."""
         super().connection_made(cast("asyncio.Transport", _OpenTransport(transport)))
 
     def data_received(self, data: bytes) -> None:
-        """Keep what came until it is this connection's turn to be parsed."""
-        self._unparsed += data
-        if not self._is_waiting:
-            self._unset_keepalive_if_required()
-            self._wait_for_turn()
-        if self._is_waiting and len(self._unparsed) > _MAX_UNPARSED_BYTES:
-            self.transport.pause_reading()
-
-    def _wait_for_turn(self) -> None:
-        self._is_waiting = True
-        self._turns.add(self._take_turn)
-
-    def _take_turn(self) -> bool:
-        """Parse a part of what came, and end the connection if it is too much.
-
-        Returns:
-            Whether the connection was still open.
-        """
-        self._is_waiting = False
-        if self._is_ended or self.parser is None or self.transport.is_closing():
-            self._unparsed.clear()
-            return False
-        # A body of declared length is one part, however large.
-        data = bytes(self._unparsed[: max(self._turn_bytes, self._num_left)])
-        del self._unparsed[: len(data)]
-        self._num_head_bytes += len(data)
-        self._num_parts = 0
+        """Parse what came, and end the connection if it is too much."""
+        self._num_read_bytes += len(data)
         super().data_received(data)
-        self._pass_body_on()
-        is_many = self._num_parts > _MANY_PARTS
-        self._turn_bytes = _TURN_BYTES[0] if is_many else min(2 * self._turn_bytes, _TURN_BYTES[1])
-        if self._is_ended:
-            self._unparsed.clear()
-        elif self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+        # What the parser keeps, as an unfinished header, shows in no callback.
+        if self._num_read_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse()
-        elif self._unparsed:
-            self._wait_for_turn()
-        elif not self.flow.read_paused:
-            self.transport.resume_reading()
-        return True
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser does not take, or what was refused in one of its callbacks."""
+        if self._is_given_up:
+            self._refuse()
+        else:
+            super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         """Begin a request's head."""
-        if self._is_ended:
-            return
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._refuse()
-            return
-        self._num_parts += 1
-        self._num_exact_bytes = 0
-        super().on_message_begin()
         self._is_in_head = True
+        self._num_headers = self._num_unwanted_bytes = 0
+        self._num_parsed_bytes = 0.0
+        super().on_message_begin()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._give_up()
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request's URL."""
-        if self._is_ended:
-            return
-        self._num_exact_bytes += len(url)
+        self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; one that comes after the body is a trailer, which is dropped."""
-        if self._is_ended:
-            return
-        self._num_parts += 1
         self._num_headers += 1
-        self._num_exact_bytes += len(name) + len(value) + len(b": \r\n")
+        self._count(len(name) + len(value) + len(b": \r\n"))
         if self._is_in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the request's body, unless the head was too large: turns end anywhere."""
-        if self._is_ended:
-            return
-        if self._num_exact_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
-            self._refuse()
-            return
+        """Begin the request's body."""
         self._is_in_head = False
-        self._num_head_bytes = self._num_headers = 0
-        # The parser has checked that it is one number.
-        self._num_left = int(dict(self.headers).get(b"content-length") or 0)
+        self._num_headers = 0
+        self._num_parsed_bytes = self._num_read_bytes = 0.0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
-        if self._is_ended:
-            return
-        self._num_parts += 1
-        self._num_head_bytes -= (1 + _FRAMING_SHARE) * len(body)
-        self._num_left = max(0, self._num_left - len(body))
-        self._body_parts.append(body)
+        """Take a piece of the body, or drop it if its request was answered."""
+        self._num_read_bytes -= (1 + _FRAMING_SHARE) * len(body)
+        self._count(_LEAST_FRAMING_BYTES - _FRAMING_SHARE * len(body))
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._num_unwanted_bytes += len(body)
+            if self._num_unwanted_bytes > _MAX_UNWANTED_BYTES:
+                self._give_up()
 
     def on_message_complete(self) -> None:
         """End the request."""
-        if self._is_ended:
-            return
-        self._num_head_bytes = self._num_headers = self._num_left = 0
-        self._pass_body_on()
+        self._num_read_bytes = 0.0
         super().on_message_complete()
 
-    def _pass_body_on(self) -> None:
-        """Pass on what came of a body: of many small chunks, all at once."""
-        if self._body_parts and not self._is_ended:
-            super().on_body(b"".join(self._body_parts))
-            self._body_parts.clear()
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._starts.add(cycle, partial(super()._start_asgi_task, cycle, app))
+
+    def _count(self, num_bytes: float) -> None:
+        self._num_parsed_bytes += num_bytes
+        if self._num_parsed_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        raise _LimitExceededError
 
     def _refuse(self) -> None:
-        self._is_ended = True
-        _closed.log()
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self._is_in_head and not is_answering:
             self.transport.write(_reply())
         self.transport.close()
 
 
-class _OpenTransport:
-    """A transport that passes over what comes after it has closed.
+class _Starts:
+    """The requests of an event loop that have not begun: each of its iterations begins one.
 
-    uvloop raises an error then; but a protocol is told that its connection is lost one iteration of
-    the event loop later, and uvicorn would log two tracebacks for a reply in between.
+    A request takes some ten iterations, and an iteration does the next step of all that have begun.
+    If all that arrives began at once, clients that ask and leave would take the event loop: each
+    would be worked at before anybody notices that it has gone. One that leaves while it waits here
+    never begins.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[RequestResponseCycle, Callable[[], None]]] = deque()
+        self._has_begun_one = False
+
+    def add(self, cycle: RequestResponseCycle, begin: Callable[[], None]) -> None:
+        """Begin a request when those before it have begun: at once, if none has just now."""
+        self._waiting.append((cycle, begin))
+        if not self._has_begun_one:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        self._has_begun_one = False
+        while self._waiting and not self._has_begun_one:
+            cycle, begin = self._waiting.popleft()
+            if not cycle.disconnected:
+                begin()
+                self._has_begun_one = True
+        if self._has_begun_one:
+            self._loop.call_soon(self._begin_next)
+
+
+# Of each server of this process.
+_starts: WeakKeyDictionary[ServerState, _Starts] = WeakKeyDictionary()
+
+
+class _OpenTransport:
+    """A transport that drops what is written after it has closed.
+
+    uvloop raises an error then, and uvicorn logs two tracebacks: it does not tell a request that
+    its client is gone if others came after it on the same connection.
     """
 
     def __init__(self, transport: asyncio.BaseTransport) -> None:
@@ -208,14 +195,6 @@ class _OpenTransport:
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
-
-    def pause_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
 
 
 def _reply() -> bytes:

@@ -16,16 +16,27 @@ _MAX_PORT: Final = 65535
 def check_command_line() -> None:
     """See that the service can listen where the command line of `bentoml serve` has it listen.
 
-    BentoML tells its hooks neither host nor port, but click has the options of the command.
-
     Raises:
         ConfigError: it cannot.
     """
-    context = click.get_current_context(silent=True)  # none where Python code starts the service
-    options = context.params if context is not None else {}
-    host, port = options.get("host"), options.get("port")
+    host, port = _option("host"), _option("port")
     if isinstance(host, str) and isinstance(port, int) and port:
         check_address(host, port)
+
+
+def listens_on_loopback() -> bool:
+    """Whether, by the command line, only this machine reaches the service."""
+    host = _option("host")
+    return isinstance(host, str) and ipaddress.ip_address(host).is_loopback
+
+
+def _option(name: str) -> object:
+    """Return an option of the command line of `bentoml serve`, whose hooks are told none.
+
+    It is None where Python code starts the service.
+    """
+    context = click.get_current_context(silent=True)
+    return context.params.get(name) if context is not None else None
 
 
 def parse_port(text: str) -> int:

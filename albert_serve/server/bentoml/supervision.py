@@ -1,8 +1,8 @@
-"""Changes to BentoML's supervisor process, which starts and watches the workers.
+"""The supervisor process, which starts and watches the workers; BentoML has no settings for it.
 
-The supervisor is circus' arbiter, and BentoML has no settings for these; so circus' classes are
-patched in that process before it makes its watchers. The versions are pinned; each patch is tested.
-A worker watches its supervisor in turn (`end_with`).
+The supervisor is circus' arbiter: circus' classes are patched in that process before it makes its
+watchers. The versions are pinned, and the tests of workers hold the patches. A worker watches its
+supervisor in turn (`end_with`).
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, Final
 
-import bentoml.serving
-import psutil
 from circus.controller import Controller  # type: ignore[import-untyped]
-from circus.process import DEAD_OR_ZOMBIE, Process  # type: ignore[import-untyped]
 from circus.watcher import Watcher  # type: ignore[import-untyped]
 from prometheus_client.multiprocess import mark_process_dead
-from tornado import gen
 
-from albert_serve.server.bentoml.restarts import Restarts
 from albert_serve.settings import (
     METRICS_VARIABLE,
     SUPERVISOR_VARIABLE,
     allocator_variables,
+    metrics_folder,
+    supervisor_pid,
 )
 
 SERVICE_NAME: Final = "albert_serve"
-_CHECK_EVERY_MS: Final = 1000
+_MAX_FAILED_STARTS: Final = 5
+_STARTED: Final = "started-{}"
+_CHECK_EVERY_S: Final = 1.0
 # What it means if a signal that we did not send ends a worker.
 _REASONS: Final[dict[int, str]] = {
     signal.SIGBUS: (
@@ -49,115 +48,109 @@ _logger = logging.getLogger(__name__)
 
 
 def supervise() -> None:
-    """Forward SIGHUP to the workers, and restart dead workers within a second, in containers too.
+    """Forward SIGHUP to the workers, and replace dead ones within 2 s, in containers too.
 
     By default BentoML replaces all workers on SIGHUP, checks for dead ones every 10 s, never
     restarts them in a container, keeps their gauges, has one folder of metrics for all services of
-    a user, and restarts workers that die at once for ever, as fast as it can.
+    a user, and restarts workers that die at once for ever.
     """
     # Until circus handles it, it would end the process, whose PID is known by now.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     metrics = Path(tempfile.mkdtemp(prefix="albert-serve-metrics-"))
-    restarts = Restarts(metrics)
-    atexit.register(restarts.exit)
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
-    Watcher.__init__ = partialmethod(_watch, Watcher.__init__, metrics)
-    Watcher.reap_process = partialmethod(_reap, Watcher.reap_process)
-    Watcher.manage_processes = partialmethod(_reap_first, Watcher.manage_processes)
-    Watcher.spawn_processes = partialmethod(_start_due, Watcher.spawn_processes, restarts)
-    Watcher.__len__ = _num_expected
-    Process.spawn = partialmethod(_spawn, Process.spawn, restarts)
+    Watcher.__init__ = partialmethod(_watch, Watcher.__init__, _Workers(metrics))
     Controller.start = partialmethod(_start_checking_often, Controller.start)
-    vars(bentoml.serving)["running_inside_container"] = lambda: False
+
+
+def mark_started() -> None:
+    """Tell the supervisor that this worker serves."""
+    folder = metrics_folder()
+    if folder is not None and supervisor_pid() is not None:
+        with contextlib.suppress(OSError):  # no room, which is no reason not to serve
+            (folder / _STARTED.format(os.getpid())).touch()
+
+
+def end_worker(error: Exception) -> None:
+    """End this process with one line if it is a worker; BentoML would log tracebacks."""
+    if supervisor_pid() is not None:
+        _logger.error("this worker cannot start: %s", error)
+        logging.shutdown()
+        os._exit(1)
 
 
 async def end_with(supervisor: int) -> None:
     """Wait until the supervisor has died, and end this worker, which would keep its port."""
     while os.getppid() == supervisor:
-        await asyncio.sleep(_CHECK_EVERY_MS / 1000)
+        await asyncio.sleep(_CHECK_EVERY_S)
     _logger.error("the supervisor, process %d, has died: this worker ends", supervisor)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
-    """Make a watcher whose workers get SIGHUP.
+class _Workers:
+    """Hooks of circus: what is done when a worker starts and when it has died.
 
-    Ours know their supervisor and its metrics, and have one heap. Workers of another
-    service, which composes ours, share BentoML's metrics with it, and never tell that they have
-    started.
+    Args:
+        metrics: the folder of the workers' metrics, where each that serves leaves a file.
     """
-    env = dict(options.pop("env", None) or {})
-    if SERVICE_NAME in (options.get("args") or ()):
-        # glibc returns the free pages of its first heap; Python's own allocator keeps a megabyte
-        # for each object that is left in it.
-        env = allocator_variables() | env
-        env |= {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
-    init(watcher, *args, **options, env=env, send_hup=True)
 
+    def __init__(self, metrics: Path) -> None:
+        self.metrics = metrics
+        self._num_failed_starts = 0
 
-@gen.coroutine
-def _start_due(watcher: Watcher, start: Any, restarts: Restarts) -> Iterator[Any]:
-    """Start the workers that are missing, of ours when they are due."""
-    if _is_ours(watcher.env):
-        restarts.keep(watcher.processes.keys(), watcher.numprocesses)
-    if restarts.are_due or not _is_ours(watcher.env):
-        yield start(watcher)
+    def before_spawn(self, **_: Any) -> bool:
+        """Block SIGHUP, which is fatal before the worker handles it: the child inherits this."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        return True
 
-
-def _num_expected(watcher: Watcher) -> int:
-    """Return the number of workers; circus ends at 0, as between a death and the next start."""
-    is_waiting = _is_ours(watcher.env) and not watcher.is_stopped()
-    return len(watcher.processes) or int(is_waiting)
-
-
-def _spawn(process: Process, spawn: Any, restarts: Restarts) -> None:
-    """Start a worker with SIGHUP blocked, which is fatal before the worker handles it."""
-    _remove_dead_gauges(Path(process.env[METRICS_VARIABLE]))
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # the child inherits it
-    try:
-        spawn(process)
-    finally:
+    def after_spawn(self, **_: Any) -> bool:
+        """Take SIGHUP again."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    if _is_ours(process.env):
-        restarts.add(process.pid)
+        return True
 
-
-def _is_ours(env: Mapping[str, str] | None) -> bool:
-    """Whether a worker with this environment is of this service."""
-    return SUPERVISOR_VARIABLE in (env or {})
-
-
-def _reap(watcher: Watcher, reap: Any, pid: int, status: int | None = None) -> None:
-    """Forget a worker that has died, and log the reason where a signal ended it."""
-    if status is not None and os.WIFSIGNALED(status) and not watcher.is_stopping():
-        number = os.WTERMSIG(status)
+    def after_reap(
+        self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: Any
+    ) -> None:
+        """Log why a worker has died, and end the service when five in a row never served."""
+        # Its gauges would otherwise be counted for ever.
+        mark_process_dead(process_pid, str(self.metrics))  # type: ignore[no-untyped-call]
+        if watcher.is_stopping():
+            return
+        number = -(exit_code or 0)
         if number in _REASONS:
             name = signal.Signals(number).name
-            _logger.error("worker %d was ended by %s: %s", pid, name, _REASONS[number])
-    reap(watcher, pid, status)
+            _logger.error("worker %d was ended by %s: %s", process_pid, name, _REASONS[number])
+        self._note_start(self.metrics / _STARTED.format(process_pid))
+        if self._num_failed_starts >= _MAX_FAILED_STARTS:
+            _logger.error(
+                "workers died %d times in a row before they served; the log has why: "
+                "the service ends",
+                self._num_failed_starts,
+            )
+            raise SystemExit(1)  # the other workers see that their supervisor has gone
+
+    def _note_start(self, started: Path) -> None:
+        self._num_failed_starts = 0 if started.exists() else self._num_failed_starts + 1
+        started.unlink(missing_ok=True)
 
 
-def _reap_first(watcher: Watcher, manage: Any) -> Any:
-    """Reap workers that have just died: circus forgets these without their status."""
-    for process in list(watcher.processes.values()):
-        if process.status == DEAD_OR_ZOMBIE:
-            with contextlib.suppress(ChildProcessError):
-                watcher.reap_process(*os.waitpid(process.pid, 0))
-    return manage(watcher)
+def _watch(watcher: Watcher, init: Any, workers: _Workers, *args: Any, **options: Any) -> None:
+    """Make a watcher, whose workers get SIGHUP and are replaced; ours know their supervisor.
 
-
-def _remove_dead_gauges(metrics: Path) -> None:
-    """Remove the gauges of killed workers, which would otherwise be counted for ever."""
-    for file in metrics.glob("gauge_live*_*.db"):
-        pid = int(file.stem.rpartition("_")[2])
-        try:
-            is_dead = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            is_dead = True
-        if is_dead:
-            mark_process_dead(pid, str(metrics))  # type: ignore[no-untyped-call]
+    Workers of another service, which composes ours, share BentoML's metrics with it, and never tell
+    that they have started.
+    """
+    env = dict(options.pop("env", None) or {})
+    hooks: dict[str, tuple[Callable[..., bool | None], bool]] = {
+        "before_spawn": (workers.before_spawn, False),
+        "after_spawn": (workers.after_spawn, False),
+    }
+    if SERVICE_NAME in (options.get("args") or ()):
+        env = allocator_variables() | env
+        env |= {METRICS_VARIABLE: str(workers.metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
+        hooks["after_reap"] = (workers.after_reap, False)
+    init(watcher, *args, **options | {"respawn": True}, env=env, hooks=hooks, send_hup=True)
 
 
 def _start_checking_often(controller: Controller, start: Any) -> Any:
-    controller.check_delay = _CHECK_EVERY_MS
+    controller.check_delay = _CHECK_EVERY_S * 1000
     return start(controller)

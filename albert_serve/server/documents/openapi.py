@@ -24,14 +24,8 @@ from albert_serve.api.schemas import (
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     ErrorReply,
-    FeatureExtractionReply,
-    FillMaskReply,
     InfoReply,
     ModelsReply,
-    MultipleChoiceReply,
-    QuestionAnsweringReply,
-    SentenceOrderReply,
-    TextClassificationReply,
 )
 from albert_serve.batching.scheduler import PRIORITIES
 from albert_serve.server.auth import PRIORITY_HEADER
@@ -87,15 +81,6 @@ _MODEL: Final = {
     "description": "One of those that /v1/models lists.",
     "schema": {"type": "string"},
 }
-_REPLIES: Final[dict[str, TypeAdapter[Any]]] = {
-    "fill-mask": TypeAdapter(FillMaskReply),
-    "text-classification": TypeAdapter(TextClassificationReply),
-    "question-answering": TypeAdapter(QuestionAnsweringReply),
-    "sentence-order": TypeAdapter(SentenceOrderReply),
-    "multiple-choice": TypeAdapter(MultipleChoiceReply),
-    "feature-extraction": TypeAdapter(FeatureExtractionReply),
-    EMBEDDINGS: TypeAdapter(EmbeddingsReply),
-}
 _ERRORS: Final[dict[str, str]] = {
     "400": "The body is not JSON.",
     "401": "No key, or one that is not known, where the service asks for one.",
@@ -118,7 +103,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     paths = _model_paths(schemas)
     listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
-    embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, EMBEDDINGS_EXAMPLES, schemas)}
+    embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, EmbeddingsReply, schemas)}
     by_name = {
         f"{MODEL_PATH}{path}": _by_name(operations, schemas)
         for path, operations in {
@@ -151,7 +136,7 @@ def _model_paths(schemas: dict[str, Any]) -> dict[str, Any]:
     """Return the paths of the default model, which have no model name."""
     return {
         **{
-            f"/{name}": {"post": _operation(name, endpoint.request, EXAMPLES[name], schemas)}
+            f"/{name}": {"post": _operation(name, endpoint.request, endpoint.reply, schemas)}
             for name, endpoint in TASKS.items()
         },
         "/info": {"get": _get("What is served, and its limits.", InfoReply, schemas)},
@@ -176,10 +161,11 @@ def _by_name(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, A
 
 
 def _operation(
-    name: str, request: type[BaseModel], examples: Sequence[Example], schemas: dict[str, Any]
+    name: str, request: type[BaseModel], reply_type: Any, schemas: dict[str, Any]
 ) -> dict[str, Any]:
     error = OpenAIErrorReply if name == EMBEDDINGS else ErrorReply
-    reply = _collect(_REPLIES[name].json_schema(mode="serialization", ref_template=_REF), schemas)
+    adapter: TypeAdapter[Any] = TypeAdapter(reply_type)
+    reply = _collect(adapter.json_schema(mode="serialization", ref_template=_REF), schemas)
     return {
         "tags": [_TAG],
         "operationId": name.replace("-", "_"),
@@ -187,7 +173,10 @@ def _operation(
         "parameters": [_PRIORITY],
         "requestBody": {
             "required": True,
-            "content": _json(_reference(request, schemas), _named(name, examples)),
+            "content": _json(
+                _reference(request, schemas),
+                _named(name, EMBEDDINGS_EXAMPLES if name == EMBEDDINGS else EXAMPLES[name]),
+            ),
         },
         "responses": {
             "200": {

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 
-from albert_serve.api.model_card import ModelCard
 from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.catalog import Catalogue, ModelSpec, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
@@ -21,38 +19,37 @@ from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
+from albert_serve.server.large_requests import LargeRequests
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.hosted_model import HostedModel, read_card
+from albert_serve.server.models.description import describe_model
+from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.paths import Target
 from albert_serve.server.process.memory import keep_memory_low
-from albert_serve.server.process.threads import RequestThreads, lower_priority
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
-from albert_serve.tasks import AnyTask
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 
+# The bodies of the greatest size that are held at once, of all connections.
+_HELD_BODIES: Final = 16
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Loaded:
-    """A model in memory that is warmed up."""
+class _Served:
+    """A hosted model, and what it was opened from."""
 
+    model: HostedModel
     spec: ModelSpec
     options: RuntimeOptions
-    bundle: Bundle
-    engine: Engine
-    tasks: dict[str, AnyTask]
-    card: ModelCard
 
     def is_same(self, spec: ModelSpec, options: RuntimeOptions, bundle: Bundle) -> bool:
         """Whether reloading would change nothing."""
         same = (self.spec, self.options) == (spec, options)
-        return same and self.bundle.manifest.revision == bundle.manifest.revision
+        return same and self.model.bundle.manifest.revision == bundle.manifest.revision
 
 
 class Models:
-    """The hosted models of a process. `Models.load` makes it, `start` binds it to the event loop.
+    """The hosted models of a process. `Models.load` makes it; it belongs to one event loop.
 
     Attributes:
         accepting: False from the moment that the process begins to shut down.
@@ -62,13 +59,11 @@ class Models:
         self.settings = settings
         self.accepting = True
         self._metrics = metrics
-        self._pool = EncoderPool()
-        self._threads = RequestThreads(start_thread=lower_priority)
+        self._encoders = EncoderPool()
+        self._large = LargeRequests(_HELD_BODIES * settings.max_body_bytes)
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
-        self._loaded: dict[str, _Loaded] = {}
-        self._hosted: dict[str, HostedModel] = {}
+        self._served: dict[str, _Served] = {}
         self._default = ""
-        self._num_changes = 0
         self._reload_lock = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
         self._trimming: asyncio.Task[None] | None = None
@@ -82,25 +77,24 @@ class Models:
         """
         models = cls(settings, metrics)
         catalogue = read_catalogue(settings)
-        models._loaded = {loaded.spec.name: loaded for loaded in models._load_each(catalogue)}
-        models._default = catalogue.default_among(models._loaded)
+        models._served = {served.spec.name: served for served in models._open_each(catalogue)}
+        models._default = catalogue.default_among(models._served)
         return models
 
     def start(self) -> None:
-        """Start hosting; call it and all other methods on the event loop."""
-        for name, loaded in self._loaded.items():
-            self._hosted[name] = self._serve(loaded)
-        self._trimming = asyncio.get_running_loop().create_task(keep_memory_low())
+        """Return free memory to the system from now on; the second call does nothing."""
+        if self._trimming is None:
+            self._trimming = asyncio.get_running_loop().create_task(keep_memory_low())
 
     @property
     def default(self) -> HostedModel:
         """The model of requests that name none."""
-        return self._hosted[self._default]
+        return self._served[self._default].model
 
     @property
     def names(self) -> list[str]:
         """The names of the hosted models."""
-        return list(self._hosted)
+        return list(self._served)
 
     def get(self, name: str | None) -> HostedModel:
         """Return a model by its name, or the default.
@@ -108,16 +102,16 @@ class Models:
         Raises:
             NotFoundError: there is none.
         """
-        hosted = self.default if name is None else self._hosted.get(name)
-        if hosted is None:
+        name = self._default if name is None else name
+        if name not in self._served:
             raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
-        return hosted
+        return self._served[name].model
 
     def find_task(self, target: Target) -> tuple[str, str] | None:
         """Return the names of a target's model and task; None if it is no task that there is."""
         name, task = target.model or self._default, target.task
-        hosted = self._hosted.get(name)
-        return (name, task) if task and hosted and task in hosted.tasks else None
+        served = self._served.get(name)
+        return (name, task) if task and served and task in served.model.tasks else None
 
     def count_refusal(self, model: str, task: str) -> None:
         """Count a request refused by admission control."""
@@ -131,42 +125,41 @@ class Models:
         """
         async with self._reload_lock:
             try:
-                catalogue = await asyncio.to_thread(read_catalogue, self.settings)
-                bundles, kept = await asyncio.to_thread(self._open_bundles, catalogue)
-                options = _options(self.settings, catalogue, bundles | kept)
+                catalogue, bundles, options = await asyncio.to_thread(self._read_again)
             except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
                 _logger.error("the models were not reloaded, those before go on: %s", error)
-                for name in self._hosted:
+                for name in self._served:
                     self._metrics.count_reload(name, "rejected")
                 return
-            before = (self._num_changes, self._default)
+            before = (self._revisions(), self._default)
             for name, bundle in bundles.items():
                 await self._replace(catalogue.specs[name], bundle, options[name])
-            for name in sorted(set(self._hosted) - set(catalogue.specs)):
+            for name in sorted(set(self._served) - set(catalogue.specs)):
                 self._remove(name)
             # Without a configured default it stays the same: a new model may sort first.
-            if catalogue.chosen in self._hosted:
+            if catalogue.chosen in self._served:
                 self._default = catalogue.chosen
-            elif self._default not in self._hosted:
-                there = [name for name in catalogue.specs if name in self._hosted]
-                self._default = (there or list(self._hosted))[0]
-            if before == (self._num_changes, self._default):
+            elif self._default not in self._served:
+                there = [name for name in catalogue.specs if name in self._served]
+                self._default = (there or self.names)[0]
+            if before == (self._revisions(), self._default):
                 _logger.warning("the reload has changed nothing: %s", self._revisions())
 
     async def close(self) -> None:
         """Answer the accepted requests, and close the models."""
         self.accepting = False
-        await asyncio.gather(*(hosted.close() for hosted in self._hosted.values()), *self._closing)
+        closing = (served.model.close() for served in self._served.values())
+        await asyncio.gather(*closing, *self._closing)
         if self._trimming is not None:
             self._trimming.cancel()
 
     def _revisions(self) -> str:
         return ", ".join(
-            f"model {name} is revision {loaded.bundle.manifest.revision}"
-            for name, loaded in self._loaded.items()
+            f"model {name} is revision {served.model.bundle.manifest.revision}"
+            for name, served in self._served.items()
         )
 
-    def _load_each(self, catalogue: Catalogue) -> Iterator[_Loaded]:
+    def _open_each(self, catalogue: Catalogue) -> Iterator[_Served]:
         """Yield each model of the catalogue that can be opened and run.
 
         Raises:
@@ -176,77 +169,81 @@ class Models:
         options = _options(self.settings, catalogue, bundles) if bundles else {}
         for name, bundle in bundles.items():
             try:
-                loaded = self._load(catalogue.specs[name], bundle, options[name])
+                served = self._open(catalogue.specs[name], bundle, options[name])
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 errors[name] = error
             else:
-                yield loaded
-                del loaded  # the caller may want one at a time in memory
+                yield served
+                del served  # the caller may want one at a time in memory
         catalogue.check_any(errors)
         for name, failure in errors.items():
             _logger.error("model %s was not loaded, it is not served: %s", name, failure)
 
-    def _open_bundles(self, catalogue: Catalogue) -> tuple[dict[str, Bundle], dict[str, Bundle]]:
-        """Return the bundles that open, and the loaded bundles of models that do not."""
+    def _read_again(self) -> tuple[Catalogue, dict[str, Bundle], dict[str, RuntimeOptions]]:
+        """Return the catalogue, the bundles that open, and the options of each model."""
+        catalogue = read_catalogue(self.settings)
         bundles, errors = catalogue.open_bundles()
         for name, error in errors.items():
             self._reject(name, error)
-        kept = {name: self._loaded[name].bundle for name in errors if name in self._loaded}
-        return bundles, kept
+        kept = {name: self._served[name].model.bundle for name in errors if name in self._served}
+        return catalogue, bundles, _options(self.settings, catalogue, bundles | kept)
 
     async def _replace(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> None:
-        before = self._loaded.get(spec.name)
-        if before is not None and before.is_same(spec, options, bundle):
+        former = self._served.get(spec.name)
+        if former is not None and former.is_same(spec, options, bundle):
             return
-        del before
         try:
-            loaded = await asyncio.to_thread(self._load, spec, bundle, options)
+            served = await asyncio.to_thread(self._open, spec, bundle, options)
         except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
             self._reject(spec.name, error)
             return
-        former = self._hosted.get(spec.name)
-        self._loaded[spec.name], self._hosted[spec.name] = loaded, self._serve(loaded)
-        self._num_changes += 1
+        self._served[spec.name] = served
         self._metrics.count_reload(spec.name, "loaded")
         _logger.warning("model %s is now revision %s", spec.name, bundle.manifest.revision)
         if former is not None:
-            self._close_later(former)
+            self._close_later(former.model)
 
     def _remove(self, name: str) -> None:
-        if len(self._hosted) == 1:
+        if len(self._served) == 1:
             return  # no model of the new catalogue could be opened
         _logger.warning("model %s is no longer served", name)
         self._metrics.remove_model(name)
-        self._num_changes += 1
         self._metrics.count_reload(name, "removed")
-        del self._loaded[name]
-        self._close_later(self._hosted.pop(name))
+        self._close_later(self._served.pop(name).model)
 
     def _reject(self, name: str, error: Exception) -> None:
-        kept = "the one before goes on" if name in self._hosted else "it is not served"
+        kept = "the one before goes on" if name in self._served else "it is not served"
         _logger.error("model %s was not loaded, %s: %s", name, kept, error)
         self._metrics.count_reload(name, "rejected")
 
-    def _load(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> _Loaded:
-        # The engine's threads have the priority of the thread that opens it.
-        with ThreadPoolExecutor(1, initializer=lower_priority) as opener:
-            engine = opener.submit(self._open_engine, bundle, options).result()
-        tasks = load_tasks(bundle, self._tokenizer(bundle), device=engine.device)
-        return _Loaded(
-            spec=spec,
-            options=options,
-            bundle=bundle,
-            engine=engine,
-            tasks=tasks,
-            card=read_card(bundle),
-        )
-
-    def _open_engine(self, bundle: Bundle, options: RuntimeOptions) -> Engine:
-        engine = Engine.open(bundle, options, self._pool)
+    def _open(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> _Served:
+        """Open a model and run it once; in any thread."""
+        engine = Engine.open(bundle, options, self._encoders)
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
-        return engine
+        tasks = load_tasks(bundle, self._tokenizer(bundle), device=engine.device)
+        description = describe_model(spec.name, bundle, tasks, self.settings)
+        observer = self._metrics.observer(spec.name, bundle.manifest.precision, tasks)
+        batcher = Batcher(
+            engine,
+            max_queue_tokens=self.settings.max_queue_tokens,
+            # The concurrency limit is stricter; this bounds requests that arrive at once.
+            max_wait_s=self.settings.deadline_s / 2,
+            call_cost_tokens=engine.call_cost_tokens,
+            observer=observer,
+        )
+        model = HostedModel(
+            name=spec.name,
+            settings=self.settings,
+            bundle=bundle,
+            tasks=tasks,
+            batcher=batcher,
+            large=self._large,
+            description=description,
+            observer=observer,
+        )
+        return _Served(model=model, spec=spec, options=options)
 
     def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
         """Return the bundle's tokenizer, shared between bundles with the same file."""
@@ -256,36 +253,15 @@ class Models:
             tokenizer = self._tokenizers[key] = AlbertTokenizer.from_file(bundle.tokenizer_file)
         return tokenizer
 
-    def _serve(self, loaded: _Loaded) -> HostedModel:
-        name, bundle = loaded.spec.name, loaded.bundle
-        return HostedModel(
-            name=name,
-            settings=self.settings,
-            bundle=bundle,
-            tasks=loaded.tasks,
-            card=loaded.card,
-            threads=self._threads,
-            batcher=Batcher(
-                loaded.engine,
-                max_queue_tokens=self.settings.max_queue_tokens,
-                # Admission control is stricter; this bounds requests that arrive at once.
-                max_wait_s=self.settings.deadline_s / 2,
-                call_cost_tokens=loaded.engine.call_cost_tokens,
-                observer=self._metrics.observer(name, bundle.manifest.precision, loaded.tasks),
-                # What drives a GPU does not take the event loop's processor.
-                start_thread=lower_priority if loaded.engine.device == "cpu" else None,
-            ),
-        )
-
-    def _close_later(self, hosted: HostedModel) -> None:
-        closing = asyncio.get_running_loop().create_task(_close(hosted))
+    def _close_later(self, model: HostedModel) -> None:
+        closing = asyncio.get_running_loop().create_task(_close(model))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
 
-async def _close(hosted: HostedModel) -> None:
-    await hosted.close()
-    del hosted  # the last reference to its memory
+async def _close(model: HostedModel) -> None:
+    await model.close()
+    del model  # the last reference to its memory
     await asyncio.to_thread(return_free_memory)
 
 
@@ -312,11 +288,11 @@ def check_models(settings: Settings) -> str:
     # On the CPU, because a process keeps what it ever took of a device.
     trial = Models(settings.model_copy(update={"device": "cpu"}), Metrics(CollectorRegistry()))
     names = []
-    for loaded in trial._load_each(catalogue):
-        names.append(loaded.spec.name)
-        if not loaded.bundle.manifest.tasks:
-            _logger.warning("%s has no head, so it answers embeddings alone", loaded.spec.name)
-        del loaded
+    for served in trial._open_each(catalogue):
+        names.append(served.spec.name)
+        if not served.model.bundle.manifest.tasks:
+            _logger.warning("%s has no head, so it answers embeddings alone", served.spec.name)
+        del served
     return_free_memory()
     default = catalogue.default_among(names)
     if default != catalogue.default:

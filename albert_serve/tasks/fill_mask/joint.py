@@ -22,13 +22,18 @@ from numpy.typing import NDArray
 
 from albert_serve.api.schemas import FilledMasks
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import EncoderInput, Logits, Round
+from albert_serve.tasks.base import Logits, Round
 from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.probability import best, log_softmax
 
 MAX_MASKS: Final = 16
 # Wide enough to keep the likeliest filling if its first token is not the likeliest.
 _MIN_BEAM_WIDTH: Final = 8
+
+
+def beam_width(top_k: int) -> int:
+    """Return the number of partial fillings that are kept to answer `top_k`."""
+    return max(top_k, _MIN_BEAM_WIDTH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +78,10 @@ class JointFilling:
         return self._round([_Filling(ids=tuple(self.text.ids), left=tuple(masks), log_score=0.0)])
 
     def _round(self, beam: Sequence[_Filling]) -> Round[list[FilledMasks]]:
-        return Round(inputs=self._inputs(beam), finish=lambda logits: self._next(beam, logits))
-
-    def _inputs(self, beam: Sequence[_Filling]) -> list[EncoderInput]:
-        return [self.text.reading(filling.ids, filling.left) for filling in beam]
+        return Round(
+            inputs=[self.text.reading(filling.ids, filling.left) for filling in beam],
+            finish=lambda logits: self._next(beam, logits),
+        )
 
     def _next(
         self, beam: Sequence[_Filling], logits: Sequence[Logits]
@@ -89,7 +94,9 @@ class JointFilling:
                 if longer.log_score > known.log_score:
                     grown[longer.ids] = longer
         beam = heapq.nsmallest(
-            self._width, grown.values(), key=lambda filling: (-filling.log_score, filling.ids)
+            beam_width(self.top_k),
+            grown.values(),
+            key=lambda filling: (-filling.log_score, filling.ids),
         )
         if beam[0].left:
             return self._round(beam)
@@ -101,33 +108,12 @@ class JointFilling:
         candidates = np.arange(logs_RV.shape[1]) if self.candidates is None else self.candidates
         row = int(logs_RV[:, candidates].max(axis=1).argmax())
         place = filling.left[row]
-        for token in best(logs_RV[row], candidates, self._width):
+        for token in best(logs_RV[row], candidates, beam_width(self.top_k)):
             yield _Filling(
                 ids=(*filling.ids[:place], token, *filling.ids[place + 1 :]),
                 left=(*filling.left[:row], *filling.left[row + 1 :]),
                 log_score=filling.log_score + float(logs_RV[row, token]),
             )
-
-    @property
-    def num_wide_rows(self) -> int:
-        """An upper bound of the rows of logits in a round."""
-        num_masks = len(self.text.masks)
-        return max(num_masks, self._width * (num_masks - 1))
-
-    @property
-    def num_round_tokens(self) -> int:
-        """An upper bound of the tokens in a round: each partial filling is a copy of the text."""
-        num_readings = self._width if len(self.text.masks) > 1 else 1
-        return num_readings * len(self.text.ids)
-
-    @property
-    def num_answers(self) -> int:
-        """Fillings that are held in memory, those that are answered included."""
-        return self._width
-
-    @property
-    def _width(self) -> int:
-        return max(self.top_k, _MIN_BEAM_WIDTH)
 
     def _answer(self, filling: _Filling) -> FilledMasks:
         tokens = [filling.ids[mask] for mask in self.text.masks]

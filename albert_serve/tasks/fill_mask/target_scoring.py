@@ -14,8 +14,9 @@ Shape legend: R rows, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, NamedTuple
 
 from albert_serve.api.schemas import FilledTarget, TargetsAnswer
@@ -25,21 +26,14 @@ from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.probability import log_softmax
 
 _MAX_READINGS: Final = 256
-# The limit for all targets at all masks of a text; a step takes some microseconds.
-_MAX_STEPS: Final = 1 << 16
-_STEP_BYTES: Final = 200
 
 
 class _Step(NamedTuple):
-    """One piece of a target, whose probability is at a position of one of the readings."""
+    """One piece of a target: its probability is at a position of a reading of the text."""
 
-    reading: int
+    ids: tuple[int, ...]
     place: int
     token: int
-
-
-# The pieces of a target at a mask.
-_Steps = list[_Step]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,74 +53,45 @@ class TargetScoring:
         """Return the only round; its answer is a list, or a list for each of several masks.
 
         Raises:
-            InvalidInputError: the targets exceed the limit of steps or readings.
+            InvalidInputError: the targets need too many readings of the text.
         """
-        if self._num_steps > _MAX_STEPS:
-            raise InvalidInputError(
-                f"the targets have {self._num_steps} pieces at all masks of the text; at most "
-                f"{_MAX_STEPS} are scored: send fewer targets or masks at once"
-            )
-        readings: dict[tuple[int, ...], int] = {}
-        plan = [
-            [self._steps(mask, target, readings) for target in self.targets]
-            for mask in self.text.masks
-        ]
-        places: list[set[int]] = [set() for _ in readings]
-        for step in _all_steps(plan):
-            places[step.reading].add(step.place)
-        rows = [sorted(positions) for positions in places]
+        readings: dict[tuple[int, ...], list[int]] = {}  # the positions of each that are read
+        for mask, target in product(self.text.masks, self.targets):
+            for step in self._steps(mask, target):
+                places = readings.setdefault(step.ids, [])
+                if step.place not in places:
+                    places.append(step.place)
+            if len(readings) > _MAX_READINGS:
+                raise InvalidInputError(
+                    f"the pieces of these targets would take over {_MAX_READINGS} readings of the "
+                    "text; send fewer or shorter targets at once"
+                )
         return Round(
-            inputs=[
-                self.text.reading(ids, ids_rows)
-                for ids, ids_rows in zip(readings, rows, strict=True)
-            ],
-            finish=lambda logits: self._finish(plan, rows, logits),
+            inputs=[self.text.reading(ids, places) for ids, places in readings.items()],
+            finish=lambda logits: self._finish(readings, logits),
         )
 
-    @property
-    def num_answers(self) -> int:
-        """Answered targets over all masks."""
-        return len(self.text.masks) * min(self.top_k, len(self.targets))
-
-    @property
-    def num_step_bytes(self) -> int:
-        """The memory of the steps until they are scored."""
-        return self._num_steps * _STEP_BYTES
-
-    @property
-    def _num_steps(self) -> int:
-        return len(self.text.masks) * sum(map(len, self.targets))
-
-    def _steps(
-        self, mask: int, target: tuple[int, ...], readings: dict[tuple[int, ...], int]
-    ) -> _Steps:
-        steps = []
+    def _steps(self, mask: int, target: tuple[int, ...]) -> Iterator[_Step]:
         for number, token in enumerate(target):
             masked = [self.text.tokenizer.mask_id] * (len(target) - number)
             ids = tuple(self.text.replaced(mask, [*target[:number], *masked]))
-            reading = readings.setdefault(ids, len(readings))
-            steps.append(_Step(reading=reading, place=mask + number, token=token))
-        if len(readings) > _MAX_READINGS:
-            raise InvalidInputError(
-                f"the pieces of these targets would take over {_MAX_READINGS} readings of the "
-                "text; send fewer or shorter targets at once"
-            )
-        return steps
+            yield _Step(ids=ids, place=mask + number, token=token)
 
     def _finish(
-        self, plan: Sequence[Sequence[_Steps]], rows: Sequence[list[int]], logits: Sequence[Logits]
+        self, readings: Mapping[tuple[int, ...], list[int]], logits: Sequence[Logits]
     ) -> TargetsAnswer:
-        logs: dict[_Step, float] = {}
-        steps_by_reading: list[set[_Step]] = [set() for _ in rows]
-        for step in _all_steps(plan):
-            steps_by_reading[step.reading].add(step)
-        for steps, places, logits_RV in zip(steps_by_reading, rows, logits, strict=True):
-            logs_RV = log_softmax(logits_RV)
-            logs |= {step: float(logs_RV[places.index(step.place), step.token]) for step in steps}
-        answers = [
-            self._best(mask, [math.exp(sum(logs[step] for step in steps)) for steps in targets])
-            for mask, targets in zip(self.text.masks, plan, strict=True)
-        ]
+        logs = {
+            (ids, place): logs_V
+            for (ids, places), logits_RV in zip(readings.items(), logits, strict=True)
+            for place, logs_V in zip(places, log_softmax(logits_RV), strict=True)
+        }
+        answers = []
+        for mask in self.text.masks:
+            scores = [
+                math.exp(sum(float(logs[ids, place][token]) for ids, place, token in steps))
+                for steps in (self._steps(mask, target) for target in self.targets)
+            ]
+            answers.append(self._best(mask, scores))
         return answers[0] if len(answers) == 1 else answers
 
     def _best(self, mask: int, scores: Sequence[float]) -> list[FilledTarget]:
@@ -143,7 +108,3 @@ class TargetScoring:
             )
             for target, score in ranked[: self.top_k]
         ]
-
-
-def _all_steps(plan: Sequence[Sequence[_Steps]]) -> list[_Step]:
-    return [step for targets in plan for steps in targets for step in steps]

@@ -23,9 +23,9 @@ from albert_serve.api.schemas import (
     FillMaskParameters,
     Truncation,
 )
-from albert_serve.errors import NoMaskError, TextTooLongError, TooMuchAtOnceError
-from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Round
-from albert_serve.tasks.fill_mask.joint import JointFilling
+from albert_serve.errors import NoMaskError, TextTooLongError
+from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Round, TaskSetup
+from albert_serve.tasks.fill_mask.joint import JointFilling, beam_width
 from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.fill_mask.target_scoring import TargetScoring
 from albert_serve.tasks.fill_mask.targets import read_first_pieces, read_whole
@@ -35,7 +35,6 @@ from albert_serve.tokenizer import AlbertTokenizer
 
 # The approximate text of a token.
 _BYTES_PER_TOKEN: Final = 8
-_MAX_CHARS_OF_TARGETS: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +43,11 @@ class FillMask:
 
     tokenizer: AlbertTokenizer
     max_positions: int
+
+    @classmethod
+    def open(cls, setup: TaskSetup) -> FillMask:
+        """Return the task for a model."""
+        return cls(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
 
     def prepare(self, item: str, parameters: FillMaskParameters) -> Prepared[AnyFillMaskAnswer]:
         """Encode one text.
@@ -56,40 +60,33 @@ class FillMask:
             InvalidInputError: the targets cannot be scored, or there are too many masks or targets.
             TextTooLongError: the text does not fit and may not be truncated.
         """
-        first: Round[AnyFillMaskAnswer]
+        listed = () if parameters.targets is None else parameters.targets
+        targets = (listed,) if isinstance(listed, str) else tuple(listed)
+        pieces = read_whole(self.tokenizer, targets) if parameters.multi_token_targets else ()
+        fitted = self._fit(item, parameters.truncation, max(map(len, pieces), default=1) - 1)
+        text = self._find_masks(fitted)
         warnings: Sequence[str] = ()
-        num_round_tokens = 0
-        if parameters.multi_token_targets:
-            whole = read_whole(self.tokenizer, _targets(parameters))
-            num_more = max(map(len, whole)) - 1
-            fitted = self._fit(item, parameters.truncation, num_more)
-            text = self._find_masks(fitted)
-            scoring = TargetScoring(text=text, targets=whole, top_k=parameters.top_k)
-            first, num_answers = scoring.start(), scoring.num_answers
-            num_wide_rows = sum(len(item.rows or []) for item in first.inputs)
-            num_held_bytes = scoring.num_step_bytes
+        first: Round[AnyFillMaskAnswer]
+        if pieces:
+            first = TargetScoring(text=text, targets=pieces, top_k=parameters.top_k).start()
         else:
-            fitted = self._fit(item, parameters.truncation, num_more=0)
-            text = self._find_masks(fitted)
-            ids = None
-            if parameters.targets is not None:
-                ids, warnings = read_first_pieces(self.tokenizer, _targets(parameters))
+            candidates = None
+            if targets:
+                candidates, warnings = read_first_pieces(self.tokenizer, targets)
             kind = JointFilling if parameters.joint else _Filling
-            filling = kind(text=text, candidates=ids, top_k=parameters.top_k)
-            first, num_wide_rows = filling.start(), filling.num_wide_rows
-            num_answers, num_held_bytes = filling.num_answers, 0
-            num_round_tokens = filling.num_round_tokens
+            first = kind(text=text, candidates=candidates, top_k=parameters.top_k).start()
+        # Of whole targets all are held until they are ranked.
+        num_choices = len(pieces) or min(parameters.top_k, len(targets) or parameters.top_k)
+        # Each entry of an answer contains the whole text.
+        entry_bytes = ENTRY_BYTES + _BYTES_PER_TOKEN * len(text.ids)
         return Prepared(
             inputs=first.inputs,
             finish=first.finish,
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts(""),
             warnings=list(warnings),
-            num_round_tokens=num_round_tokens,
-            num_wide_rows=num_wide_rows,
-            # Each answer contains the whole text.
-            num_held_bytes=num_held_bytes
-            + num_answers * (ENTRY_BYTES + _BYTES_PER_TOKEN * len(text.ids)),
+            num_vocabulary_rows=_num_rows(first, text, parameters),
+            answer_bytes=len(text.masks) * num_choices * entry_bytes,
         )
 
     def _fit(self, text: str, truncation: Truncation, num_more: int) -> Fitted:
@@ -132,16 +129,14 @@ class FillMask:
         return f"the text has no {mask}; write {mask} where a token is to be filled in"
 
 
-def _targets(parameters: FillMaskParameters) -> tuple[str, ...]:
-    targets = parameters.targets or ()
-    listed = (targets,) if isinstance(targets, str) else tuple(targets)
-    num_chars = sum(map(len, listed))
-    if num_chars > _MAX_CHARS_OF_TARGETS:
-        raise TooMuchAtOnceError(
-            f"the targets have {num_chars} characters together; at most {_MAX_CHARS_OF_TARGETS} "
-            "are read at once: send fewer or shorter ones"
-        )
-    return listed
+def _num_rows(
+    first: Round[AnyFillMaskAnswer], text: MaskedText, parameters: FillMaskParameters
+) -> int:
+    """Return an upper bound of the rows of logits in the widest round."""
+    num_rows = sum(len(item.rows or ()) for item in first.inputs)
+    if not parameters.joint:
+        return num_rows
+    return max(num_rows, beam_width(parameters.top_k) * (len(text.masks) - 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,21 +151,6 @@ class _Filling:
     text: MaskedText
     candidates: NDArray[np.int64] | None
     top_k: int
-
-    @property
-    def num_wide_rows(self) -> int:
-        return len(self.text.masks)
-
-    @property
-    def num_round_tokens(self) -> int:
-        return len(self.text.ids)
-
-    @property
-    def num_answers(self) -> int:
-        num_per_mask = self.top_k
-        if self.candidates is not None:
-            num_per_mask = min(num_per_mask, len(self.candidates))
-        return len(self.text.masks) * num_per_mask
 
     def start(self) -> Round[FillMaskAnswer]:
         """Return the only round."""

@@ -2,14 +2,11 @@
 
 A context of any length is read in overlapping windows, `[CLS] question [SEP] window [SEP]`, whose
 logits are merged to those of one document before normalisation (`windows.py`). So scores are
-comparable across a long context and never exceed 1 (`spans.py`). `transformers` 4.57.6 scored each
-window by itself and added up equal texts from different places; `compat` selects its answers
-(`compat.py`).
+comparable across a long context and never exceed 1 (`spans.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,11 +17,10 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Prepared, TaskSetup
 from albert_serve.tasks.fitting import cut_at
-from albert_serve.tasks.question_answering.compat import CompatDecoder, RawTokens, num_candidates
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
-from albert_serve.tasks.question_answering.windows import Windows, lay_windows, num_windows
+from albert_serve.tasks.question_answering.windows import lay_windows, num_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 # Tokens of a window, or as many as the model has positions.
@@ -68,6 +64,16 @@ class QuestionAnswering:
     null_score_diff_threshold: float = 0.0
     head: QuestionHead = "independent"
 
+    @classmethod
+    def open(cls, setup: TaskSetup) -> QuestionAnswering:
+        """Return the task for a model."""
+        return cls(
+            tokenizer=setup.tokenizer,
+            max_positions=setup.max_positions,
+            null_score_diff_threshold=setup.null_score_diff_threshold,
+            head=setup.question_head,
+        )
+
     def prepare(
         self, item: QuestionContext, parameters: QuestionAnsweringParameters
     ) -> Prepared[QuestionAnsweringAnswer]:
@@ -78,27 +84,16 @@ class QuestionAnswering:
 
         Raises:
             InvalidInputError: the question or the context is empty, the lengths contradict each
-                other or the model, or need too many windows, or the head has no `compat`.
+                other or the model, or need too many windows.
             TextTooLongError: the question leaves no room for the context.
         """
-        if parameters.compat and self.head != "independent":
-            raise InvalidInputError(
-                "compat answers as the pipeline of transformers, which reads no start-conditioned "
-                "head, as this model has it; leave compat out"
-            )
         asked = self.ask(item, parameters)
-        decoder = asked.decoder
-        finish: Callable[[list[Logits]], QuestionAnsweringAnswer] = decoder.finish
-        if parameters.compat:
-            finish = self._compat_decoder(item, parameters, decoder.windows, asked.inputs).finish
-        num_laid = len(asked.inputs)
         return Prepared(
             inputs=asked.inputs,
-            finish=finish,
+            finish=asked.decoder.finish,
             num_truncated=asked.num_truncated,
             cuts={} if asked.cut_at is None else {".question": asked.cut_at},
-            warnings=_warnings(parameters),
-            num_held_bytes=_num_held_bytes(parameters, decoder.context, num_laid),
+            answer_bytes=_answer_bytes(parameters, asked.decoder.context),
         )
 
     def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> AskedQuestion:
@@ -138,24 +133,6 @@ class QuestionAnswering:
             cut_at=cut_at(question, len(kept)),
         )
 
-    def _compat_decoder(
-        self,
-        item: QuestionContext,
-        parameters: QuestionAnsweringParameters,
-        windows: Windows,
-        inputs: list[EncoderInput],
-    ) -> CompatDecoder:
-        question = RawTokens.read(self.tokenizer, item.question)
-        return CompatDecoder(
-            inputs=inputs,
-            windows=windows,
-            question=question.slice(0, windows.num_before - 2),
-            context=RawTokens.read(self.tokenizer, item.context),
-            text=item.context,
-            parameters=parameters,
-            cls_id=self.tokenizer.cls_id,
-        )
-
     def _encode(self, item: QuestionContext) -> tuple[Encoding, Encoding]:
         encodings = []
         for name, text in (("question", item.question), ("context", item.context)):
@@ -186,26 +163,15 @@ class QuestionAnswering:
 
 def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int) -> int:
     """Return the tokens of the question that are kept: all, unless the caller allows a cut."""
-    if parameters.max_question_len is not None and not parameters.compat:
+    if parameters.max_question_len is not None:
         return min(num_question, parameters.max_question_len)
     if parameters.truncation == "truncate":
         return min(num_question, max_seq_len // 2)
     return num_question
 
 
-def _warnings(parameters: QuestionAnsweringParameters) -> list[str]:
-    ignored = [
-        name
-        for name in ("max_question_len", "null_score_diff_threshold")
-        if parameters.compat and getattr(parameters, name) is not None
-    ]
-    return [f"with compat, {name} has no effect, as it had none there" for name in ignored]
-
-
 def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, room: int) -> int:
     value = parameters.doc_stride
-    if value is None and parameters.compat:
-        value = min(_DEFAULT_DOC_STRIDE, max_seq_len // 2)
     if value is None:
         # At most half of the room, so that a long question does not multiply the windows.
         return min(_DEFAULT_DOC_STRIDE, max_seq_len // 2, room // 2)
@@ -236,16 +202,12 @@ def _check_spans(num_tokens: int, max_answer_len: int) -> None:
         )
 
 
-def _num_held_bytes(
-    parameters: QuestionAnsweringParameters, context: Encoding, num_laid: int
-) -> int:
-    """Return the memory of the answers, parts of the context; `compat` holds all windows'."""
+def _answer_bytes(parameters: QuestionAnsweringParameters, context: Encoding) -> int:
+    """Return the memory of the answers, which are parts of the context."""
     last = min(parameters.max_answer_len, len(context)) - 1
     longest = max(
         end - start
         for (start, _), (_, end) in zip(context.offsets, context.offsets[last:], strict=False)
     )
     num_answers = min(parameters.top_k, len(context) * (last + 1))
-    if parameters.compat:
-        num_answers = num_laid * num_candidates(parameters)
     return num_answers * (ENTRY_BYTES + longest)

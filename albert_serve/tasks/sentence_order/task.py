@@ -28,7 +28,7 @@ from albert_serve.api.schemas import (
     Truncation,
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
 from albert_serve.tasks.probability import log_softmax, softmax
 from albert_serve.tasks.sentence_order.ordering import find_best_order, weigh
@@ -41,6 +41,11 @@ class SentenceOrder:
 
     tokenizer: AlbertTokenizer
     max_positions: int
+
+    @classmethod
+    def open(cls, setup: TaskSetup) -> SentenceOrder:
+        """Return the task for a model."""
+        return cls(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
 
     def prepare(
         self, item: TextPair | Sentences, parameters: SentenceOrderParameters
@@ -97,7 +102,7 @@ class SentenceOrder:
             finish=lambda logits: finish(pairs, np.concatenate(logits)),
             num_truncated=num_truncated,
             cuts=cuts,
-            num_held_bytes=len(pairs) * ENTRY_BYTES,
+            answer_bytes=len(pairs) * ENTRY_BYTES,
         )
 
     def _encode(self, text: str, name: str, truncation: Truncation) -> Encoding:

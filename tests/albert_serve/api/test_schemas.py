@@ -29,7 +29,6 @@ from albert_serve.api.schemas import (
     PairOrder,
     Reordering,
     SentenceOrderReply,
-    Sentences,
     TaskRequest,
     TextInput,
     TextPair,
@@ -119,200 +118,117 @@ def test_classification_takes_texts_and_objects_mixed() -> None:
     ]
 
 
+REFUSALS: list[tuple[str, Any, str]] = [
+    ("fill-mask", [], "the body must be an object, not []"),
+    ("fill-mask", {}, "inputs is missing"),
+    ("fill-mask", {"inputs": []}, "inputs must hold at least one item"),
+    ("fill-mask", {"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1"),
+    (
+        *("fill-mask", {"inputs": "\ud800"}),
+        "inputs holds half of a surrogate pair, which stands for no character",
+    ),
+    (
+        *("fill-mask", {"inputs": ["a", "x" * (MAX_CHARS + 1)]}),
+        (
+            f"inputs[1] has {MAX_CHARS + 1} characters; at most {MAX_CHARS} are taken: shorten or "
+            "split the text"
+        ),
+    ),
+    (
+        *("fill-mask", {f"x{number}": 1 for number in range(5)}),
+        "the body: 'x0', 'x1', 'x2' is not known here; allowed are inputs, parameters",
+    ),
+    ("text-classification", {"inputs": [{"text_pair": "b"}]}, "inputs[0].text is missing"),
+    ("question-answering", {"inputs": {"question": "q"}}, "inputs.context is missing"),
+    ("sentence-order", {"inputs": {"text": "a"}}, "inputs.text_pair is missing"),
+    ("sentence-order", {"inputs": [1] * 65_536}, "inputs[0] must be an object, not 1"),
+    (
+        *("sentence-order", {"inputs": {"sentences": [1, 2, 3, 4, 5]}}),
+        (
+            "inputs.sentences[0] must be a valid string, not 1; inputs.sentences[1] must be a "
+            "valid string, not 2; inputs.sentences[2] must be a valid string, not 3; and 2 more"
+        ),
+    ),
+    (
+        *("sentence-order", {"inputs": {"sentences": ["a"]}}),
+        "inputs.sentences must hold at least 2 items",
+    ),
+    (
+        *("sentence-order", {"inputs": [{"sentences": ["a"] * (MAX_SENTENCES + 1)}]}),
+        (
+            f"inputs[0].sentences holds {MAX_SENTENCES + 1} items; at most {MAX_SENTENCES} are "
+            "taken: split the list"
+        ),
+    ),
+    (
+        *("sentence-order", {"inputs": {"sentences": ["a", "b"], "text": "c"}}),
+        "inputs: 'text' is not known here; allowed are sentences",
+    ),
+]
+# Parameters, and how they are refused.
+BAD_PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        *("fill-mask", {"topk": 3}),
+        (
+            ": 'topk' is not known here; allowed are truncation, top_k, targets, joint, "
+            "multi_token_targets"
+        ),
+    ),
+    ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
+    ("fill-mask", {"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
+    ("fill-mask", {"top_k": "5"}, ".top_k must be a valid integer, not '5'"),
+    ("fill-mask", {"joint": 1}, ".joint must be a valid boolean, not 1"),
+    (
+        *("fill-mask", {"joint": True, "top_k": MAX_JOINT_TOP_K + 1}),
+        f": with joint, top_k is at most {MAX_JOINT_TOP_K}, not {MAX_JOINT_TOP_K + 1}",
+    ),
+    (
+        *("fill-mask", {"multi_token_targets": True}),
+        ": multi_token_targets needs targets; name the words to score",
+    ),
+    (
+        *("fill-mask", {"multi_token_targets": True, "joint": True, "targets": "b"}),
+        ": joint and multi_token_targets do not go together; choose one",
+    ),
+    ("fill-mask", {"targets": []}, ".targets must hold at least one item"),
+    ("fill-mask", {"targets": ["x", 1]}, ".targets[1] must be a valid string, not 1"),
+    (
+        *("fill-mask", {"targets": ["x"] * (MAX_TARGETS + 1)}),
+        f".targets holds {MAX_TARGETS + 1} items; at most {MAX_TARGETS} are taken: split the list",
+    ),
+    (
+        *("fill-mask", {"targets": "x" * 1001}),
+        ".targets has 1001 characters; at most 1000 are taken: shorten or split the text",
+    ),
+    (
+        *("fill-mask", {"targets": ["x" * 1000] * 66}),
+        (
+            ": the targets have 66000 characters together; at most 65536 are taken: send fewer or "
+            "shorter ones"
+        ),
+    ),
+    (
+        *("text-classification", {"function_to_apply": "default"}),
+        ".function_to_apply must be 'sigmoid', 'softmax' or 'none', not 'default'",
+    ),
+    (
+        *("question-answering", {"null_score_diff_threshold": float("inf")}),
+        ".null_score_diff_threshold must be a finite number, not inf",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("task", "body", "expected"),
     [
-        pytest.param("fill-mask", [], "the body must be an object, not []", id="no object"),
-        pytest.param("fill-mask", {}, "inputs is missing", id="missing"),
-        pytest.param("fill-mask", {"inputs": []}, "inputs must hold at least one item", id="empty"),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"topk": 3}},
-            "parameters: 'topk' is not known here; allowed are truncation, top_k, targets, joint, "
-            "multi_token_targets",
-            id="unknown parameter",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"top_k": 0}},
-            "parameters.top_k must be greater than or equal to 1, not 0",
-            id="out of range",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"top_k": "5"}},
-            "parameters.top_k must be a valid integer, not '5'",
-            id="no silent conversion",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": ["a", 1]},
-            "inputs[1] must be a valid string, not 1",
-            id="which item",
-        ),
-        pytest.param(
-            "text-classification",
-            {"inputs": "a", "parameters": {"function_to_apply": "default"}},
-            "parameters.function_to_apply must be 'sigmoid', 'softmax' or 'none', not 'default'",
-            id="no such choice",
-        ),
-        pytest.param(
-            "text-classification",
-            {"inputs": [{"text_pair": "b"}]},
-            "inputs[0].text is missing",
-            id="field called as a form is",
-        ),
-        pytest.param(
-            "question-answering",
-            {
-                "inputs": {"question": "q", "context": "c"},
-                "parameters": {"null_score_diff_threshold": float("inf")},
-            },
-            "parameters.null_score_diff_threshold must be a finite number, not inf",
-            id="not finite",
-        ),
-        pytest.param(
-            "question-answering",
-            {"inputs": {"question": "q"}},
-            "inputs.context is missing",
-            id="missing inside",
-        ),
-        pytest.param(
-            "sentence-order",
-            {"inputs": {"text": "a"}},
-            "inputs.text_pair is missing",
-            id="half a pair",
-        ),
-        pytest.param(
-            "sentence-order",
-            {"inputs": {"sentences": [1, 2, 3, 4, 5]}},
-            "inputs.sentences[0] must be a valid string, not 1; inputs.sentences[1] must be a "
-            "valid string, not 2; inputs.sentences[2] must be a valid string, not 3; and 2 more",
-            id="many",
-        ),
-        pytest.param(
-            "sentence-order",
-            {"inputs": [1] * 65_536},
-            "inputs[0] must be an object, not 1",
-            id="so many that only the first is told",
-        ),
-        pytest.param(
-            "fill-mask",
-            {f"x{number}": 1 for number in range(5)},
-            "the body: 'x0', 'x1', 'x2' is not known here; allowed are inputs, parameters",
-            id="the first unknown names",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "[MASK]", "parameters": {"targets": "x" * 1001}},
-            "parameters.targets has 1001 characters; at most 1000 are taken: shorten or split the "
-            "text",
-            id="target",
+        *REFUSALS,
+        *(
+            (task, {"inputs": ITEMS[task], "parameters": parameters}, f"parameters{expected}")
+            for task, parameters, expected in BAD_PARAMETERS
         ),
     ],
 )
 def test_a_refusal_is_one_readable_sentence(task: str, body: Any, expected: str) -> None:
-    assert refusal(task, body) == expected
-
-
-@pytest.mark.parametrize(
-    ("task", "body", "expected"),
-    [
-        pytest.param(
-            "fill-mask",
-            {"inputs": ["a", "x" * (MAX_CHARS + 1)]},
-            f"inputs[1] has {MAX_CHARS + 1} characters; at most {MAX_CHARS} are taken: shorten or "
-            "split the text",
-            id="long text",
-        ),
-        pytest.param(
-            "question-answering",
-            {"inputs": {"question": "q", "context": "x" * (MAX_CHARS + 1)}},
-            f"inputs.context has {MAX_CHARS + 1} characters; at most {MAX_CHARS} are taken: "
-            "shorten or split the text",
-            id="long context",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"targets": ["x"] * (MAX_TARGETS + 1)}},
-            f"parameters.targets holds {MAX_TARGETS + 1} items; at most {MAX_TARGETS} are taken: "
-            "split the list",
-            id="many targets",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"targets": []}},
-            "parameters.targets must hold at least one item",
-            id="no target",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"targets": ["x", 1]}},
-            "parameters.targets[1] must be a valid string, not 1",
-            id="which target",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"top_k": 1001}},
-            "parameters.top_k must be less than or equal to 1000, not 1001",
-            id="many predictions",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"joint": True, "top_k": MAX_JOINT_TOP_K + 1}},
-            f"parameters: with joint, top_k is at most {MAX_JOINT_TOP_K}, not "
-            f"{MAX_JOINT_TOP_K + 1}",
-            id="many fillings",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"multi_token_targets": True}},
-            "parameters: multi_token_targets needs targets; name the words to score",
-            id="whole targets without any",
-        ),
-        pytest.param(
-            "fill-mask",
-            {
-                "inputs": "a",
-                "parameters": {"multi_token_targets": True, "joint": True, "targets": "b"},
-            },
-            "parameters: joint and multi_token_targets do not go together; choose one",
-            id="both",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "a", "parameters": {"joint": 1}},
-            "parameters.joint must be a valid boolean, not 1",
-            id="no boolean",
-        ),
-        pytest.param(
-            "sentence-order",
-            {"inputs": {"sentences": ["a"]}},
-            "inputs.sentences must hold at least 2 items",
-            id="one sentence",
-        ),
-        pytest.param(
-            "sentence-order",
-            {"inputs": [{"sentences": ["a"] * (MAX_SENTENCES + 1)}]},
-            f"inputs[0].sentences holds {MAX_SENTENCES + 1} items; at most {MAX_SENTENCES} are "
-            "taken: split the list",
-            id="many sentences",
-        ),
-        pytest.param(
-            "sentence-order",
-            {"inputs": {"sentences": ["a", "b"], "text": "c"}},
-            "inputs: 'text' is not known here; allowed are sentences",
-            id="both forms",
-        ),
-        pytest.param(
-            "fill-mask",
-            {"inputs": "\ud800"},
-            "inputs holds half of a surrogate pair, which stands for no character",
-            id="half a character",
-        ),
-    ],
-)
-def test_limits_and_contradictions_are_refused(task: str, body: Any, expected: str) -> None:
     assert refusal(task, body) == expected
 
 
@@ -328,14 +244,6 @@ def test_a_deep_value_is_refused_in_a_line(task: str) -> None:
         deep = [deep]
     assert len(refusal(task, {"inputs": [deep]})) < 200
     assert len(refusal(task, {"inputs": ITEMS[task], "parameters": {"truncation": deep}})) < 200
-
-
-def test_pairs_and_sentences_may_stand_in_one_list() -> None:
-    inputs = [{"text": "a", "text_pair": "b"}, {"sentences": ["c", "d"]}]
-    assert read("sentence-order", {"inputs": inputs}).inputs == [
-        TextPair(text="a", text_pair="b"),
-        Sentences(sentences=["c", "d"]),
-    ]
 
 
 @given(body=ANY_JSON | st.dictionaries(st.sampled_from(["inputs", "parameters"]), ANY_JSON))

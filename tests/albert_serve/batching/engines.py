@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from albert_serve.batching.batcher import Batcher
-from albert_serve.batching.events import BatchReport
+from albert_serve.batching.events import BatchObserver, BatchReport
 from albert_serve.batching.scheduler import Priority
 from albert_serve.errors import (
     EngineError,
@@ -84,8 +84,8 @@ class TimedEngine(FakeEngine):
         return answers
 
 
-@dataclass(kw_only=True, slots=True)
-class Diary:
+@dataclass(kw_only=True)
+class Diary(BatchObserver):
     """An observer that writes everything down."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -99,14 +99,14 @@ class Diary:
     def batch(self, report: BatchReport) -> None:
         self.reports.append(report)
 
+    def cancelled(self, task: str) -> None:
+        self.counts["cancelled", task] += 1
+
     def shed(self, task: str) -> None:
         self.counts["shed", task] += 1
 
     def expired(self, task: str) -> None:
         self.counts["expired", task] += 1
-
-    def cancelled(self, task: str) -> None:
-        self.counts["cancelled", task] += 1
 
 
 def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:

@@ -54,22 +54,27 @@ def test_the_limit_is_the_throughput_times_the_latency(per_s: float, max_latency
     assert limiter.limit == pytest.approx(max(LEAST, per_s * max_latency_s), rel=0.05, abs=2)
 
 
-def test_a_lower_throughput_lowers_the_limit() -> None:
+def test_the_limit_follows_the_throughput_and_not_the_arrivals() -> None:
+    """A slower engine lowers it; few requests, and idle times between bursts, do not."""
     clock = FakeClock()
     limiter = ConcurrencyLimiter(1.0, clock)
+    ask_slowly(limiter, clock)
+    assert limiter.limit == INITIAL
     serve_full(limiter, clock, 500, 10)
+    while limiter.num_requests:
+        limiter.release()
+    clock.now_s += 1000
+    ask_slowly(limiter, clock)
+    assert limiter.limit > 450
     serve_full(limiter, clock, 100, 20)
     assert limiter.limit == pytest.approx(100, rel=0.05)
 
 
-def test_few_requests_do_not_change_the_limit() -> None:
-    clock = FakeClock()
-    limiter = ConcurrencyLimiter(1.0, clock)
+def ask_slowly(limiter: ConcurrencyLimiter, clock: FakeClock) -> None:
     for _ in range(50):
         limiter.admit()
         clock.now_s += 1
         limiter.release()
-    assert limiter.limit == INITIAL
 
 
 def test_throughput_is_measured_below_the_limit_too() -> None:
@@ -85,37 +90,6 @@ def test_throughput_is_measured_below_the_limit_too() -> None:
     assert limiter.expected_latency_s == pytest.approx(5.0, rel=0.05)
 
 
-def test_a_burst_after_an_idle_time_is_measured_from_its_start() -> None:
-    clock = FakeClock()
-    limiter = ConcurrencyLimiter(1.0, clock)
-    limiter.admit()
-    clock.now_s += 1000
-    limiter.release()
-    serve_full(limiter, clock, 100, 10)
-    assert limiter.limit == pytest.approx(100, rel=0.05)
-
-
-def test_late_requests_do_not_count_as_answered() -> None:
-    clock = FakeClock()
-    limiter = ConcurrencyLimiter(1.0, clock)
-    for number in range(20_000):
-        while not limiter.is_full():
-            limiter.admit()
-        clock.now_s += 0.001
-        limiter.release(200 if number % 10 == 0 else 504)
-    assert limiter.limit == pytest.approx(100, rel=0.05)
-
-
-def test_an_idle_time_does_not_change_the_limit() -> None:
-    limiter, clock = emptied(1.0, per_s=500)
-    clock.now_s += 1
-    for _ in range(50):
-        limiter.admit()
-        clock.now_s += 1
-        limiter.release()
-    assert limiter.limit > 450
-
-
 def test_bursts_with_long_times_between_them_do_not_lower_the_limit() -> None:
     limiter, clock = emptied(0.5, per_s=400)
     for _ in range(30):
@@ -128,8 +102,12 @@ def test_bursts_with_long_times_between_them_do_not_lower_the_limit() -> None:
     assert limiter.limit == pytest.approx(200, rel=0.05)
 
 
-@pytest.mark.parametrize("status", [422, 429, 499, None])
-def test_errors_do_not_change_the_limit(status: int | None) -> None:
+@pytest.mark.parametrize(
+    ("status", "limit"), [(422, 250), (429, 250), (499, 250), (None, 250), (504, LEAST)]
+)
+def test_errors_do_not_change_the_limit_but_missed_deadlines_do(
+    status: int | None, limit: int
+) -> None:
     clock = FakeClock()
     limiter = ConcurrencyLimiter(0.5, clock)
     serve_full(limiter, clock, 500, 10)
@@ -138,7 +116,7 @@ def test_errors_do_not_change_the_limit(status: int | None) -> None:
             limiter.admit()
         clock.now_s += 0.001
         limiter.release(status)
-    assert limiter.limit == pytest.approx(250, rel=0.05)
+    assert limiter.limit == pytest.approx(limit, rel=0.05)
 
 
 @pytest.mark.parametrize(("num_more", "most"), [(0, LEAST), (50, LEAST), (1300, 42)])
@@ -156,18 +134,6 @@ def test_overload_lowers_the_floor_of_the_limit_until_it_is_over(num_more: int, 
             limiter.release()
         assert second < 3 or limiter.limit == pytest.approx(most, abs=1)
     serve_full(limiter, clock, 84, 5)
-    assert limiter.limit == LEAST
-
-
-def test_a_model_that_answers_nothing_in_time_has_the_least_limit() -> None:
-    clock = FakeClock()
-    limiter = ConcurrencyLimiter(0.5, clock)
-    serve_full(limiter, clock, 500, 10)
-    for _ in range(60):
-        while not limiter.is_full():
-            limiter.admit()
-        clock.now_s += 1
-        limiter.release(504)
     assert limiter.limit == LEAST
 
 
@@ -190,18 +156,6 @@ def test_paused_requests_leave_room_for_others_and_return_over_the_limit() -> No
     limiter.resume()
     assert limiter.num_requests == INITIAL + 1
     assert limiter.is_full()
-
-
-def test_paused_requests_return_only_up_to_twice_the_limit() -> None:
-    limiter = ConcurrencyLimiter(1.0, FakeClock())
-    for _ in range(5 * INITIAL):
-        limiter.admit()
-        limiter.pause()
-    num_resumed = 0
-    while not limiter.is_exceeded():
-        limiter.resume()
-        num_resumed += 1
-    assert num_resumed == 2 * INITIAL
 
 
 def test_few_refusals_are_not_delayed() -> None:

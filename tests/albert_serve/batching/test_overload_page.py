@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from albert_serve.batching.scheduler import Request, Scheduler
 from albert_serve.batching.throughput import Throughput
 from albert_serve.errors import RequestError
 from albert_serve.server.bodies import read_body
+from albert_serve.server.large_requests import LargeRequests
 from albert_serve.settings import Settings
 from albert_serve.tasks import EncoderInput, Logits, Prepared, prepare_request
 
@@ -89,11 +91,30 @@ def send_slowly() -> None:
 
     headers = [(b"content-type", b"application/json")]
     request = HttpRequest({"type": "http", "method": "POST", "headers": headers}, receive)
-    asyncio.run(read_body(request, max_bytes=10, deadline_s=0.01))
+    asyncio.run(read_body(request, max_bytes=10, deadline_s=0.01, count=lambda _: None))
+
+
+def send_large_bodies() -> None:
+    large = LargeRequests(max_bytes=10_000)
+    with large.body() as first, large.body() as second:
+        first(6_000)
+        second(5_000)
+
+
+def send_large_requests() -> None:
+    async def run() -> None:
+        large = LargeRequests(max_bytes=1 << 30)
+        calls = [large.read(time.sleep, 0.1, num_bytes=1 << 20, ends_s=ends_s) for _ in range(3)]
+        await asyncio.gather(*calls)
+
+    ends_s = time.monotonic() + 1.0
+    asyncio.run(run())
 
 
 REFUSALS: list[tuple[str, Callable[[], None]]] = [
     ("concurrency", exceed_concurrency),
+    ("large bodies", send_large_bodies),
+    ("large requests", send_large_requests),
     ("queue tokens", fill_queue),
     ("queue tokens", exceed_queue),
     ("wait", wait_long),

@@ -39,6 +39,10 @@ class Arrival:
         )
 
     @property
+    def is_short(self) -> bool:
+        return sum(self.lengths) <= SHORT_TOKENS
+
+    @property
     def num_left(self) -> int:
         return len(self.lengths) - len(self.taken)
 
@@ -60,6 +64,10 @@ class Step:
     def priority(self) -> Priority:
         (priority,) = {arrival.priority for arrival, _ in self.members}
         return priority
+
+    @property
+    def seed(self) -> Arrival:
+        return self.members[0][0]
 
     @property
     def lengths(self) -> list[int]:
@@ -205,23 +213,54 @@ def test_a_batch_is_of_one_priority_within_its_limits_and_as_full_as_they_allow(
 
 @settings(max_examples=150, deadline=None)
 @given(arrivals=crowds)
-def test_a_request_waits_for_two_batches_at_most_of_each_that_is_before_it(
+def test_a_request_waits_for_one_slot_of_each_of_its_size_that_is_before_it(
     arrivals: list[Arrival],
 ) -> None:
-    batches_left: dict[Arrival, int] = {}  # until it has to be served
+    slots_left: dict[Arrival, int] = {}  # until it has to be served
     for step in simulate(arrivals):
         chosen = {arrival for arrival, _ in step.members}
-        mine = [arrival for arrival in step.waiting if arrival.priority == step.priority]
-        for arrival in mine:
-            is_short = sum(arrival.lengths) <= SHORT_TOKENS
-            rivals = [other for other in mine if sum(other.lengths) <= SHORT_TOKENS or not is_short]
-            most = 2 * len(rivals) - 1  # of the short ones every other batch is one's
-            left = batches_left.get(arrival, most)
+        rivals = [
+            arrival
+            for arrival in step.waiting
+            if (arrival.priority, arrival.is_short) == (step.priority, step.seed.is_short)
+        ]
+        for arrival in rivals:
+            left = slots_left.get(arrival, len(rivals) - 1)
             assert left >= 0
-            batches_left[arrival] = most if arrival in chosen else left - 1
+            slots_left[arrival] = len(rivals) - 1 if arrival in chosen else left - 1
 
 
-def test_a_short_request_waits_for_two_batches_at_most_however_many_large_ones_there_are() -> None:
+@settings(max_examples=300, deadline=None)
+@given(arrivals=crowds)
+def test_short_requests_get_no_more_compute_than_large_ones_that_wait(
+    arrivals: list[Arrival],
+) -> None:
+    """So a large one waits at most twice as long for them, and two batches."""
+    most = CALL_COST + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
+    leads = dict.fromkeys(PRIORITIES, 0)  # the greatest over any time until now
+    for step in simulate(arrivals):
+        mine = [arrival for arrival in step.waiting if arrival.priority == step.priority]
+        if len({arrival.is_short for arrival in mine}) == 2:
+            gain = step.cost_tokens if step.seed.is_short else -step.cost_tokens
+            leads[step.priority] = max(0, leads[step.priority] + gain)
+            assert leads[step.priority] <= 2 * most
+
+
+@pytest.mark.parametrize("num_before", [0, 20])
+def test_a_large_request_takes_twice_as_long_beside_any_number_of_short_ones(
+    num_before: int,
+) -> None:
+    """Also where large ones were alone before, which gains short ones nothing."""
+    before = [Arrival(lengths=[60] * num_before)] if num_before else []
+    large = Arrival(lengths=[60] * 10, comes_s=20.0)
+    short = [Arrival(lengths=[16], comes_s=20.0) for _ in range(400)]
+    steps = list(simulate([*before, large, *short]))
+    came = next(place for place, step in enumerate(steps) if large in step.waiting)
+    done = max(place for place, step in enumerate(steps) if (large, 0) in step.members)
+    assert done - came <= 2 * len(large.lengths) + 2
+
+
+def test_a_short_request_is_in_the_next_batch_but_one_however_many_large_ones_there_are() -> None:
     large = [Arrival(lengths=[60]) for _ in range(20)]
     short = [Arrival(lengths=[10], comes_s=comes_s) for comes_s in (0.1, 5.0)]
     steps = list(simulate([*large, *short]))
@@ -286,7 +325,7 @@ def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:
 
 def test_the_nearest_lengths_run_together() -> None:
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
-    assert [sorted(step.lengths) for step in steps] == [[19, 20, 21], [3, 3, 4, 5]]
+    assert [sorted(step.lengths) for step in steps] == [[3, 3, 4, 5], [19, 20, 21]]
 
 
 def test_a_request_is_worked_off_from_its_longest_input_on_without_gaps() -> None:
@@ -297,10 +336,10 @@ def test_a_request_is_worked_off_from_its_longest_input_on_without_gaps() -> Non
 
 
 def test_of_two_lengths_that_fit_the_one_with_less_padding_is_taken() -> None:
-    large = Arrival(lengths=[12, 12])
-    others = [Arrival(lengths=[14]), Arrival(lengths=[9]), Arrival(lengths=[11])]
+    large = Arrival(lengths=[20, 20])
+    others = [Arrival(lengths=[length]) for length in (23, 17, 19)]
     first, *_ = simulate([large, *others])
-    assert first.lengths == [12, 12, 11, 9]
+    assert first.lengths == [20, 20, 19]
 
 
 def test_an_input_over_the_budget_runs_alone() -> None:

@@ -18,7 +18,6 @@ from albert_serve.bundle.manifest import (
     Manifest,
     Verification,
     file_entry,
-    read_manifest,
 )
 from albert_serve.bundle.weights import StoredTensor, check_shapes, expected_shapes, read_header
 from albert_serve.config import PRESETS, AlbertConfig
@@ -50,11 +49,6 @@ def test_a_whole_bundle_is_opened(folder: Path) -> None:
     assert bundle.head_file("fill-mask") == folder / "fill-mask.onnx"
 
 
-def test_the_manifest_survives_its_own_json(folder: Path) -> None:
-    manifest = read_manifest(folder)
-    assert type(manifest).model_validate_json(manifest.model_dump_json()) == manifest
-
-
 def test_a_bundle_without_adaptive_depth_keeps_its_revision() -> None:
     """The one that it had before manifests knew of adaptive depth."""
     entry = {
@@ -79,11 +73,6 @@ def test_a_missing_file_is_named(folder: Path, name: str, verify: Verification) 
     (folder / name).unlink()
     with pytest.raises(BundleMissingError, match=rf"{name} is not there.*python -m export"):
         Bundle.open(folder, verify=verify)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BundleMissingError, match="nowhere"):
-        Bundle.open(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -120,59 +109,39 @@ def test_another_format_version(folder: Path, version: object) -> None:
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["../outside", "/etc/passwd", "a/b", "..", "", "..\\outside", "C:outside"]
-)
-def test_names_that_leave_the_folder_are_refused(folder: Path, name: str) -> None:
-    entry = {"sha256": "0" * 64, "size": 1}
-    change_manifest(folder, lambda m: m["files"].update({name: entry}))
-    with pytest.raises(BundleCorruptError, match="no plain file name"):
-        Bundle.open(folder)
-
-
-def test_graphs_that_leave_the_folder_are_refused(folder: Path) -> None:
-    change_manifest(folder, lambda m: m["tasks"]["fill-mask"].update(graph="../fill-mask.onnx"))
-    with pytest.raises(BundleCorruptError, match="no plain file name"):
-        Bundle.open(folder)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_file_must_be_listed(folder: Path, name: str) -> None:
-    change_manifest(folder, lambda m: m["files"].pop(name))
-    with pytest.raises(BundleCorruptError, match=f"lists no file {name}"):
-        Bundle.open(folder)
+ENTRY = {"sha256": "0" * 64, "size": 1}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(lambda m: m.pop("config"), "is no manifest", id="no-config"),
-        pytest.param(lambda m: m.update(precision="fp64"), "is no manifest", id="precision"),
-        pytest.param(
-            lambda m: m["tasks"].update(chat=m["tasks"]["fill-mask"]), "is no manifest", id="task"
+        *(
+            (lambda m, name=name: m["files"].update({name: ENTRY}), "no plain file name")
+            for name in ("../outside", "/etc/passwd", "a/b", "..", "", "..\\outside", "C:outside")
         ),
-        pytest.param(
-            lambda m: m["config"].update(model_type="bert"), "only 'albert'", id="architecture"
-        ),
-        pytest.param(
+        (lambda m: m["tasks"]["fill-mask"].update(graph="../fill-mask.onnx"), "no plain file name"),
+        *((lambda m, n=name: m["files"].pop(n), f"lists no file {name}") for name in FILES),
+        (lambda m: m.pop("config"), "is no manifest"),
+        (lambda m: m.update(precision="fp64"), "is no manifest"),
+        (lambda m: m["tasks"].update(chat=m["tasks"]["fill-mask"]), "is no manifest"),
+        (lambda m: m["config"].update(model_type="bert"), "only 'albert'"),
+        (lambda m: m["config"].update(hidden_act=[]), "hidden_act is"),
+        (lambda m: m["config"].update(num_hidden_layers=10**9), "no ALBERT has so many"),
+        (
             lambda m: m["config"].update(embedding_size=31),
             r"word_embeddings.weight has shape \(1000, 32\); the config asks for \(1000, 31\)",
-            id="embedding-size",
         ),
-        pytest.param(
+        (
             lambda m: m["config"].update(num_hidden_groups=2),
             "no albert.encoder.albert_layer_groups.1",
-            id="groups",
         ),
-        pytest.param(
+        (
             lambda m: m["tasks"]["question-answering"].update(num_outputs=3),
             "the head for questions is independent and has 3 outputs",
-            id="outputs",
         ),
-        pytest.param(
+        (
             lambda m: m["tasks"]["text-classification"].update(labels=["a"]),
             "1 labels for 2 outputs",
-            id="labels",
         ),
     ],
 )
@@ -184,11 +153,12 @@ def test_a_manifest_that_contradicts_itself_or_the_weights(
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "\x00\xff", "[]", "3"])
+@pytest.mark.parametrize("text", ["", "{", "\x00\xff", "[]", "3", "[" * 100_000])
 def test_a_manifest_that_is_none(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(BundleError, match=r"manifest\.json"):
+    with pytest.raises(BundleError, match=r"manifest\.json") as caught:
         Bundle.open(folder)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -207,6 +177,7 @@ def test_expected_shapes_hold_the_papers_parameter_counts(preset: str) -> None:
         b"\xff" * 64,
         b"\x02" + b"\x00" * 7 + b"[]",
         b"\x02" + b"\x00" * 7 + b"{",
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
         b'\x08\x00\x00\x00\x00\x00\x00\x00{"a": 1}',
         b'\x36\x00\x00\x00\x00\x00\x00\x00{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
     ],
@@ -243,43 +214,6 @@ def _size(shape: tuple[int, ...]) -> int:
     return size
 
 
-def nested(depth: int) -> str:
-    return '{"a":' * depth + "0" + "}" * depth
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("[" * 100_000, id="nesting that never ends"),
-        pytest.param(nested(100_000), id="deep nesting"),
-        pytest.param('{"a":' + "1" * 5000 + "}", id="a large number"),
-        *(
-            pytest.param(f'"{key}": {nested(depth)}', id=f"{key} {depth} deep")
-            for key in ("provenance", "config")
-            for depth in (300, 900)
-        ),
-        pytest.param('"provenance": {"a": "\\ud800"}', id="half a character"),
-        pytest.param('"config": {"hidden_act": []}', id="activation"),
-        pytest.param('"config": {"num_hidden_layers": 1000000000}', id="layers"),
-        pytest.param(
-            '"config": {"num_hidden_layers": 100000, "inner_group_num": 10000}', id="inner layers"
-        ),
-    ],
-)
-def test_a_manifest_of_anything_is_one_clear_error(folder: Path, text: str) -> None:
-    file = folder / "manifest.json"
-    if text.startswith('"'):  # a key in place of the manifest's own
-        key = text.split('"')[1]
-        content = json.loads(file.read_text())
-        del content[key]
-        text = json.dumps(content)[:-1] + f", {text}}}"
-    file.write_text(text)
-    with pytest.raises(BundleCorruptError, match=r"manifest\.json") as caught:
-        Bundle.open(folder)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 1000
-
-
 def test_a_manifest_that_is_no_file_is_refused_at_once(folder: Path) -> None:
     file = folder / "manifest.json"
     file.unlink()
@@ -290,10 +224,3 @@ def test_a_manifest_that_is_no_file_is_refused_at_once(folder: Path) -> None:
     file.symlink_to("/dev/zero")
     with pytest.raises(BundleMissingError, match="is not a regular file"):
         Bundle.open(folder)
-
-
-@pytest.mark.parametrize("header", [b"[" * 100_000, b'{"a":' * 100_000])
-def test_a_header_that_nests_without_end_is_damaged(tmp_path: Path, header: bytes) -> None:
-    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(BundleCorruptError, match="is damaged"):
-        read_header(tmp_path / "x")

@@ -36,16 +36,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     from bentoml._internal.models import ModelStore
 
     folder = tmp_path / "home"
-    for name in ("models", "tmp"):
-        (folder / name).mkdir(parents=True)
+    (folder / "models").mkdir(parents=True)
     monkeypatch.setenv("BENTOML_HOME", str(folder))
     Container.model_store.set(ModelStore(folder / "models"))
     Container.model_store_dir.set(str(folder / "models"))
-    Container.tmp_bento_store_dir.set(str(folder / "tmp"))
     yield folder
-    for provider in (
-        *(Container.model_store, Container.model_store_dir, Container.tmp_bento_store_dir),
-    ):
+    for provider in (Container.model_store, Container.model_store_dir):
         provider.reset()
 
 
@@ -115,17 +111,6 @@ def test_an_imported_bundle_is_a_model_of_bentomls(
     assert labels == ["negative", "positive"]
     files = {path.name for path in (home / "models/tiny" / revision).iterdir()}
     assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
-    assert not list((home / "tmp").iterdir())
-
-
-def test_info_takes_a_tag_with_or_without_a_version(
-    bundle_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stored(bundle_dir, "--name", "reviews:1.0")
-    for tag in ("bentoml:reviews", "bentoml:reviews:latest", "bentoml:reviews:1.0"):
-        capsys.readouterr()
-        assert main(["info", tag]) == 0
-        assert capsys.readouterr().out.startswith(f"{home}/models/reviews/1.0: whole, ")
 
 
 def test_latest_is_the_bundle_that_was_imported_last(
@@ -170,18 +155,9 @@ def test_a_tag_that_exists_keeps_its_model(
     assert line.startswith("tiny:1 is in BentoML's model store already; ")
     kept = Bundle.open(home / "models/tiny/1")
     assert kept.manifest == Bundle.open(bundle_dir).manifest
-    assert not list((home / "tmp").iterdir())
 
 
-def test_a_home_that_cannot_be_written_to_is_one_line(
-    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[..., str]
-) -> None:
-    monkeypatch.setenv("BENTOML_HOME", "/proc/none")
-    line = failure("import", bundle_dir)
-    assert line.startswith("BentoML cannot write to its folder /proc/none: ")
-
-
-@pytest.mark.parametrize("file", ["models", "tmp", "models/tiny"])
+@pytest.mark.parametrize("file", ["models", "models/tiny"])
 def test_a_store_that_cannot_be_written_to_is_one_line(
     file: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
 ) -> None:
@@ -193,46 +169,19 @@ def test_a_store_that_cannot_be_written_to_is_one_line(
     assert leftovers(home) == [home / file]
 
 
-@pytest.mark.parametrize("failing", ["put_in_place", "write_atomically"])
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)]
+)
 def test_an_import_that_fails_at_its_end_leaves_nothing(
-    failing: str,
-    bundle_dir: Path,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    failure: Callable[..., str],
+    error: BaseException, status: int, bundle_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(_source: Path, target: Path, **_options: bool) -> None:
+        (target / "manifest.json").write_text("{}")
+        raise error
 
-    monkeypatch.setattr(store, failing, fail)
-    assert "No space left on device; set BENTOML_HOME" in failure("import", bundle_dir)
+    monkeypatch.setattr("bentoml._internal.models.model.shutil.copytree", fail)
+    assert main(["import", str(bundle_dir)]) == status
     assert not leftovers(home)
-
-
-@pytest.mark.parametrize("during", ["_describe", "write_atomically"])
-def test_an_interrupted_import_leaves_nothing(
-    during: str, bundle_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(store, during, interrupt)
-    assert main(["import", str(bundle_dir)]) == 130
-    assert not leftovers(home)
-
-
-def test_of_two_imports_at_once_one_is_told_that_the_tag_exists(
-    bundle_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[..., str]
-) -> None:
-    def overtake(*_: object) -> None:
-        monkeypatch.undo()
-        monkeypatch.setenv("BENTOML_HOME", str(home))
-        store.import_bundle(bundle_dir, "tiny:1")
-
-    monkeypatch.setattr(store, "_describe", overtake)
-    line = failure("import", bundle_dir, "--name", "tiny:1")
-    assert line.startswith("tiny:1 is in BentoML's model store already; ")
-    Bundle.open(home / "models/tiny/1")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answers import OUTPUT, Result
-from albert_serve.scoring.local import error_result
+from albert_serve.scoring.answers import OUTPUT, RowResult
+from albert_serve.scoring.records import InputFile, read_records
 
 SUFFIXES = [".jsonl", ".csv", ".tsv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".jsonl.zst", ".parquet"]
 
@@ -30,23 +30,19 @@ class HashScorer:
         self.texts: list[str] = []
         self.requests: list[Any] = []
 
-    def prepare(self, request: TaskRequest) -> TaskRequest:
-        if not text_of(request):
-            raise InvalidInputError("the text is empty")
-        return request
+    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
+        for requests in parts:
+            yield [self._answer(request) for request in requests]
 
-    def cost_bytes(self, work: TaskRequest) -> int:
-        return 0
-
-    def run(self, works: Sequence[TaskRequest]) -> list[Result]:
-        self.texts += [text_of(work) for work in works]
-        self.requests += works
-        return [self._run_one(text_of(work)) for work in works]
-
-    def _run_one(self, text: str) -> Result:
+    def _answer(self, request: TaskRequest) -> RowResult:
+        text = text_of(request)
+        if not text:
+            return RowResult.of_error(InvalidInputError("the text is empty"))
+        self.texts.append(text)
+        self.requests.append(request)
         if text == "broken":
-            return error_result(InvalidInputError("it is broken"))
-        return Result(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
+            return RowResult.of_error(InvalidInputError("it is broken"))
+        return RowResult(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
 
 
 def text_of(request: TaskRequest) -> str:
@@ -92,3 +88,11 @@ def texts(count: int) -> list[dict[str, Any]]:
         {"id": number, "text": "" if number % 29 == 7 else f"text {number % 50 or number}"}
         for number in range(count)
     ]
+
+
+def read_any(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of any format and compression."""
+    source = InputFile.open(file)
+    if source.type.format == "parquet":
+        return read_table(file)
+    return [record.values for record in read_records([source], [], None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,26 @@ def test_a_summary_on_a_full_disk_is_one_line_and_status_7(
     assert (tmp_path / "out.jsonl").exists()
 
 
+def test_the_error_of_a_job_comes_before_that_of_its_summary(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json.partial").symlink_to("/dev/full")
+    assert command("--summary", str(tmp_path / "summary.json"), "--errors", "fail") == 3
+    assert "1 rows are in error; the first: " in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [([], ["id", "text"]), (["--keep", "text,id"], ["text", "id"]), (["--keep", ""], [])],
+)
+def test_columns_to_keep_are_listed_by_commas(
+    options: list[str], kept: list[str], command: Command, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"id": 1, "text": "An earned run."}])
+    assert command(*options) == 0
+    assert list(read(tmp_path / "out.jsonl")) == [*kept, "output"]
+
+
 def test_a_key_file_that_is_not_text_is_one_line(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,3 +124,47 @@ def test_a_key_file_that_is_not_text_is_one_line(
     assert error_of(capsys) == f"error: --api-key-file {key} is not UTF-8; it must hold the key"
     assert command("--server", "http://127.0.0.1:1", "--api-key-file", f"{key}s") == 1
     assert "No such file" in error_of(capsys)
+
+
+def test_without_pyarrow_the_extra_is_named(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert command() == 1
+    assert "score needs pyarrow: in the checkout pip install '.[score]'" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard", "1"], "argument --shard: '1' must be I/N, such as 0/8"),
+        (["--column", "review"], "argument --column: 'review' must be FIELD=COLUMN"),
+        (["--parameters", "[1]"], "argument --parameters: it must be a JSON object"),
+        (["--parameters", "{"], "argument --parameters: it is not JSON"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_a_usage_error(
+    options: list[str], message: str, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(*options)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard", "2/2"], "the shard is 2 of 2; it must be 0 to 1"),
+        (["--part-rows", "0"], "part_rows is 0; it must be 1 or more"),
+        (["--max-errors", "-1"], "max_errors is -1; it must be 0 or more"),
+        (["--workers", "2"], "--ray-address and --workers are for --engine ray"),
+        (["--engine", "ray", "--server", "http://a"], "--server and --engine ray are given"),
+        (["--server", "http://a", "--concurrency", "0"], "concurrency is 0; it must be 1 or more"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(
+    options: list[str], message: str, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*options) == 1
+    assert message in error_of(capsys)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 import os
 import re
@@ -21,8 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from albert_serve.cli import command_parser
 from albert_serve.cli.score import read_score_options
 from albert_serve.scoring.errors import JobError
-from albert_serve.scoring.job import score_files
-from tests.albert_serve.scoring.jobs import HashScorer, read_table, texts, write_csv
+from tests.albert_serve.scoring.jobs import read_table, write_csv
 from tests.albert_serve.support import ROOT
 
 EXAMPLES = ROOT / "examples/scoring"
@@ -57,31 +55,6 @@ def test_each_pod_has_its_shard_and_its_output() -> None:
 def arguments_of(index: int) -> list[str]:
     """The arguments in the pod of an index, as Kubernetes fills them in."""
     return [text.replace("$(JOB_COMPLETION_INDEX)", str(index)) for text in CONTAINER["args"]]
-
-
-def test_the_pods_score_each_row_once(tmp_path: Path) -> None:
-    rows = [{"id": row["id"], "review": row["text"]} for row in texts(60)]
-    count = JOB["spec"]["completions"]
-    num_files = count + 3
-    (tmp_path / "reviews").mkdir()
-    for number in range(num_files):
-        write_csv(tmp_path / f"reviews/{number:02}.csv", rows[number::num_files])
-    outputs = []
-    for index in range(count):
-        arguments = [text.replace("/data", str(tmp_path)) for text in arguments_of(index)]
-        *_, source, output = arguments
-        options = parsed(["albert-serve", "score", *arguments])
-        score_files(HashScorer(), [source], output, options)
-        outputs.append(Path(output))
-    assert len(set(outputs)) == count
-    scored = [row for output in outputs for row in read_table(unpacked(output))]
-    assert sorted(int(row["id"]) for row in scored) == list(range(60))
-
-
-def unpacked(file: Path) -> Path:
-    target = file.with_suffix("")
-    target.write_bytes(gzip.decompress(file.read_bytes()))
-    return target
 
 
 def statuses() -> set[int]:

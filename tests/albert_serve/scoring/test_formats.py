@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.scoring.answers import NOTES, SCORED_TASKS, Result, answer_columns
-from albert_serve.scoring.formats import FileType, type_by_name
-from albert_serve.scoring.output.layout import arrow_type, make_layout
+from albert_serve.scoring.answers import SCORED_TASKS, RowResult, answer_columns
+from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.output.layout import Layout, make_layout
 from albert_serve.scoring.output.writers import open_writer
-from albert_serve.scoring.rows import Row, RowReader
-from albert_serve.scoring.sources import Reader, Record, Source
+from albert_serve.scoring.records import InputFile, Record, read_records
+from albert_serve.scoring.rows import RowReader
+from albert_serve.tables import TableType, type_by_name
 from albert_serve.tasks import TASKS
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -34,20 +33,20 @@ def tables(draw: st.DrawFn) -> list[dict[str, str]]:
     return draw(st.lists(row, min_size=1, max_size=5))
 
 
-def write(rows: list[dict[str, str]], kind: FileType, file: Path) -> None:
-    reader = RowReader("text-classification", {}, {}, None, in_table=kind.is_table)
+def write(rows: list[dict[str, str]], kind: TableType, file: Path) -> None:
+    reader = RowReader("text-classification", ScoreOptions(), in_table=kind.has_columns)
     records = [Record(place=f"row {i}", values=dict(row)) for i, row in enumerate(rows)]
-    source = Source(path=file, type=FileType(format="jsonl"), columns=None)
+    source = InputFile(path=file, type=TableType(format="jsonl"), columns=None)
     layout = make_layout(kind, reader, [source], None, records)
-    result = Result(values={"output": [{"label": "x", "score": 0.5}]})
+    result = RowResult(values={"output": [{"label": "x", "score": 0.5}]})
     with file.open("wb") as stream, open_writer(stream, layout, has_header=True) as writer:
-        writer.write([Row(record=record) for record in records], [result] * len(rows))
+        writer.write([reader.read(record) for record in records], [result] * len(rows))
 
 
 def read(file: Path, num_skipped: int) -> list[dict[str, Any]]:
-    source = Source.open(file)
+    source = InputFile.open(file)
     names = list(source.columns or ())
-    return [record.values for record in Reader([source], names, None).read(num_skipped)]
+    return [record.values for record in read_records([source], names, None, num_skipped)]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -68,8 +67,9 @@ def test_every_task_is_scored() -> None:
     assert list(SCORED_TASKS) == list(TASKS)
     for task, scored in SCORED_TASKS.items():
         assert {field for some in scored.required for field in some} <= set(scored.fields)
-        assert not set(scored.columns) & set(NOTES)
-        assert [arrow_type(kind) for kind in answer_columns(task).values()]
+        reader = RowReader(task, ScoreOptions(), in_table=True)
+        layout = Layout(type=TableType(format="parquet"), reader=reader, kept={})
+        assert layout.schema().names == [*scored.columns, *list(answer_columns(task))[-5:]]
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,6 @@ def test_answers_have_columns(task: str, output: Any, columns: dict[str, Any]) -
     assert {name: values.get(name) for name in columns} == columns
 
 
-def test_the_bytes_of_a_file_do_not_depend_on_the_time(tmp_path: Path) -> None:
-    for suffix in SUFFIXES:
-        file = tmp_path / f"rows{suffix}"
-        write([{"text": "a"}], type_by_name(file.name), file)
-        before = file.read_bytes()
-        write([{"text": "a"}], type_by_name(file.name), file)
-        assert file.read_bytes() == before
-
-
 def test_a_frame_of_zstandard_that_is_cut_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl.zst"
     write([{"text": "a" * 1000}], type_by_name(file.name), file)
@@ -118,20 +109,5 @@ def test_a_frame_of_zstandard_that_is_cut_is_an_error(tmp_path: Path) -> None:
     file.write_bytes(whole * 2)
     assert len(read(file, 0)) == 2
     file.write_bytes(whole + whole[:-3])
-    with pytest.raises(ValueError, match="is damaged or incomplete: the last frame has no end"):
+    with pytest.raises(ValueError, match="is damaged or incomplete: Truncated"):
         read(file, 0)
-
-
-def test_a_line_of_zeros_that_was_compressed_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl.zst"
-    with file.open("wb") as raw, zstandard.ZstdCompressor().stream_writer(raw) as stream:
-        for _ in range(200):
-            stream.write(bytes(1 << 20))
-    tracemalloc.start()
-    try:
-        [values] = read(file, 0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert values == {}
-    assert peak < 150 << 20

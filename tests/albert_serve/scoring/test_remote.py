@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ from albert_serve.scoring.local import LocalScorer
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.remote import RemoteScorer
 from tests.albert_serve.scoring.jobs import labels_of, read_jsonl, write_jsonl
-from tests.albert_serve.support import ROOT, Running, free_port, workers_of
+from tests.albert_serve.support import Running, free_port
 
 INFO: dict[str, Any] = {
     "model_id": "m",
@@ -229,29 +227,6 @@ def test_an_interrupt_ends_the_waits(service_double: Service, tmp_path: Path) ->
 
 
 @pytest.mark.extended
-def test_a_service_that_goes_away_comes_back(tmp_path: Path) -> None:
-    service = Service()
-    service.start()
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows_of(200)), tmp_path / "out.jsonl"
-
-    def away() -> None:
-        time.sleep(0.1)
-        service.stop()
-        time.sleep(3.0)
-        service.start()
-
-    with scorer_of(service) as scorer:
-        outage = threading.Thread(target=away)
-        outage.start()
-        summary = score_files(scorer, [source], output, ScoreOptions(part_rows=50))
-        outage.join()
-    service.stop()
-    assert (summary.num_rows, summary.num_errors) == (200, 0)
-    expected = [labels_of(row["text"]) for row in rows_of(200)]
-    assert [row["output"] for row in read_jsonl(output)] == expected
-
-
-@pytest.mark.extended
 def test_a_service_that_stays_away_ends_the_job_which_goes_on_later(tmp_path: Path) -> None:
     service = Service()
     service.start()
@@ -348,41 +323,6 @@ def test_the_notes_of_a_long_list_are_those_of_all_its_parts(
     assert list(remote["truncated_at"]) == [f"inputs[{index}]" for index in cut]
     assert len(remote["warnings"]) == 1
     assert local == rounded(remote)
-
-
-@pytest.mark.process
-def test_an_interrupt_ends_the_job_while_the_service_is_silent(
-    service: Running, tmp_path: Path
-) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows_of(800)), tmp_path / "out.jsonl"
-    options = ["--task", "text-classification", "--part-rows", "16", "--server", service.url]
-    command = [sys.executable, "-m", "albert_serve", "score", *options, str(source), str(output)]
-    log = tmp_path / "out.jsonl.parts/_parts.jsonl"
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell that runs the tests in the background lets them ignore the signal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        while process.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 2):
-            time.sleep(0.01)
-        for worker in workers_of(service):
-            os.kill(worker, signal.SIGSTOP)
-        try:
-            time.sleep(0.5)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)  # less than that of a request
-        finally:
-            for worker in workers_of(service):
-                os.kill(worker, signal.SIGCONT)
-    assert (process.returncode, errors) == (130, "interrupted\n")
-    num_parts = log.read_bytes().count(b"\n")
-    assert num_parts > 2
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"800 rows, 0 with errors, {16 * num_parts} from an earlier run" in done.stdout
-    assert [row["text"] for row in read_jsonl(output)] == [row["text"] for row in rows_of(800)]
 
 
 def rounded(value: Any) -> Any:

@@ -1,8 +1,7 @@
-"""`max_layers` and `patience` of `/text-classification`, over HTTP and from the clients."""
+"""`max_layers` and `patience` of `/text-classification`."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,18 @@ import httpx
 import pytest
 import torch
 
-from albert_serve.api.schemas import DepthInfo, InfoReply, LabelScore, TextClassificationRequest
+from albert_serve.api.schemas import DepthInfo, InfoReply, TextClassificationRequest
 from albert_serve.bundle.manifest import AdaptiveDepth, Bundle
-from albert_serve.client import AlbertClient, AsyncAlbertClient
-from albert_serve.errors import InvalidInputError
+from albert_serve.client import AlbertClient
+from albert_serve.local import LocalTransport
+from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import prepare_request
-from albert_serve.tasks.base import Depth
+from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.load import load_tasks
-from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_depth
+from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_early_exit
 from albert_serve.tokenizer import AlbertTokenizer
-from export.write import DepthOptions, export_bundle
-from tests.albert_serve.support import Running, running_service, service_environment
-from training.evaluation.depth import layers_used
+from export.write import LayerOptions, export_bundle
+from training.evaluation.early_exit import layers_used
 from training.model.albert import Batch
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -47,15 +46,16 @@ def bundle(
     save_checkpoint(
         model, folder / "checkpoint", tokenizer_from=checkpoint_dir, extra_config=labels
     )
-    depth = DepthOptions(max_layers=2)
-    return export_bundle(folder / "checkpoint", folder / "bundle", depth=depth).bundle
+    layers = LayerOptions(max_layers=2)
+    return export_bundle(folder / "checkpoint", folder / "bundle", layers=layers).bundle
 
 
 @pytest.fixture(scope="module")
-def adaptive(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    environment = service_environment(bundle.folder, tmp_path_factory.mktemp("home"))
-    with running_service(environment, tmp_path_factory.mktemp("service")) as started:
-        yield started
+def http(bundle: Bundle) -> Iterator[httpx.Client]:
+    """The service's routes over the bundle, in this process."""
+    transport = LocalTransport(bundle.folder, RuntimeOptions(device="cpu", num_threads=1))
+    with httpx.Client(transport=transport, base_url="http://local") as client:
+        yield client
 
 
 def expected(model: AlbertForTasks, bundle: Bundle, text: str, **limits: int) -> dict[str, float]:
@@ -78,20 +78,20 @@ def by_label(scores: list[Any]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("limits", "expected_depth"),
     [
-        ({}, Depth(max_layers=2, patience=1)),
+        ({}, EarlyExit(max_layers=2, patience=1)),
         ({"patience": 4}, None),
         ({"patience": 9}, None),
         ({"max_layers": 4}, None),
-        ({"patience": 2}, Depth(max_layers=4, patience=2)),
-        ({"max_layers": 3}, Depth(max_layers=3, patience=4)),
-        ({"max_layers": 3, "patience": 2}, Depth(max_layers=3, patience=2)),
+        ({"patience": 2}, EarlyExit(max_layers=4, patience=2)),
+        ({"max_layers": 3}, EarlyExit(max_layers=3, patience=4)),
+        ({"max_layers": 3, "patience": 2}, EarlyExit(max_layers=3, patience=2)),
     ],
 )
 def test_the_models_defaults_are_of_requests_without_limits(
-    limits: dict[str, int], expected_depth: Depth | None
+    limits: dict[str, int], expected_depth: EarlyExit | None
 ) -> None:
     defaults = AdaptiveDepth(max_layers=2, patience=1)
-    assert resolve_depth(defaults, 4, **limits) == expected_depth
+    assert resolve_early_exit(defaults, 4, **limits) == expected_depth
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_the_models_defaults_are_of_requests_without_limits(
     [{}, {"max_layers": 1}, {"max_layers": 3}, {"max_layers": 3, "patience": 1}, {"patience": 3}],
 )
 def test_texts_are_answered_after_the_layers_that_a_request_allows(
-    adaptive: Running,
+    http: httpx.Client,
     model: AlbertForTasks,
     bundle: Bundle,
     sentences: list[str],
     limits: dict[str, int],
 ) -> None:
     body = {"inputs": sentences, "parameters": limits}
-    reply = httpx.post(f"{adaptive.url}/text-classification", json=body, timeout=30)
+    reply = http.post("/text-classification", json=body)
     assert reply.status_code == 200
     for text, scores in zip(sentences, reply.json(), strict=True):
         expected_scores = expected(model, bundle, text, **limits)
@@ -144,45 +144,23 @@ def test_the_log_says_that_a_gpu_ignores_the_default_depth(
     assert line.endswith("have no effect on a GPU: all layers are computed")
 
 
-def test_info_has_the_layers_and_the_defaults(adaptive: Running) -> None:
-    info = InfoReply.model_validate(httpx.get(f"{adaptive.url}/info", timeout=30).json())
+def test_info_has_the_layers_and_the_defaults(http: httpx.Client) -> None:
+    info = InfoReply.model_validate(http.get("/info").json())
     depths = {task.name: task.adaptive_depth for task in info.tasks}
     assert depths.pop("text-classification") == DepthInfo(num_layers=NUM_LAYERS, max_layers=2)
     assert set(depths.values()) == {None}
 
 
-def test_both_clients_ask_for_fewer_layers(
-    adaptive: Running, model: AlbertForTasks, bundle: Bundle, sentences: list[str]
+def test_a_client_asks_for_fewer_layers(
+    model: AlbertForTasks, bundle: Bundle, sentences: list[str]
 ) -> None:
-    text = sentences[0]
-    expected_scores = expected(model, bundle, text, max_layers=1)
-
-    async def ask() -> list[LabelScore]:
-        async with AsyncAlbertClient(adaptive.url) as client:
-            return await client.text_classification(text, max_layers=1)
-
-    with AlbertClient(adaptive.url) as client:
-        assert by_label(client.text_classification(text, max_layers=1)) == pytest.approx(
-            expected_scores, abs=1e-4
-        )
-        with pytest.raises(InvalidInputError, match="max_layers is 4; the model has 3 layers"):
-            client.text_classification(text, max_layers=4)
-    assert by_label(asyncio.run(ask())) == pytest.approx(expected_scores, abs=1e-4)
+    with AlbertClient.local(bundle.folder, device="cpu", num_threads=1) as client:
+        scores = by_label(client.text_classification(sentences[0], max_layers=1))
+    assert scores == pytest.approx(expected(model, bundle, sentences[0], max_layers=1), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"max_layers": 0}, "parameters.max_layers must be greater than or equal to 1"),
-        ({"patience": 0}, "parameters.patience must be greater than or equal to 1"),
-        ({"patience": 1.5}, "parameters.patience must be a valid integer"),
-        ({"patience": 1}, "this one answers after all of its 3 layers"),
-        ({"max_layers": 3}, "this one answers after all of its 3 layers"),
-    ],
-)
-def test_a_model_without_such_classifiers_refuses(
-    client: httpx.Client, limits: dict[str, Any], message: str
-) -> None:
-    reply = client.post("/text-classification", json={"inputs": "a", "parameters": limits})
+def test_more_layers_than_the_model_has_are_refused(http: httpx.Client) -> None:
+    body = {"inputs": "a", "parameters": {"max_layers": 4}}
+    reply = http.post("/text-classification", json=body)
     assert reply.status_code == 422
-    assert message in reply.json()["error"]
+    assert "max_layers is 4; the model has 3 layers" in reply.json()["error"]

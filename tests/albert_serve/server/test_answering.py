@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,10 +15,16 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
+from albert_serve.errors import (
+    DeadlineExceededError,
+    InvalidInputError,
+    RequestError,
+    TooMuchAtOnceError,
+)
 from albert_serve.server.answering import answer_request
+from albert_serve.server.large_requests import LargeRequests
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.process.threads import RequestThreads
+from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
 
 MAX_ITEMS = 3
 
@@ -32,20 +39,33 @@ class Refusing:
     name = "tiny"
     tasks = ("fill-mask",)
     settings = SimpleNamespace(
-        deadline_s=5.0, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
+        deadline_s=0.2, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
     )
     check_num_items = HostedModel.check_num_items
-    threads = RequestThreads()
+    large = LargeRequests(1 << 20)
     held: weakref.ref[Held]
 
+    def __init__(self, *, is_late: bool = False) -> None:
+        self._is_late = is_late
+
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self, _task: str) -> Iterator[None]:
         yield
 
-    async def answer(self, *_: Any) -> Any:
+    def prepare(self, *_: Any) -> Any:
+        return []
+
+    async def answer(self, *_: Any, ends_s: float, **__: Any) -> Any:
         held = Held()
         self.held = weakref.ref(held)
-        await asyncio.sleep(0)
+        if self._is_late:
+            engine = FakeEngine()
+            engine.open.clear()
+            try:
+                inputs = [make_input([1])]
+                await make_batcher(engine).run(inputs, ends_s - time.monotonic())
+            finally:
+                engine.open.set()
         raise InvalidInputError("refused")
 
 
@@ -63,21 +83,25 @@ def request_of(body: Any) -> Request:
     return Request({**scope, "albert_serve.request_id": "1"}, receive)
 
 
-async def refuse(model: Any, body: Any) -> InvalidInputError | None:
+async def refuse(model: Any, body: Any) -> RequestError | None:
     try:
         await answer_request(model, "fill-mask", request_of(body))
-    except InvalidInputError as error:
+    except RequestError as error:
         return type(error)(str(error))  # without the traceback, which holds the frames
     return None
 
 
-def test_a_refused_request_is_freed_without_a_garbage_collection() -> None:
-    model = Refusing()
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("num_chars", [1, 10_000])
+def test_a_refused_or_late_request_is_freed_without_a_garbage_collection(
+    num_chars: int, is_late: bool
+) -> None:
+    model = Refusing(is_late=is_late)
     gc.collect()
     gc.disable()
     try:
-        error = asyncio.run(refuse(model, {"inputs": "a [MASK]"}))
-        assert str(error) == "refused"
+        error = asyncio.run(refuse(model, {"inputs": "a" * num_chars}))
+        assert isinstance(error, DeadlineExceededError if is_late else InvalidInputError)
         assert model.held() is None
     finally:
         gc.enable()
@@ -87,11 +111,3 @@ def test_too_many_items_are_refused_before_they_are_validated() -> None:
     error = asyncio.run(refuse(Refusing(), {"inputs": [{"no": "text"}] * (MAX_ITEMS + 1)}))
     assert isinstance(error, TooMuchAtOnceError)
     assert "at most 3" in str(error)
-
-
-@pytest.mark.parametrize("num_bytes", [1, 100_000])
-def test_too_many_values_are_refused_before_they_are_parsed(num_bytes: int) -> None:
-    body = {"inputs": "a" * num_bytes, "parameters": {"targets": [0] * 3000}}
-    error = asyncio.run(refuse(Refusing(), body))
-    assert isinstance(error, TooMuchAtOnceError)
-    assert "values" in str(error)

@@ -14,7 +14,7 @@ from openai import NotFoundError, OpenAI
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH, EmbeddingsReply
 from tests.albert_serve.server.test_service import VALID, assert_close, assert_envelope, post
-from tests.albert_serve.support import MAX_ITEMS, Running
+from tests.albert_serve.support import Running
 
 TEXTS = ["It rained.", "An earned run is any run that was not enabled by a fielding error."]
 
@@ -112,74 +112,6 @@ def test_tokens_of_texts_are_answered_unpooled(client: httpx.Client, tokenizer: 
         (tokens,) = one
         assert len(tokens) == len(tokenizer.encode(text))
         np.testing.assert_allclose(np.mean(tokens, axis=0), vectors(client, text), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "error_type", "message"),
-    [
-        ({}, 422, "invalid_input", "input is missing"),
-        ({"input": []}, 422, "invalid_input", "at least one item"),
-        ({"input": None}, 422, "invalid_input", "input is missing"),
-        ({"input": 3}, 422, "invalid_input", "must be a valid string, not 3"),
-        ({"input": [1, 2, 3]}, 422, "invalid_input", "input holds token ids"),
-        ({"input": [[1, 2], [3]]}, 422, "invalid_input", "input holds token ids"),
-        ({"input": ["a", 3]}, 422, "invalid_input", "input[1] must be a valid string"),
-        ({"input": [1] * (MAX_ITEMS + 1)}, 422, "invalid_input", "input holds token ids"),
-        ({"input": [[1]] * (MAX_ITEMS + 1)}, 422, "invalid_input", "input holds token ids"),
-        ({"input": ["a"] * (MAX_ITEMS + 1)}, 422, "too_much_at_once", "input holds 33 items"),
-        ({"input": "run " * 300}, 422, "too_long", "at most 128"),
-        ({"input": ["a", "run " * 300]}, 422, "too_long", "input[1]: the text is"),
-        ({"input": "a", "model": "ada"}, 404, "not_found", "here is 'tiny', not 'ada'"),
-        ({"input": "a", "model": 3}, 422, "invalid_input", "model must be a valid string"),
-        ({"input": "a", "dimensions": 32}, 422, "invalid_input", "have 64"),
-        ({"input": "a", "dimensions": 0}, 422, "invalid_input", "dimensions must be greater"),
-        ({"input": "a", "encoding_format": "hex"}, 422, "invalid_input", "'float' or 'base64'"),
-        ({"input": "a", "pooling": "none"}, 422, "invalid_input", "'mean' or 'cls'"),
-        ({"input": "a", "inputs": "b"}, 422, "invalid_input", "'inputs' is not known here"),
-        ([], 422, "invalid_input", "the body must be an object"),
-    ],
-)
-def test_what_openais_format_cannot_ask_is_refused_in_a_line(
-    client: httpx.Client, body: Any, status: int, error_type: str, message: str
-) -> None:
-    reply = client.post(EMBEDDINGS_PATH, json=body)
-    assert_envelope(reply, status, error_type)
-    error = reply.json()["error"]
-    assert error == {"message": error["message"], "type": error_type, "param": None, "code": None}
-    assert message in error["message"]
-    assert "\n" not in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"inputs": "a", "pooling": "max"}, "parameters.pooling must be 'mean', 'cls' or 'none'"),
-        ({"inputs": "a", "normalize": "yes"}, "parameters.normalize must be a valid boolean"),
-        ({"inputs": "a", "truncate": True, "truncation": "error"}, "contradict each other"),
-        ({"inputs": "a", "pooling": "cls", "parameters": {"pooling": "mean"}}, "given twice"),
-        ({"inputs": "a", "truncation_direction": "up"}, "must be 'right' or 'left'"),
-        ({"inputs": {"text": "a"}}, "inputs must be a valid string"),
-        ({"inputs": ["a", "run " * 300]}, "inputs[1]: the text is"),
-        ({"inputs": ["run " * 120] * 20, "pooling": "none", "x": 1}, "'x' is not known here"),
-    ],
-)
-def test_what_feature_extraction_cannot_answer_is_refused_in_a_line(
-    client: httpx.Client, body: Any, message: str
-) -> None:
-    reply = client.post("/feature-extraction", json=body)
-    assert reply.status_code == 422
-    assert message in reply.json()["error"]
-    assert "\n" not in reply.json()["error"]
-
-
-def test_other_methods_and_media_are_refused(client: httpx.Client) -> None:
-    assert_envelope(client.get(EMBEDDINGS_PATH), 405, "method_not_allowed")
-    plain = client.post(EMBEDDINGS_PATH, content=b'{"input": "a"}', headers={"content-type": "a/b"})
-    assert_envelope(plain, 415, "unsupported_media")
-    broken = client.post(
-        EMBEDDINGS_PATH, content=b'{"input":', headers={"content-type": "application/json"}
-    )
-    assert_envelope(broken, 400, "malformed")
 
 
 def test_embeddings_are_right_among_other_tasks(client: httpx.Client) -> None:

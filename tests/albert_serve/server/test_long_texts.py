@@ -147,13 +147,6 @@ def test_nothing_is_reported_where_nothing_is_cut(client: httpx.Client) -> None:
     assert {TRUNCATED_HEADER, TRUNCATED_AT_HEADER}.isdisjoint(reply.headers)
 
 
-@pytest.mark.parametrize("truncation", [1, "yes", "longest_first", [True]])
-def test_any_other_value_is_refused(client: httpx.Client, truncation: Any) -> None:
-    reply = post(client, "text-classification", SHORT, truncation)
-    assert reply.status_code == 422
-    assert "parameters.truncation must be true or false, not" in reply.json()["error"]
-
-
 def test_the_document_names_the_parameter_and_the_headers(client: httpx.Client) -> None:
     document = client.get("/docs.json").json()
     for task in ("fill-mask", "text-classification", "question-answering", "sentence-order"):

@@ -164,19 +164,6 @@ def lost(expected: Any, actual: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-def test_the_dashboards_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in panels)
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-
-
 def balanced(expression: str) -> bool:
     without_text = re.sub(r'"[^"]*"', "", expression)
     return all(without_text.count(a) == without_text.count(b) for a, b in ("()", "{}", "[]"))

@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from albert_serve.api.schemas import (
-    MAX_CHOICE_QUESTION_CHARS,
     TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     ChoiceQuestion,
@@ -55,62 +54,6 @@ def test_one_question_has_a_list_of_choices_and_several_have_lists(http: httpx.C
     assert [choice["score"] for choice in first] == pytest.approx(scores, abs=1e-5)
     assert {choice["label"] for choice in second} == set(ENDINGS["choices"])
     assert post(http, QUESTION, top_k=1).json() == one[:1]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "parameters", "message"),
-    [
-        ({"context": "a", "choices": []}, {}, "inputs.choices must hold at least 2 items"),
-        ({"context": "a", "choices": ["b"]}, {}, "inputs.choices must hold at least 2 items"),
-        ({"context": "a"}, {}, "inputs.choices is missing"),
-        ({"choices": ["a", "b"]}, {}, "inputs.context is missing"),
-        ([ENDINGS, {**ENDINGS, "choices": ["a", 1]}], {}, "inputs[1].choices[1] must be a valid"),
-        ({**ENDINGS, "choices": ["a", " "]}, {}, "choices[1] is empty"),
-        ({**ENDINGS, "context": ""}, {}, "context is empty"),
-        ({**ENDINGS, "options": ["a", "b"]}, {}, "allowed are context, question, choices"),
-        (
-            {**ENDINGS, "question": "q" * (MAX_CHOICE_QUESTION_CHARS + 1)},
-            {},
-            f"at most {MAX_CHOICE_QUESTION_CHARS} are taken",
-        ),
-        (ENDINGS, {"top_k": 0}, "parameters.top_k must be greater than or equal to 1"),
-        (ENDINGS, {"labels": ["a"]}, "allowed are truncation, top_k"),
-        ({**ENDINGS, "context": "a " * 126}, {}, "context and choices[0] together: the text is"),
-        (
-            {**ENDINGS, "context": "a " * 300},
-            {},
-            "context: the text is 302 tokens with the special",
-        ),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_in_a_line(
-    http: httpx.Client, inputs: Any, parameters: dict[str, Any], message: str
-) -> None:
-    reply = post(http, inputs, **parameters)
-    assert reply.status_code == 422
-    assert message in reply.json()["error"]
-    assert "\n" not in reply.json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "num_items"),
-    [
-        ({"context": "a", "choices": ["b"] * (MAX_ITEMS + 1)}, MAX_ITEMS + 1),
-        ([ENDINGS] * (MAX_ITEMS // 2 + 1), MAX_ITEMS + 2),
-    ],
-)
-def test_each_choice_counts_towards_the_limit_of_items(
-    http: httpx.Client, inputs: Any, num_items: int
-) -> None:
-    reply = post(http, inputs)
-    assert reply.status_code == 422
-    assert reply.json()["error_type"] == "too_much_at_once"
-    assert reply.json()["error"] == (
-        f"inputs holds {num_items} items; at most {MAX_ITEMS} are taken at once, and each choice "
-        "is one: split the list"
-    )
-    fitting = post(http, [ENDINGS] * (MAX_ITEMS // 2))
-    assert len(fitting.json()) == MAX_ITEMS // 2
 
 
 def test_a_long_context_is_cut_and_reported(http: httpx.Client) -> None:

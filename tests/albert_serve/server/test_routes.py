@@ -16,22 +16,22 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from albert_serve.batching.batcher import Batcher
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
+from albert_serve.local import OneModel
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.hosted_model import HostedModel, read_card
-from albert_serve.server.models.registry import Models
-from albert_serve.server.process.threads import RequestThreads
+from albert_serve.server.large_requests import SMALL_BYTES, LargeRequests
+from albert_serve.server.models.description import describe_model
+from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.tasks.load import load_tasks
+from tests.albert_serve.batching.engines import Diary
 
 REQUEST = {"inputs": "The [MASK] run."}
 MODEL = "/v1/models/tiny"
@@ -62,7 +62,8 @@ class Service:
     app: ErrorReplies
     http: httpx.AsyncClient
     engine: SlowEngine
-    models: Models
+    models: OneModel
+    counts: Diary
 
     @property
     def batcher(self) -> Batcher:
@@ -88,32 +89,36 @@ def engine(bundle_dir: Path) -> Engine:
 
 @asynccontextmanager
 async def serving(
-    engine: Engine, bundle_dir: Path, deadline_s: float = 20.0, max_queue_tokens: int = 1000
+    engine: Engine,
+    bundle_dir: Path,
+    deadline_s: float = 20.0,
+    max_queue_tokens: int = 1000,
+    max_held_bytes: int = 1 << 20,
 ) -> AsyncIterator[Service]:
+    counts = Diary()
     bundle = Bundle.open(bundle_dir)
     slow = SlowEngine(engine)
     tasks = load_tasks(bundle)
     del tasks["sentence-order"]
     settings = Settings(bundle=bundle_dir, deadline_s=deadline_s, max_queue_tokens=max_queue_tokens)
-    models = Models(settings, Metrics(CollectorRegistry()))
-    models._default = "tiny"
-    models._hosted["tiny"] = HostedModel(
+    model = HostedModel(
         name="tiny",
         settings=settings,
         bundle=bundle,
         tasks=tasks,
         batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
-        card=read_card(bundle),
-        threads=RequestThreads(),
+        description=describe_model("tiny", bundle, tasks, settings),
+        large=LargeRequests(max_bytes=max_held_bytes),
+        observer=counts,
     )
     app = make_app(dict)
-    app.state.models = models
+    app.state.models = models = OneModel(model)
     wrapped = ErrorReplies(app)
     transport = httpx.ASGITransport(wrapped, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        yield Service(app=wrapped, http=http, engine=slow, models=models)
+        yield Service(app=wrapped, http=http, engine=slow, models=models, counts=counts)
         slow.gate.set()
-        await models.close()
+        await model.close()
 
 
 def test_a_task_that_the_bundle_lacks_is_404_and_names_those_it_has(
@@ -144,6 +149,7 @@ def test_a_full_queue_is_429_with_retry_after_and_recovers(
             assert int(reply.result().headers["Retry-After"]) >= 1
         assert {reply.status_code for reply in replies} == {200, 429}
         assert again.status_code == 200
+        assert service.counts.counts["shed", "fill-mask"] == len(refused)
 
     asyncio.run(check())
 
@@ -186,6 +192,7 @@ def test_no_answer_in_time_is_504(engine: Engine, bundle_dir: Path) -> None:
     async def check() -> None:
         async with serving(engine, bundle_dir, deadline_s=0.05) as service:
             assert_error(await service.post(), 504, "deadline")
+            assert service.counts.counts["expired", "fill-mask"] == 1
 
     asyncio.run(check())
 
@@ -203,6 +210,37 @@ def test_a_body_that_does_not_arrive_is_504(engine: Engine, bundle_dir: Path) ->
             )
             assert_error(reply, 504, "deadline")
             assert "the body did not arrive" in reply.json()["error"]
+
+    asyncio.run(check())
+
+
+def test_unfinished_bodies_have_one_bound_and_small_ones_pass_it(
+    engine: Engine, bundle_dir: Path
+) -> None:
+    large, complete = b" " * (SMALL_BYTES + 1), asyncio.Event()
+
+    async def send(service: Service, body: bytes) -> httpx.Response:
+        async def content() -> AsyncIterator[bytes]:
+            yield body
+            await complete.wait()
+            yield b'{"inputs": "The [MASK] run."}'
+
+        headers = {"content-type": "application/json"}
+        return await service.http.post(f"{MODEL}/fill-mask", content=content(), headers=headers)
+
+    async def check() -> None:
+        async with serving(engine, bundle_dir, max_held_bytes=2 * len(large) + 100) as service:
+            service.engine.gate.set()
+            bodies = [large, large, large, b" " * (SMALL_BYTES - 100)]
+            calls = [asyncio.create_task(send(service, body)) for body in bodies]
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            assert done == {calls[2]}
+            assert_error(calls[2].result(), 429, "overloaded")
+            assert calls[2].result().headers["Retry-After"] == "1"
+            complete.set()
+            replies = [*await asyncio.gather(*calls), await send(service, large)]
+            assert [reply.status_code for reply in replies] == [200, 200, 429, 200, 200]
+            assert service.counts.counts["shed", "fill-mask"] == 1
 
     asyncio.run(check())
 

@@ -21,7 +21,6 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from albert_serve.api.embeddings import OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply, InfoReply
-from albert_serve.tasks import TASKS
 from tests.albert_serve.support import (
     MAX_BODY_BYTES,
     MAX_ITEMS,
@@ -146,24 +145,6 @@ def test_info_health_and_bentomls_own_routes(client: httpx.Client) -> None:
         assert client.get(path).status_code == 200, path
 
 
-def test_openapi_lists_the_endpoints_and_every_reference_resolves(client: httpx.Client) -> None:
-    document = client.get("/docs.json").json()
-    schemas = document["components"]["schemas"]
-    for task in VALID:
-        operation = document["paths"][f"/{task}"]["post"]
-        request = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        fields = set(schemas[request.rpartition("/")[2]]["properties"])
-        at_the_top = TASKS[task].parameters.model_fields if task == "feature-extraction" else ()
-        assert fields == {"inputs", "parameters", *at_the_top}
-        assert {"200", "400", "413", "415", "422", "429", "503", "504"} <= set(
-            operation["responses"]
-        )
-    references = list(find_references(document))
-    assert references
-    for reference in references:
-        assert reference.rpartition("/")[2] in schemas
-
-
 def test_bentomls_metrics_count_the_endpoints(client: httpx.Client) -> None:
     post(client, "sentence-order", VALID["sentence-order"])
     counted = [
@@ -186,8 +167,6 @@ JSON = {"content-type": "application/json"}
         pytest.param(400, "malformed", "/fill-mask", b'{"inputs": "\xff"}', id="not UTF-8"),
         pytest.param(404, "not_found", "/translation", b"{}", id="no such route"),
         pytest.param(413, "body_too_large", "/fill-mask", b" " * 60_001, id="body"),
-        pytest.param(422, "invalid_input", "/fill-mask", b"[]", id="not an object"),
-        pytest.param(422, "invalid_input", "/fill-mask", b'{"inputs": []}', id="no items"),
     ],
 )
 def test_every_refusal_of_a_body_has_the_envelope(
@@ -221,33 +200,6 @@ def test_a_body_over_the_limit_is_refused_in_chunks_too(client: httpx.Client) ->
     assert post(client, "fill-mask", MASKED).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("task", "inputs", "parameters", "message"),
-    [
-        pytest.param("fill-mask", 3, {}, "inputs must be a valid string, not 3", id="type"),
-        pytest.param("fill-mask", MASKED, {"top_k": 0}, "parameters.top_k", id="parameter"),
-        pytest.param(
-            "fill-mask", MASKED, {"topk": 3}, "is not known here; allowed are", id="unknown"
-        ),
-        pytest.param("fill-mask", [MASKED, "none"], {}, r"inputs[1]: the text has no", id="index"),
-        pytest.param("fill-mask", "a " * 200 + "[MASK]", {}, "reads at most 128", id="too long"),
-        pytest.param("fill-mask", [MASKED] * (MAX_ITEMS + 1), {}, "at most 32", id="items"),
-        pytest.param("fill-mask", "[MASK] \ud800", {}, "surrogate", id="surrogate"),
-        pytest.param(
-            "question-answering", {"question": "", "context": "c"}, {}, "empty", id="question"
-        ),
-        pytest.param("sentence-order", {"text": "a"}, {}, "inputs.text_pair is missing", id="pair"),
-    ],
-)
-def test_what_cannot_be_answered_is_told_in_one_sentence(
-    client: httpx.Client, task: str, inputs: Any, parameters: dict[str, Any], message: str
-) -> None:
-    reply = post(client, task, inputs, parameters)
-    assert message in reply.json()["error"]
-    assert reply.status_code == 422
-    assert "\n" not in reply.json()["error"]
-
-
 def test_request_ids_are_echoed_when_sane_and_made_otherwise(client: httpx.Client) -> None:
     reply = client.get("/health", headers={"X-Request-ID": "job-7/row-3"})
     assert reply.headers["X-Request-ID"] == "job-7/row-3"
@@ -255,10 +207,7 @@ def test_request_ids_are_echoed_when_sane_and_made_otherwise(client: httpx.Clien
     assert len(refused.headers["X-Request-ID"]) == 32
 
 
-def test_truncation_and_warnings_are_told_in_headers(client: httpx.Client) -> None:
-    cut = post(client, "text-classification", "run " * 300, {"truncation": True})
-    assert int(cut.headers["X-Albert-Truncated-Tokens"]) > 100
-    assert json.loads(cut.headers["X-Albert-Truncated-At"])["inputs"] < 4 * 128
+def test_warnings_are_told_in_a_header(client: httpx.Client) -> None:
     warned = post(client, "fill-mask", MASKED, {"targets": ["unearnedness"]})
     assert "unearnedness" in json.loads(warned.headers["X-Albert-Warnings"])[0]
 
@@ -313,9 +262,12 @@ def test_a_damaged_bundle_is_refused_at_the_start_in_one_line(
 def post(
     client: httpx.Client, task: str, inputs: Any, parameters: dict[str, Any] | None = None
 ) -> httpx.Response:
-    # ASCII JSON, which can carry half of a surrogate pair.
-    body = json.dumps({"inputs": inputs, "parameters": parameters or {}})
-    return client.post(f"/{task}", content=body, headers=JSON)
+    return post_json(client, f"/{task}", {"inputs": inputs, "parameters": parameters or {}})
+
+
+def post_json(client: httpx.Client, path: str, body: Any) -> httpx.Response:
+    """In ASCII, which can carry half of a surrogate pair."""
+    return client.post(path, content=json.dumps(body), headers=JSON)
 
 
 def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> None:
@@ -343,17 +295,6 @@ def assert_close(answer: Any, expected: Any) -> None:
         assert answer == (
             pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected
         )
-
-
-def find_references(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if isinstance(node.get("$ref"), str):
-            yield node["$ref"]
-        for value in node.values():
-            yield from find_references(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from find_references(value)
 
 
 def wait_for_requests(running: Running, num_requests: int) -> None:

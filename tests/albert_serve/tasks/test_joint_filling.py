@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from itertools import permutations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import torch
 import transformers
 
 from albert_serve.api.schemas import MAX_JOINT_TOP_K, FilledMasks, FillMaskParameters
-from albert_serve.errors import EngineError, InvalidInputError
 from albert_serve.tasks import EncoderInput, FillMask, Logits, Round
-from albert_serve.tasks.fill_mask.joint import MAX_MASKS
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.task_fixtures import Answerer
 
@@ -85,35 +82,6 @@ def test_the_best_of_all_fillings_are_found(
     assert [one.score for one in result] == pytest.approx([scores[tokens] for tokens in best], 1e-4)
 
 
-def test_a_score_is_the_product_along_some_order(
-    task: FillMask, answer: Answerer, shares: Shares
-) -> None:
-    text = "The [MASK] of the [MASK] was [MASK]."
-    ids = task.tokenizer.encode(text).ids
-    masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
-    for one in answer(task.prepare(text, JOINT)):
-        products = []
-        for order in permutations(range(3)):
-            now, score = ids, 1.0
-            for number in order:
-                score *= shares(now, masks[number])[one.tokens[number]]
-                now = fill(now, masks[number], one.tokens[number])
-            products.append(score)
-        assert any(math.isclose(one.score, score, rel_tol=1e-4) for score in products)
-        assert one.sequence == task.tokenizer.decode(now, keep_special=False)
-        assert one.token_strs == [
-            task.tokenizer.decode([token], keep_special=True) for token in one.tokens
-        ]
-
-
-def test_one_mask_is_filled_as_without_joint(task: FillMask, answer: Answerer) -> None:
-    joint = answer(task.prepare("The [MASK] was born.", JOINT))
-    plain = answer(task.prepare("The [MASK] was born.", FillMaskParameters()))
-    assert [one.tokens for one in joint] == [[one.token] for one in plain]
-    assert [one.score for one in joint] == pytest.approx([one.score for one in plain])
-    assert [one.sequence for one in joint] == [one.sequence for one in plain]
-
-
 def read_by_hand(item: EncoderInput, first: int, second: int, third: int, fourth: int) -> Logits:
     """A model that knows "first second" and "third fourth", and is surer of the second word."""
     rows = item.rows or []
@@ -159,17 +127,3 @@ def test_there_is_a_round_for_each_mask_and_the_beam_stays_narrow(
     assert widths == [1, 8, 8]
     assert len(stage) == 5
     assert len({tuple(one.tokens) for one in stage}) == 5
-
-
-def test_impossible_joint_fillings_are_refused_with_the_reason(task: FillMask) -> None:
-    task.prepare("[MASK] " * MAX_MASKS, JOINT)
-    with pytest.raises(InvalidInputError, match=f"17 masks; joint fills at most {MAX_MASKS}"):
-        task.prepare("[MASK] " * (MAX_MASKS + 1), JOINT)
-
-
-def test_damaged_logits_are_no_answer_in_any_round(task: FillMask, engine: Any) -> None:
-    first = task.prepare("[MASK] [MASK]", JOINT)
-    second: Any = first.finish(engine.run(first.inputs))
-    logits = [np.full((1, 1000), np.nan, np.float32) for _ in second.inputs]
-    with pytest.raises(EngineError, match="not finite"):
-        second.finish(logits)

@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from albert_serve.api.schemas import ChoiceQuestion, ChoiceScore, MultipleChoiceParameters
-from albert_serve.errors import EngineError, InvalidInputError, TextTooLongError
-from albert_serve.tasks import TASKS, MultipleChoice, prepare_request, read_cuts
+from albert_serve.tasks import MultipleChoice
 from albert_serve.tasks.fitting import split_choice
 from albert_serve.tasks.multiple_choice import with_choice
 from albert_serve.tokenizer import AlbertTokenizer
@@ -96,11 +95,6 @@ def test_the_best_choice_is_first_and_equal_ones_keep_their_order(task: Multiple
     assert [one.score for one in extreme] == [1.0, 0.0]
 
 
-def test_logits_that_are_not_finite_are_no_answer(task: MultipleChoice) -> None:
-    with pytest.raises(EngineError):
-        finish(task, [0.0, float("nan")])
-
-
 @pytest.mark.parametrize(
     ("num_context", "num_choice", "max_positions", "expected"),
     [
@@ -158,48 +152,3 @@ def test_the_offset_of_a_cut_in_a_question_with_blanks(
         filled = task.tokenizer.encode_plain(rest.replace("_", choice)).ids
         num_first = len(task.tokenizer.encode_plain("short")) + 2
         assert prepared.inputs[1].ids[num_first:-1] == filled
-
-
-def test_texts_that_are_too_long_are_refused(task: MultipleChoice) -> None:
-    with pytest.raises(TextTooLongError, match=r"^context: the text is over 128 tokens"):
-        task.prepare(item("a " * 10_000, "b", "c"), DEFAULT)
-    with pytest.raises(TextTooLongError, match=r"^context and choices\[1\] together: the text is"):
-        task.prepare(item("a " * 100, "b", "a " * 50), DEFAULT)
-
-
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        (item(" ", "a", "b"), "context is empty"),
-        (item("a", "a", "\n"), r"choices\[1\] is empty"),
-        (item("a", "", "b", question="Who?"), r"choices\[0\] is empty"),
-    ],
-)
-def test_empty_texts_are_refused(
-    task: MultipleChoice, question: ChoiceQuestion, message: str
-) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        task.prepare(question, CUT)
-
-
-def test_an_error_and_a_cut_of_a_list_name_the_item(task: MultipleChoice) -> None:
-    good, bad = {"context": "a", "choices": ["b", "c"]}, {"context": "a", "choices": ["b", " "]}
-    read = TASKS["multiple-choice"].request.model_validate
-    with pytest.raises(InvalidInputError, match=r"^inputs\[1\]: choices\[1\] is empty"):
-        prepare_request(task, read({"inputs": [good, bad]}))
-    long = {"context": "a " * 200, "choices": ["b", "c"]}
-    request = read({"inputs": [good, long], "parameters": {"truncation": True}})
-    assert list(read_cuts(request, prepare_request(task, request))) == ["inputs[1].context"]
-
-
-def test_choices_in_many_blanks_are_refused_before_they_are_filled_in(
-    task: MultipleChoice,
-) -> None:
-    many = item("a", *["b" * 500_000] * 2, question="_ " * 2000)
-    with pytest.raises(TextTooLongError, match="in the 2000 blanks of the question"):
-        task.prepare(many, CUT)
-
-
-def test_underscores_within_a_word_are_no_blank() -> None:
-    assert with_choice("What does __init__ do?", "X") == "What does __init__ do? X"
-    assert with_choice("It is ___ , he said.", "X") == "It is X , he said."

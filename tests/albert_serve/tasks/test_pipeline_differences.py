@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 from unittest import mock
 
 import numpy as np
@@ -249,9 +249,3 @@ def test_every_row_is_asked(task: str) -> None:
 @pytest.mark.parametrize(("task", "row"), [(task, row) for task in CHECKS for row in CHECKS[task]])
 def test_a_row_is_true(task: str, row: str, sides: dict[str, Sides]) -> None:
     CHECKS[task][row](sides[task])
-
-
-def test_there_is_no_pipeline_of_questions_to_compare_with() -> None:
-    """Its last answers were recorded: see `test_qa_compat.py`."""
-    with pytest.raises(KeyError, match="question-answering"):
-        transformers.pipeline(cast("Any", "question-answering"))

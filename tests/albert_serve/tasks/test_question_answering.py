@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
-from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import EncoderInput, Logits, QuestionAnswering, TaskSetup
 from albert_serve.tasks.question_answering.spans import align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import lay_windows
@@ -276,17 +276,6 @@ def test_the_threshold_moves_the_scores_of_answers() -> None:
     assert best == pytest.approx(no_answer) == pytest.approx(0.5, abs=1e-3)
 
 
-def test_scores_do_not_depend_on_how_many_are_asked_for(
-    task: QuestionAnswering, answer: Answerer
-) -> None:
-    few, many = (
-        answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=top_k)))
-        for top_k in (3, 500)
-    )
-    assert [(one.start, one.end) for one in many[:3]] == [(one.start, one.end) for one in few]
-    assert [one.score for one in many[:3]] == pytest.approx([one.score for one in few])
-
-
 def test_logits_far_apart_do_not_overflow() -> None:
     logits = np.array([[3e38, 3e38], [-3e38, -3e38], [0, 0]], np.float32)
     spans = find_spans(logits, [(0, 1), (2, 3)], max_answer_len=2, top_k=1)
@@ -314,56 +303,6 @@ def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> 
     assert result.score > 0.9
 
 
-def test_the_question_comes_first(task: QuestionAnswering) -> None:
-    [item] = task.prepare(ask("a context", "a question"), DEFAULT).inputs
-    expected = task.tokenizer.encode("a question", "a context")
-    assert (item.ids, item.types, item.rows) == (expected.ids, expected.types, None)
-
-
-def test_max_question_len_cuts_and_tells(task: QuestionAnswering) -> None:
-    question = "why " * 40
-    prepared = task.prepare(ask("a", question), QuestionAnsweringParameters(max_question_len=5))
-    num_tokens = len(task.tokenizer.encode_plain(question))
-    assert prepared.inputs[0].ids.index(task.tokenizer.sep_id) == 6
-    assert prepared.num_truncated == num_tokens - 5
-
-
-def test_a_question_that_leaves_no_room_is_refused(task: QuestionAnswering) -> None:
-    num_tokens = len(task.tokenizer.encode_plain("why " * 200))
-    with pytest.raises(TextTooLongError, match=f"is {num_tokens} tokens, which leaves no room"):
-        task.prepare(ask("a", "why " * 200), DEFAULT)
-    prepared = task.prepare(
-        ask("a", "why " * 200), QuestionAnsweringParameters(truncation="truncate")
-    )
-    assert prepared.inputs[0].ids.index(task.tokenizer.sep_id) == 65
-
-
-@pytest.mark.parametrize(
-    ("question", "context", "parameters", "message"),
-    [
-        pytest.param("", "a", {}, "^question is empty", id="no question"),
-        pytest.param("a", " \n", {}, "^context is empty", id="no context"),
-        pytest.param("a", "\u0301", {}, "^context is empty", id="nothing after normalisation"),
-        pytest.param("a", "b", {"max_seq_len": 129}, "at most 128", id="long sequence"),
-        pytest.param("a", "b " * 200, {"doc_stride": 124}, "choose at most", id="long stride"),
-        pytest.param("a", "b " * 999, {"doc_stride": 120}, "windows of 128", id="many windows"),
-    ],
-)
-def test_impossible_questions_are_refused_with_the_reason(
-    question: str,
-    context: str,
-    parameters: dict[str, Any],
-    message: str,
-    task: QuestionAnswering,
-) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        task.prepare(ask(context, question), QuestionAnsweringParameters(**parameters))
-
-
-def test_a_stride_is_of_no_matter_to_a_short_context(task: QuestionAnswering) -> None:
-    assert len(task.prepare(ask("b"), QuestionAnsweringParameters(doc_stride=500)).inputs) == 1
-
-
 @pytest.mark.parametrize(
     ("text", "start", "end", "expected"),
     [
@@ -378,24 +317,8 @@ def test_words(text: str, start: int, end: int, expected: str) -> None:
     assert text[first:last] == expected
 
 
-def test_empty_spans_are_no_answers() -> None:
-    shares: NDArray[np.float32] = np.zeros((3, 2), np.float32)
-    spans = find_spans(shares, [(0, 0), (0, 0)], max_answer_len=2, top_k=5)
-    assert spans.best == []
-    assert spans.null_score == np.inf
-    assert spans.scores(0.0) == ([], 1.0)
-
-
 def test_no_answer_ends_with_white_space() -> None:
     logits: NDArray[np.float32] = np.zeros((4, 2), np.float32)
     offsets = strip([(0, 1), (1, 2), (2, 3)], "0 0")
     result = find_spans(logits, offsets, max_answer_len=3, top_k=5).best
     assert sorted((one.start, one.end) for one in result) == [(0, 1), (0, 3), (2, 3)]
-
-
-def test_an_odd_space_before_a_word_is_no_part_of_it(
-    task: QuestionAnswering, answer: Answerer
-) -> None:
-    parameters = QuestionAnsweringParameters(top_k=10, align_to_words=False)
-    result = answer(task.prepare(ask("\x1f0 0", "0"), parameters))
-    assert all(one.answer == one.answer.strip() for one in result)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.api.schemas import MAX_REORDERED, SentenceOrderParameters, Sentences, TextPair
-from albert_serve.errors import EngineError, InvalidInputError, TextTooLongError
+from albert_serve.errors import TextTooLongError
 from albert_serve.tasks import SentenceOrder, TaskSetup
 from albert_serve.tasks.probability import log_softmax
 from albert_serve.tasks.sentence_order.ordering import MAX_EXACT, find_best_order, weigh
@@ -67,11 +67,6 @@ def test_coherence_is_the_geometric_mean_of_the_neighbours(
     assert set(result.model_dump()) == {"pairs", "coherence"}
 
 
-def test_two_sentences_are_a_pair(task: SentenceOrder, answer: Answerer, texts: list[str]) -> None:
-    result = answer(task.prepare(Sentences(sentences=texts[:2]), DEFAULT))
-    assert result.coherence == pytest.approx(in_order(task, answer, *texts[:2]))
-
-
 def test_the_best_order_is_the_best_of_all_and_every_pair_is_returned(
     task: SentenceOrder, answer: Answerer, texts: list[str]
 ) -> None:
@@ -92,16 +87,6 @@ def test_the_best_order_is_the_best_of_all_and_every_pair_is_returned(
     assert result.best_coherence == pytest.approx(by_order[best])
     item = answer(task.prepare(Sentences(sentences=texts), DEFAULT))
     assert result.coherence == pytest.approx(item.coherence)
-
-
-def test_the_best_order_needs_no_reordering(
-    task: SentenceOrder, answer: Answerer, texts: list[str]
-) -> None:
-    first = answer(task.prepare(Sentences(sentences=texts), REORDER))
-    reordered = [texts[i] for i in first.best_order]
-    again = answer(task.prepare(Sentences(sentences=reordered), REORDER))
-    assert again.best_order == [0, 1, 2, 3, 4]
-    assert again.coherence == again.best_coherence == pytest.approx(first.best_coherence)
 
 
 def random_weights(num_sentences: int, seed: int) -> Any:
@@ -149,44 +134,6 @@ def test_hopeless_neighbours_leave_a_coherence_of_zero(task: SentenceOrder) -> N
     result: Any = prepared.finish([np.array([[-3e4, 3e4]], np.float32)] * 6)
     assert result.coherence == result.best_coherence == 0.0
     assert result.best_order == [0, 1, 2]
-
-
-def test_damaged_logits_are_no_answer(task: SentenceOrder) -> None:
-    prepared = task.prepare(Sentences(sentences=["a", "b"]), DEFAULT)
-    with pytest.raises(EngineError, match="not finite"):
-        prepared.finish([np.array([[float("inf"), 0.0]], np.float32)])
-
-
-@pytest.mark.parametrize(("name", "pair"), [("text", ("  ", "b")), ("text_pair", ("a", ""))])
-def test_an_empty_text_is_refused_by_name(
-    name: str, pair: tuple[str, str], task: SentenceOrder
-) -> None:
-    with pytest.raises(InvalidInputError, match=f"^{name} is empty"):
-        task.prepare(TextPair(text=pair[0], text_pair=pair[1]), DEFAULT)
-
-
-@pytest.mark.parametrize("empty", ["", " \n", "\u0301"])
-def test_an_empty_sentence_is_refused_by_its_place(empty: str, task: SentenceOrder) -> None:
-    with pytest.raises(InvalidInputError, match=r"^sentences\[1\] is empty"):
-        task.prepare(Sentences(sentences=["a", empty, "b"]), DEFAULT)
-
-
-def test_impossible_reorderings_are_refused_with_the_reason(task: SentenceOrder) -> None:
-    with pytest.raises(InvalidInputError, match="send the two texts as sentences"):
-        task.prepare(TextPair(text="a", text_pair="b"), REORDER)
-    many = Sentences(sentences=["a"] * (MAX_REORDERED + 1))
-    assert len(task.prepare(many, DEFAULT).inputs) == MAX_REORDERED
-    with pytest.raises(InvalidInputError, match=f"more than the {MAX_REORDERED}"):
-        task.prepare(many, REORDER)
-
-
-def test_a_long_pair_is_refused_or_truncated(task: SentenceOrder, answer: Answerer) -> None:
-    pair = TextPair(text="a " * 100, text_pair="b " * 100)
-    with pytest.raises(TextTooLongError):
-        task.prepare(pair, DEFAULT)
-    prepared = task.prepare(pair, SentenceOrderParameters(truncation="truncate"))
-    assert prepared.num_tokens == 128
-    assert 0 < answer(prepared).in_order < 1
 
 
 def test_long_sentences_are_refused_by_their_places_or_truncated(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.bundle.manifest import AdaptiveDepth
 from albert_serve.bundle.weights import further_head
-from albert_serve.errors import EngineError, InvalidInputError, TextTooLongError
+from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import TaskSetup, TextClassification
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import sigmoid, softmax
@@ -125,20 +124,6 @@ def test_the_problem_type_decides_as_in_the_pipeline(
     assert_same_labels(result, pipeline("It was a film.", top_k=None))
 
 
-def test_a_text_that_is_cut_equals_the_pipeline(
-    task: TextClassification, answer: Answerer, oracle: Any
-) -> None:
-    text = "word " * 200
-    parameters = TextClassificationParameters(truncation="truncate")
-    expected = oracle(text, top_k=None, truncation=True, max_length=128)
-    assert_same_labels(answer(task.prepare(text, parameters)), expected)
-
-
-def test_top_k_keeps_the_best(task: TextClassification, answer: Answerer) -> None:
-    best, _ = answer(task.prepare("a", DEFAULT))
-    assert answer(task.prepare("a", TextClassificationParameters(top_k=1))) == [best]
-
-
 @pytest.mark.parametrize(
     ("problem_type", "labels", "expected"),
     [
@@ -160,16 +145,6 @@ def test_the_problem_type_decides_the_function(
     )
     result = finish(task, [-2.5] * len(labels))
     assert [item.score for item in result] == pytest.approx(expected, abs=1e-6)
-
-
-def test_extreme_logits_are_no_overflow(task: TextClassification) -> None:
-    result = finish(task, [-9e4, 9e4])
-    assert [(item.label, item.score) for item in result] == [("positive", 1.0), ("negative", 0.0)]
-
-
-def test_damaged_logits_are_no_answer(task: TextClassification) -> None:
-    with pytest.raises(EngineError, match="not finite"):
-        finish(task, [float("nan"), 0.0])
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6))
@@ -196,29 +171,6 @@ def test_truncation_is_that_of_transformers(
     assert prepared.inputs[0].types == expected["token_type_ids"]
     whole = oracle.tokenizer(first, second)
     assert prepared.num_truncated == len(whole["input_ids"]) - 128
-
-
-def test_too_long_a_pair_is_refused(task: TextClassification) -> None:
-    with pytest.raises(TextTooLongError, match="at most 128"):
-        task.prepare(TextInput(text="a " * 70, text_pair="b " * 70), DEFAULT)
-
-
-def test_a_text_far_too_long_is_refused_by_its_beginning(task: TextClassification) -> None:
-    text = "a b " * 250_000
-    with (
-        mock.patch.object(AlbertTokenizer, "encode_plain", side_effect=AssertionError),
-        pytest.raises(TextTooLongError, match=f"over {task.max_positions} tokens.*truncation"),
-    ):
-        task.prepare(text, DEFAULT)
-
-
-def test_a_text_too_long_is_refused_before_its_encoding_is_made(task: TextClassification) -> None:
-    text = "a " * task.max_positions
-    with (
-        mock.patch("albert_serve.tokenizer.Encoding", side_effect=AssertionError),
-        pytest.raises(TextTooLongError, match=f"is {task.max_positions + 2} tokens with"),
-    ):
-        task.prepare(text, DEFAULT)
 
 
 def test_a_further_head_takes_all_layers(task: TextClassification) -> None:

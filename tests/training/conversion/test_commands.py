@@ -23,7 +23,7 @@ from tests.training.support import (
     our_model,
     ragged,
 )
-from training import convert, evaluate, finetune, pretrain
+from training import convert, finetune, pretrain
 from training.loop.provenance import read_stages
 from training.loop.step import Run
 from training.loop.trainer import Saver
@@ -94,17 +94,6 @@ def test_pretraining_goes_on_with_the_checkpoints_own_tokenizer(
     assert (tmp_path / "checkpoint" / "tokenizer.json").is_file()
     *_, last = json.loads((tmp_path / "checkpoint" / "training.json").read_text())["stages"]
     assert last["initialize_from"] == "albert-old"
-
-
-def test_evaluation_writes_beside_the_checkpoint_itself(
-    old: Path, pretrained: Path, easy_corpus: Path, tmp_path: Path
-) -> None:
-    data = ["--pretraining", str(easy_corpus), "--length", "32", "--device", "cpu"]
-    assert evaluate.main([str(old), *data]) == 0
-    output = tmp_path / "figures.json"
-    assert evaluate.main([str(pretrained / "checkpoint"), *data, "--output", str(output)]) == 0
-    ours, theirs = (json.loads(file.read_text()) for file in (old / "evaluation.json", output))
-    assert ours == pytest.approx(theirs)
 
 
 @pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])

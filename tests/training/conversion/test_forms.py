@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,16 +62,6 @@ def test_every_form_is_the_model_that_transformers_reads(
     expected = hf_logits(hf_model(TINY, "AlbertForPreTraining").double(), ragged())
     assert_close(our_logits(ours.double(), ragged()), expected)
     assert_close(hf_logits(theirs.double(), ragged()), expected)
-
-
-@torch.no_grad()
-def test_shards_that_transformers_wrote(tmp_path: Path) -> None:
-    theirs = hf_model(TINY, "AlbertForMaskedLM")
-    theirs.save_pretrained(tmp_path, max_shard_size="5KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    with open_checkpoint(tmp_path) as checkpoint:
-        ours = load_checkpoint(checkpoint.folder).eval()
-    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
 
 
 def test_a_checkpoint_in_standard_form_is_read_where_it_is(folder: Path) -> None:
@@ -152,17 +140,6 @@ def test_code_in_a_pickle_is_not_run(
     assert (tmp_path / "run").exists()
 
 
-def test_code_in_a_pickle_of_another_program_is_not_run(folder: Path, tmp_path: Path) -> None:
-    """Torch does not say what it names, and advises to load it without weights_only."""
-    (folder / "model.safetensors").unlink(missing_ok=True)
-    weights = {"albert.pooler.bias": Harmful(tmp_path / "run")}
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(weights, protocol=4))
-    with pytest.raises(CheckpointError, match=r"no pickle of weights alone \(") as refused:
-        open_checkpoint(folder).__enter__()
-    assert "weights_only" not in str(refused.value)
-    assert not (tmp_path / "run").exists()
-
-
 def write_pickle(content: Any) -> Damage:
     def write(folder: Path) -> None:
         take_weights(folder)
@@ -177,17 +154,6 @@ def truncated_pickle(num_bytes: int) -> Damage:
         truncated("pytorch_model.bin", num_bytes)(folder)
 
     return cut
-
-
-def compress(folder: Path) -> None:
-    """Made to be small, and large when it is read."""
-    as_pickle(folder)
-    file = folder / "pytorch_model.bin"
-    with zipfile.ZipFile(file) as archive:
-        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
 
 
 def change_index(change: Callable[[dict[str, Any]], Any]) -> Damage:
@@ -219,21 +185,11 @@ BAD: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
     "an empty pickle": (truncated_pickle(0), "cannot be read: .*; is it complete"),
     "half a pickle": (truncated_pickle(5000), "cannot be read: .*; is it complete"),
-    "compressed": (compress, "is compressed; torch writes no such file"),
-    "a list": (write_pickle([torch.zeros(2)]), "holds list, not weights by name"),
+    "a list": (write_pickle([torch.zeros(2)]), "something else than weights by name"),
     "a training state": (
         write_pickle({"state_dict": {"a": torch.zeros(2)}, "step": 3}),
-        "holds dict under 'state_dict'.*Save the model's state_dict alone",
+        "weights by name; save the model's state_dict alone",
     ),
-    "repeated numbers": (
-        write_pickle({"albert.pooler.weight": torch.zeros(1).expand(2**20, 2**20)}),
-        "more than the file holds",
-    ),
-    "views of one tensor": (
-        write_pickle(dict.fromkeys(map(str, range(100)), torch.zeros(1000))),
-        "are views of the same numbers",
-    ),
-    "sparse": (write_pickle({"x": torch.zeros(3, 3).to_sparse()}), "only dense weights"),
     "whole numbers": (write_pickle({"x": torch.zeros(3, dtype=torch.int8)}), "not floating point"),
     "two of one": (
         write_pickle({"n.gamma": torch.zeros(3), "n.weight": torch.zeros(3)}),
@@ -253,9 +209,7 @@ BAD: dict[str, tuple[Damage, str]] = {
         "is damaged: .*; download it again",
     ),
     "an index of another kind": (change_index(lambda index: [1]), "is no index of weights"),
-    "an index elsewhere": (place_all("../theirs/pytorch_model-00001-of-00002.bin"), "beside it"),
     "an index of a secret": (place_all("/etc/passwd"), r"names '/etc/passwd'; it must be a \.bin"),
-    "an index of itself": (place_all("pytorch_model.bin.index.json"), "it must be a .bin file"),
     "a shard that is missing": (place_all("pytorch_model-00003.bin"), "is not there; pytorch_mod"),
     "a weight that is missing": (
         place_all("pytorch_model-00001-of-00002.bin"),
@@ -294,8 +248,3 @@ def test_bad_safetensors_are_refused(folder: Path, damage: Damage, message: str)
 def test_neither_a_folder_nor_a_name_of_the_hub(name: str) -> None:
     with pytest.raises(CheckpointError, match=f"{name} is not there, and cannot be a model"):
         open_checkpoint(name).__enter__()
-
-
-def test_a_classifier_of_tokens_is_none_of_texts(folder: Path) -> None:
-    changed_json("config.json", architectures=["AlbertForTokenClassification"])(folder)
-    assert_refused(folder, "config.json says that the model is AlbertForTokenClassification")

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ from training.model.checkpoint import load_checkpoint, save_checkpoint
 _OPEN = """
 import json, sys
 from training.conversion.source import open_checkpoint
+from albert_serve.errors import HubError
 from training.model.checkpoint import CheckpointError, load_checkpoint
 for reference in sys.argv[1:]:
     try:
         with open_checkpoint(reference) as checkpoint:
             model = load_checkpoint(checkpoint.folder)
             result = {"name": checkpoint.name, "bias": model.pooler.dense.bias[0].item()}
-    except CheckpointError as error:
+    except (CheckpointError, HubError) as error:
         result = {"error": str(error)}
     print(json.dumps(result))
 """
@@ -188,12 +188,6 @@ def test_errors_are_of_one_line_and_say_what_to_do(hub: Hub, tmp_path: Path) -> 
                 "model" in path.rpartition("/")[2]]  # fmt: skip
 
 
-def test_the_token_is_the_environments(hub: Hub, tmp_path: Path) -> None:
-    results = open_all(hub, tmp_path, "albert/private", "albert/gated", HF_TOKEN="hf_right")
-    assert all("name" in result for result in results)
-    assert {token for _, _, token in hub.requests} == {"hf_right"}
-
-
 def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a request: none would be answered with these weights."""
     monkeypatch.chdir(tmp_path)
@@ -201,25 +195,3 @@ def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with open_checkpoint("albert/albert-base-v2") as checkpoint:
         assert checkpoint.name == "albert-base-v2"
         assert checkpoint.folder.samefile(tmp_path / "albert" / "albert-base-v2")
-
-
-@pytest.mark.extended
-def test_export_takes_a_model_of_the_hub(hub: Hub, vocab_dir: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    model = hf_model(replace(TINY, vocab_size=800), "AlbertForPreTraining")
-    model.save_pretrained(folder)
-    as_pickle(folder)
-    shutil.copy(vocab_dir / "spiece.model", folder)
-    hub.repositories["albert/whole"] = Repository({"main": folder})
-    arguments = ["-m", "export", "albert/whole", "bundles/base", "--no-quality"]
-    ended = run(arguments, hub, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    manifest = json.loads((tmp_path / "bundles" / "base" / "manifest.json").read_text())
-    commit = hub.repositories["albert/whole"].commit("main")
-    assert manifest["provenance"]["checkpoint"] == f"albert/whole@{commit}"
-    assert set(manifest["tasks"]) == {"fill-mask", "sentence-order"}
-    ended = run(["-m", "export", "albert/nothing", "bundles/none"], hub, tmp_path)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("error: albert/nothing is no folder here")
-    assert ended.stderr.count("\n") == 1
-    assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["base"]

@@ -145,15 +145,6 @@ def assert_same(one: object, other: object) -> None:
             assert values[0] == values[1], field.name
 
 
-def test_rows_of_articles_are_bert_s(collator: Collator, plan: Plan, shards: Shards) -> None:
-    rows = some_rows(plan, 40)
-    batch = collator(rows)
-    assert any(len(row) > 1 for row in rows)
-    assert {0, 1} <= set(batch.labels.tolist())
-    assert_is_bert_s(batch, rows, shards)
-    assert_bounds_cover(batch)
-
-
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
 @settings(deadline=None, max_examples=25)
 @given(corpora, st.integers(1, 12), st.integers(0, 2**40))
@@ -207,25 +198,6 @@ def test_a_batch_by_hand() -> None:
     assert (batch.num_tokens, batch.num_masked, batch.num_pairs) == (22, 3, 2)
 
 
-def test_a_row_that_is_full_has_no_padding() -> None:
-    shards = make_shards(make_part([[3, 2]], VOCAB_SIZE))
-    collator = Collator(shards=shards, masking=EVERY_TOKEN, length=8, seed=0)
-    batch = collator([[Example(0, 0, 0, (0, 3, 3, 5), 0)]] * 2)
-    assert packing_of(batch).bounds.tolist() == [0, 8] + [16] * (2 * MAX_IN_ROW - 1)
-    assert batch.tokens.real_BS.all()
-
-
-def test_masked_tokens_are_those_of_the_rows(collator: Collator, plan: Plan) -> None:
-    batch = collator(some_rows(plan, 40))
-    assert len(set(batch.rows[: batch.num_masked].tolist())) == batch.num_masked
-    replaced = batch.tokens.ids.flatten()[batch.rows[: batch.num_masked]]
-    assert 0.75 < float((replaced == 4).float().mean()) < 0.85
-    assert (batch.targets[: batch.num_masked] >= 5).all()
-    others = np.setdiff1d(np.arange(batch.tokens.ids.numel()), batch.rows.numpy())
-    assert not (batch.tokens.ids.flatten()[others] == 4).any()
-    assert 0.13 < batch.num_masked / batch.num_tokens < 0.16
-
-
 def test_masks_do_not_depend_on_the_packing(collator: Collator, plan: Plan) -> None:
     """They follow from the seed, the epoch and the example."""
     rows = some_rows(plan, 12)
@@ -242,32 +214,6 @@ def test_masks_do_not_depend_on_the_packing(collator: Collator, plan: Plan) -> N
     assert not torch.equal(batch.tokens.ids, together)
 
 
-def test_epochs_have_other_masks(collator: Collator, plan: Plan) -> None:
-    """Of a token that is seen in two epochs the masks are as unlike as of any two."""
-    masked: list[set[int]] = []
-    for epoch in range(2):
-        rows = list(plan.epoch(epoch))
-        batch = collator(rows)
-        places: list[int] = []
-        for row in rows:
-            for example in row:
-                a, b, c, d = example.bounds
-                places += [-1, *range(a, b), -1] + ([*range(c, d), -1] if c < d else [])
-        real = batch.tokens.real_BS.flatten().nonzero().flatten()
-        place_of = dict(zip(real.tolist(), places, strict=True))
-        masked.append({place_of[row] for row in batch.rows[: batch.num_masked].tolist()})
-    shared = len(masked[0] & masked[1]) / len(masked[0])
-    assert 0.1 < shared < 0.22
-
-
-def test_a_batch_moves_whole(collator: Collator, plan: Plan) -> None:
-    moved = collator(some_rows(plan, 2)).to(torch.device("meta"))
-    packing = packing_of(moved)
-    tensors = [moved.tokens.ids, moved.tokens.types, moved.rows, moved.targets, moved.firsts]
-    tensors += [moved.labels, packing.positions, packing.sequences, packing.bounds]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-
-
 def first_steps(
     plan: Plan, collator: Collator, slicing: Slicing, num_steps: int, *, workers: int = 0
 ) -> list[tuple[list[MicroBatch], Position]]:
@@ -277,17 +223,6 @@ def first_steps(
 
 def planned(plan: Plan, num_rows: int, num_steps: int) -> list[PlannedStep]:
     return list(islice(plan.steps(num_rows, Position()), num_steps))
-
-
-def test_a_step_is_cut_into_batches_of_its_rows(collator: Collator, plan: Plan) -> None:
-    slicing = Slicing(num_rows=12, rows_a_batch=4)
-    for (batches, after), step in zip(
-        first_steps(plan, collator, slicing, 5), planned(plan, 12, 5), strict=True
-    ):
-        assert after == step.next
-        assert len(batches) == slicing.num_batches == 3
-        for number, batch in enumerate(batches):
-            assert_same(batch, collator(step.rows[4 * number : 4 * number + 4]))
 
 
 @ON_ANY_NUMBER_OF_CPUS
@@ -301,18 +236,6 @@ def test_workers_make_the_same_batches(collator: Collator, plan: Plan) -> None:
     for (batches, _), (made, _) in zip(one, other, strict=True):
         for batch, same in zip(batches, made, strict=True):
             assert_same(batch, same)
-
-
-@ON_ANY_NUMBER_OF_CPUS
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_go_on_from_a_position(collator: Collator, plan: Plan, num_workers: int) -> None:
-    slicing = Slicing(num_rows=60, rows_a_batch=20)
-    whole = first_steps(plan, collator, slicing, 6)
-    rest = load_steps(plan, collator, slicing, whole[2][1], num_workers=num_workers)
-    for (batches, after), (again, same) in zip(whole[3:], rest, strict=False):
-        assert after == same
-        for batch, other in zip(batches, again, strict=True):
-            assert_same(batch, other)
 
 
 @pytest.mark.parametrize(("world_size", "rows_a_batch"), [(2, 6), (2, 2), (3, 4), (4, 1)])
@@ -333,16 +256,6 @@ def test_processes_share_the_rows_of_one(
             assert len(batches) == slicing.num_batches == 12 // (rows_a_batch * world_size)
             counts.update(tuple(row) for batch in batches for row in batch.tokens.ids.tolist())
         assert counts == expected
-
-
-def test_no_example_at_all() -> None:
-    shards = make_shards(make_part([]))
-    plan = Plan(shards=shards, settings=ExampleSettings(length=32), seed=0)
-    collator = Collator(shards=shards, masking=EVERY_TOKEN, length=32, seed=0)
-    for num_workers in (0, 1):
-        slicing = Slicing(num_rows=2, rows_a_batch=2)
-        with pytest.raises(TrainingError, match="the corpus gives no example"):
-            next(load_steps(plan, collator, slicing, Position(), num_workers=num_workers))
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -233,66 +232,6 @@ def test_no_example_is_over_its_length(
         assert len(tokens) == examples.sizes[number]
 
 
-@each_task
-def test_segments_are_of_one_document_each(part: Part, task: SentenceTask) -> None:
-    """Real sentences; with a random second segment the two are never of the same one."""
-    examples = build_examples(part, ExampleSettings(length=64, sentence_task=task), seed=3, epoch=0)
-    begins = part.sentences[part.documents]
-    of_begin = np.searchsorted(begins, examples.bounds[:, ::2], "right")
-    of_end = np.searchsorted(begins, examples.bounds[:, 1::2], "left")
-    is_pair = examples.labels != IGNORED
-    assert is_pair.any() == (task != "none")
-    assert (of_begin == of_end)[:, 0].all()
-    assert (of_begin == of_end)[is_pair, 1].all()
-    is_random = is_pair & (examples.labels == 1) if task == "nsp" else np.zeros(len(is_pair), bool)
-    assert ((of_begin[:, 0] == of_begin[:, 1]) == ~is_random)[is_pair].all()
-
-
-def test_half_of_the_pairs_are_swapped(part: Part) -> None:
-    examples = build_examples(part, ExampleSettings(length=64), seed=3, epoch=0)
-    pairs = examples.labels[examples.labels != IGNORED]
-    assert len(pairs) > 300
-    assert abs(pairs.mean() - 0.5) < 0.08
-    for (_, b, c, _), label in rows(examples):
-        assert label == IGNORED or (label == 1) == (c < b)
-
-
-def test_half_of_the_chunks_get_a_random_next_segment() -> None:
-    """A draw is made for each chunk that could be cut; those of one sentence have no choice."""
-    documents = [[3] * 12] * 300
-    last_sentences = {bounds[-2] for bounds in document_bounds(documents)}
-    example_rows = rows(build(documents, "nsp", 15))
-    labels = [label for (begin, *_), label in example_rows if begin not in last_sentences]
-    assert len(labels) > 1000
-    assert abs(np.mean(labels) - 0.5) < 0.05
-
-
-def test_chunks_of_one_sentence_always_get_a_random_next_segment() -> None:
-    examples = build([[9], [40], [12]], "nsp", 20)
-    assert examples.labels.tolist() == [1, 1, 1]
-    assert examples.bounds[0, :2].tolist() == [0, 9]
-
-
-def test_random_segments_begin_at_any_sentence_of_any_other_document() -> None:
-    """Documents of 1, 2 and 4 sentences are alike often taken, and each of their sentences."""
-    documents = [[5], [5] * 2, [5] * 4, [200] * 900]
-    examples = build(documents, "nsp", 203)
-    of_last = examples.bounds[(examples.bounds[:, 0] >= 35) & (examples.labels == 1)]
-    begins = of_last[:, 2]
-    assert len(begins) > 800
-    counts = np.bincount(begins // 5, minlength=7)
-    expected = np.array([1 / 3, 1 / 6, 1 / 6, *[1 / 12] * 4]) * len(begins)
-    assert ((counts - expected) ** 2 / expected).sum() < 22.5  # p = 0.001 at six degrees
-
-
-def test_a_random_segment_is_as_long_as_the_room_left() -> None:
-    """Sentences are gathered up to the target that the first segment leaves."""
-    documents = [[4] * 5, [1] * 300]
-    for (a, b, c, d), label in rows(build(documents, "nsp", 23)):
-        if label == 1 and a < 20 and c < 300:
-            assert (b - a) + (d - c) == 20
-
-
 def test_truncation_takes_from_both_ends_of_the_longer_segment() -> None:
     """A document of a long and a short sentence: the short one stays whole."""
     fronts = []
@@ -316,30 +255,6 @@ def test_short_targets_are_drawn_for_a_tenth_of_the_documents() -> None:
     num_short = (np.bincount(starts) > 1).sum()
     # A target over 90 tokens still takes the whole document.
     assert abs(num_short / num_documents - 0.1 * 89 / 99) < 0.02
-
-
-def test_short_targets_are_alike_likely() -> None:
-    """The first chunk of a document of tokens is as long as its target, from 2 to all."""
-    part = make_part([[1] * 60] * 6000)
-    chosen = ExampleSettings(length=22, sentence_task="none", short_rate=1.0)
-    examples = build_examples(part, chosen, seed=0, epoch=0)
-    first = examples.bounds[examples.bounds[:, 0] % 60 == 0]
-    counts = np.bincount(first[:, 1] - first[:, 0], minlength=21)
-    assert counts[:2].tolist() == [0, 0]
-    expected = 6000 / 19
-    assert ((counts[2:] - expected) ** 2 / expected).sum() < 42.3  # p = 0.001 at 18 degrees
-
-
-@pytest.mark.parametrize("task", ["sop", "nsp"])
-def test_the_cut_is_at_any_sentence(task: SentenceTask) -> None:
-    examples = build([[10] * 4] * 1000, task, 103)
-    row_of_document = {a: (a, b) for a, b, *_ in reversed(in_corpus_order(examples))}
-    if task == "nsp":
-        row_of_document = {a: (a, b) for (a, b, *_), _ in rows(examples)}
-    cuts = [(b - a) // 10 for a, b in row_of_document.values() if a % 40 == 0]
-    counts = np.bincount(cuts, minlength=5)
-    assert (counts[0], counts[4]) == (0, 0)
-    assert counts[1:4].min() > 280
 
 
 @each_task
@@ -384,9 +299,3 @@ def test_tokens_are_bert_s() -> None:
     assert (ids.tolist(), second) == ([2, 11, 12, 13, 3, 5, 6, 3], 5)
     ids, second = Example(0, 0, 0, (5, 9, 9, 9), IGNORED).tokens(part)
     assert (ids.tolist(), second) == ([2, 10, 11, 12, 13, 3], 6)
-
-
-def test_room_is_the_length_without_special_tokens() -> None:
-    pair = ExampleSettings(length=512)
-    assert (pair.sentence_task, pair.short_rate, pair.room) == ("sop", 0.1, 509)
-    assert replace(pair, sentence_task="none").room == 510

@@ -6,14 +6,12 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     read_metrics,
-    refusal,
     run_command,
     same_weights,
     stop_at,
@@ -26,8 +24,6 @@ from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan, Position
 from training.data.shards import Shards
 from training.pretrain import main
-
-Capture = pytest.CaptureFixture[str]
 
 
 def batch_at(shards: Shards, tokenizer: AlbertTokenizer, rate: float) -> PretrainBatch:
@@ -63,33 +59,6 @@ def test_a_thinned_batch_has_a_part_of_the_masks(
     assert len(fewer.rows) % 64 == 0
 
 
-def test_whole_words_stay_masked(shards: Shards, tokenizer: AlbertTokenizer) -> None:
-    starts = torch.from_numpy(word_starts(tokenizer))
-    fewer = thinned(batch_at(shards, tokenizer, 0.3), 0.15)
-    is_masked = torch.zeros(fewer.tokens.ids.numel(), dtype=torch.bool)
-    is_masked[fewer.rows[fewer.targets != IGNORED]] = True
-    ids = original(fewer)
-    # A piece that goes on with the word before it has that piece's fate.
-    goes_on = ~starts[ids[1:]] & (ids[1:] > 4) & (ids[:-1] > 4)
-    assert goes_on.sum() > 100
-    assert is_masked[1:][goes_on].equal(is_masked[:-1][goes_on])
-
-
-def test_at_its_own_rate_a_batch_stays_as_it_is(shards: Shards, tokenizer: AlbertTokenizer) -> None:
-    whole = batch_at(shards, tokenizer, 0.3)
-    same = thinned(whole, 0.3)
-    assert same.tokens.ids.equal(whole.tokens.ids)
-    assert same.targets.equal(whole.targets)
-    assert same.num_masked == whole.num_masked
-
-
-def test_each_sequence_keeps_a_mask(shards: Shards, tokenizer: AlbertTokenizer) -> None:
-    fewer = thinned(batch_at(shards, tokenizer, 0.3), 0.0)
-    firsts = np.unique(fewer.firsts.numpy())
-    of_mask = np.searchsorted(firsts, fewer.rows[fewer.targets != IGNORED].numpy(), "right")
-    assert len(np.unique(of_mask)) == len(firsts)
-
-
 def test_the_rate_is_linear_in_progress(shards: Shards, tokenizer: AlbertTokenizer) -> None:
     rates = MaskRates(first=0.3, last=0.15)
     assert rates.highest == 0.3
@@ -115,20 +84,3 @@ def test_a_run_with_workers_that_is_stopped_goes_on_to_the_same_weights(
     assert run_command(main, options, tmp_path / "run", "--workers", "1") == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert len(read_metrics(tmp_path / "run")) == 8
-
-
-def test_three_rates_are_refused(tiny_options: list[str], tmp_path: Path, capsys: Capture) -> None:
-    rates = ("--mask-rate", "0.3", "0.2", "0.1")
-    assert run_command(main, tiny_options, tmp_path / "run", *rates) == 1
-    assert "--mask-rate takes one rate, or the first and the last" in refusal(
-        capsys, tmp_path / "run"
-    )
-
-
-def test_a_changed_rate_is_another_run(
-    tiny_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    short = ("--steps", "1", "--mask-rate", "0.3")
-    assert run_command(main, tiny_options, tmp_path, *short, "0.1") == 0
-    assert run_command(main, tiny_options, tmp_path, *short, "0.2") == 1
-    assert "final_mask_rate 0.1, not 0.2" in capsys.readouterr().err

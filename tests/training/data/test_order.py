@@ -13,10 +13,10 @@ from tests.training.support import make_part
 from training.data.batch import MicroBatch
 from training.data.collate import Slicing
 from training.data.examples import IGNORED, ExampleSettings, build_examples
-from training.data.feeds import PlannedFeed
 from training.data.order import OrderBatch, OrderCollator
 from training.data.packing import Plan
 from training.data.shards import Shards
+from training.data.streams import PackedStream
 from training.errors import TrainingError
 
 corpora = st.lists(
@@ -29,8 +29,8 @@ PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
 
 def feed_of(
     shards: Shards, chosen: ExampleSettings = PAIRS, *, num_workers: int = 0
-) -> PlannedFeed:
-    return PlannedFeed(
+) -> PackedStream:
+    return PackedStream(
         plan=Plan(shards=shards, settings=chosen, seed=3),
         collate=OrderCollator(shards=shards, length=chosen.length),
         slicing=Slicing(num_rows=4, rows_a_batch=4),
@@ -88,14 +88,6 @@ def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
     assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 105, 105, 110]]
 
 
-def test_cuts_are_new_in_each_epoch(shards: Shards) -> None:
-    part = shards.parts[0]
-    cuts = [build_examples(part, PAIRS, seed=1, epoch=epoch).bounds for epoch in (0, 0, 1)]
-    assert np.array_equal(cuts[0], cuts[1])
-    assert len(cuts[0]) > 50
-    assert not np.array_equal(cuts[0][:, 1], cuts[2][:, 1])
-
-
 def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:
     feed = feed_of(shards)
     assert (feed.tasks, feed.losses) == (("sentence-order",), ("sentence-order", "paired-order"))
@@ -113,18 +105,6 @@ def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> Non
         assert first + second in (text[at : at + len(first + second)] for at in range(len(text)))
     assert not (batch.tokens.ids == 4).any()
     assert batch.num_tokens == sum(map(len, [*in_order, *swapped]))
-
-
-def test_types_are_those_of_the_two_segments(shards: Shards) -> None:
-    batch = only(feed_of(shards).step())
-    types, ids = batch.tokens.types.flatten(), batch.tokens.ids.flatten()
-    for first, whole in zip(
-        batch.firsts[batch.labels != IGNORED].tolist(), sequences(batch), strict=True
-    ):
-        second = whole.index(3) + 1
-        assert ids[first] == 2
-        expected = [0] * second + [1] * (len(whole) - second)
-        assert types[first : first + len(whole)].tolist() == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

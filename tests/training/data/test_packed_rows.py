@@ -11,8 +11,6 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.attention.varlen
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.rnn import pad_sequence
@@ -23,7 +21,6 @@ from tests.training.support import (
     ROWS,
     TINY,
     assert_close,
-    copies,
     gradients,
     hf_load,
     our_model,
@@ -41,22 +38,6 @@ each_sharing = pytest.mark.parametrize("sharing", get_args(Sharing))
 
 def as_double(config: AlbertConfig) -> AlbertForTasks:
     return our_model(config, ("fill-mask",)).double()
-
-
-@pytest.fixture(scope="module")
-def double_model() -> AlbertForTasks:
-    return as_double(TINY)
-
-
-@each_config
-@each_sharing
-@torch.no_grad()
-def test_a_packed_sequence_is_as_it_is_alone(config: AlbertConfig, sharing: Sharing) -> None:
-    model = as_double(replace(config, sharing=sharing))
-    batch, alone = packed(ROWS, 16)
-    hidden = model(batch).flatten(0, 1)
-    for place, one in alone:
-        assert (hidden[place] - model(one)[0]).abs().max() < 1e-10
 
 
 @each_config
@@ -90,17 +71,6 @@ def test_packed_gradients_are_those_of_each_sequence_alone(
         assert_close(each, gradients(model), limit=1e-10 * max(scale, 1))
 
 
-@each_config
-@torch.no_grad()
-def test_packed_sequences_are_those_of_transformers(config: AlbertConfig) -> None:
-    ours, theirs = copies(config, "AlbertForMaskedLM")
-    batch, alone = packed(ROWS, 16)
-    hidden = ours(batch).flatten(0, 1)
-    for place, one in alone:
-        expected = theirs.albert(input_ids=one.ids, token_type_ids=one.types).last_hidden_state[0]
-        assert (hidden[place] - expected).abs().max() < 1e-10
-
-
 @each_sharing
 @torch.no_grad()
 def test_packed_sequences_of_any_sharing_are_those_of_transformers(
@@ -117,26 +87,6 @@ def test_packed_sequences_of_any_sharing_are_those_of_transformers(
     for place, one in alone:
         expected = theirs.albert(input_ids=one.ids, token_type_ids=one.types).last_hidden_state[0]
         assert (hidden[place] - expected).abs().max() < 1e-10
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    st.lists(
-        st.lists(st.integers(1, 16), min_size=1, max_size=7).filter(lambda row: sum(row) <= 16),
-        min_size=1,
-        max_size=4,
-    ),
-    st.integers(0, 99),
-)
-@torch.no_grad()
-def test_rows_may_be_packed_in_any_way(
-    double_model: AlbertForTasks, rows: list[list[int]], seed: int
-) -> None:
-    batch, alone = packed(rows, 16, seed)
-    hidden = double_model(batch).flatten(0, 1)
-    assert hidden.isfinite().all()
-    for place, one in alone:
-        assert (hidden[place] - double_model(one)[0]).abs().max() < 1e-12
 
 
 @each_config
@@ -157,21 +107,6 @@ def test_tokens_that_are_read_are_those_of_all(
         results.append({**gradients(model), "hidden": hidden.detach()})
     scale = max(float(tensor.abs().max()) for tensor in results[0].values())
     assert_close(results[0], results[1], limit=1e-10 * max(scale, 1))
-
-
-@torch.no_grad()
-def test_the_last_layer_is_applied_to_tokens_that_are_read() -> None:
-    model = our_model(TINY, ())
-    shapes: list[tuple[int, ...]] = []
-    model.albert.encoder.ffns[0].register_forward_hook(
-        lambda _, arguments, out: shapes.append((*arguments[0].shape, *out.shape))
-    )
-    assert model(packed(ROWS, 16)[0], torch.tensor([3, 1])).shape == (2, 24)
-    assert shapes == [(5, 16, 24) * 2] * 3 + [(2, 24) * 2]
-
-
-def test_nothing_may_be_read() -> None:
-    assert our_model(TINY, ())(packed(ROWS, 16)[0], torch.zeros(0).long()).shape == (0, 24)
 
 
 def attend_within(
@@ -253,12 +188,3 @@ def test_a_gpu_attends_within_bounds_where_its_kernel_can(
     else:
         assert isinstance(mask, Tensor)
         assert (mask.shape, mask.dtype) == ((5, 1, 16, 16), torch.bool)
-
-
-def test_real_positions_of_packed_rows() -> None:
-    batch, alone = packed(ROWS, 16)
-    expected = torch.zeros(5 * 16, dtype=torch.bool)
-    for place, _ in alone:
-        expected[place] = True
-    assert torch.equal(batch.real_BS.flatten(), expected)
-    assert Batch(ids=batch.ids, types=batch.types).real_BS.all()

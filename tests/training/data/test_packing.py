@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 
 from tests.training.support import make_part, make_shards
 from training.data import packing
-from training.data.examples import Example, Examples, ExampleSettings, SentenceTask, build_examples
-from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position, arrange, pack
-from training.data.shards import Shards
+from training.data.examples import Example, ExampleSettings, SentenceTask, build_examples
+from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position, pack
 from training.errors import TrainingError
 
 LENGTH = 32
@@ -74,12 +72,6 @@ def num_tokens(plan: Plan, row: Sequence[Example]) -> int:
 
 def take(steps: Iterator[PlannedStep], num_steps: int) -> list[PlannedStep]:
     return list(islice(steps, num_steps))
-
-
-def fill_rate(sizes: np.ndarray[tuple[int], np.dtype[np.int64]], length: int) -> float:
-    """The part of the packed rows that is no padding."""
-    num_rows = int(pack(sizes, length).max()) + 1
-    return float(sizes.sum()) / (num_rows * length)
 
 
 @settings(deadline=None, max_examples=100)
@@ -165,57 +157,6 @@ def test_steps_hold_each_example_once_an_epoch(
         )
 
 
-def test_windows_are_of_several_parts_up_to_their_size(patch: pytest.MonkeyPatch) -> None:
-    """Parts of 100 tokens, 250 together: two a window, in another order each epoch."""
-    patch.setattr(packing, "_WINDOW_TOKENS", 250)
-    plan = make_plan([[[10] * 10]] * 7)
-    orders = []
-    for epoch in range(4):
-        visited = [example.part for row in plan.epoch(epoch) for example in row]
-        firsts = list(dict.fromkeys(visited))
-        assert sorted(firsts) == list(range(7))
-        for begin in range(0, 7, 2):  # those of one window mix, and no others
-            together = set(firsts[begin : begin + 2])
-            places = [place for place, part in enumerate(visited) if part in together]
-            assert places == list(range(places[0], places[-1] + 1))
-        orders.append(tuple(firsts))
-    assert len(set(orders)) == 4
-
-
-def test_a_part_larger_than_a_window_is_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(packing, "_WINDOW_TOKENS", 50)
-    plan = make_plan([[[10] * 10], [[10] * 2], [[10] * 2], [[10] * 2]])
-    for epoch in range(6):
-        visited = [example.part for row in plan.epoch(epoch) for example in row]
-        places = [place for place, part in enumerate(visited) if part == 0]
-        assert places == list(range(places[0], places[-1] + 1))
-
-
-def test_rows_are_in_random_order(shards: Shards) -> None:
-    plan = Plan(shards=shards, settings=ExampleSettings(length=64), seed=0)
-    firsts = [[row[0] for row in plan.epoch(epoch)] for epoch in range(2)]
-    for visited in firsts:
-        numbers = np.array([example.number for example in visited])
-        assert abs(np.corrcoef(numbers, np.arange(len(numbers)))[0, 1]) < 0.15
-        ascents = np.mean([a < b for a, b in pairwise(numbers.tolist())])
-        assert abs(ascents - 0.5) < 0.1
-    for epoch in range(2):  # nor are they ordered by how many examples share them
-        counts = np.array([len(row) for row in plan.epoch(epoch)])
-        assert abs(np.corrcoef(counts, np.arange(len(counts)))[0, 1]) < 0.15
-    assert [e.number for e in firsts[0]] != [e.number for e in firsts[1]]
-
-
-def test_examples_that_share_a_row_are_of_anywhere(patch: pytest.MonkeyPatch) -> None:
-    """Also where only a few are packed at a time: a third of the corpus lies between two."""
-    patch.setattr(packing, "_POOL", 32)
-    plan = make_plan([[[8, 7]] * 600], length=64)
-    distances = [
-        abs(one.number - other.number) for row in plan.epoch(0) for one, other in pairwise(row)
-    ]
-    assert len(distances) > 350
-    assert abs(np.mean(distances) / 600 - 1 / 3) < 0.06
-
-
 def test_seeds_and_epochs_differ_and_come_back() -> None:
     documents = [[[10] * 10] * 10]
     orders = [
@@ -253,65 +194,10 @@ def test_no_two_draws_are_of_one_stream(patch: pytest.MonkeyPatch) -> None:
     assert len(set(states)) == len(states)
 
 
-@pytest.mark.parametrize(("length", "least"), [(128, 0.98), (512, 0.99)])
-def test_rows_of_articles_hold_next_to_no_padding(
-    shards: Shards, length: int, least: float
-) -> None:
-    """Examples of encyclopedia articles, a tenth of them short, as many as a window has."""
-    chosen = ExampleSettings(length=length)
-    sizes = np.concatenate(
-        [build_examples(shards.parts[0], chosen, seed=seed, epoch=0).sizes for seed in range(12)]
-    )
-    assert fill_rate(sizes, length) > least
-
-
-def test_the_best_fit_is_taken() -> None:
-    """By hand, the largest first: 3 fills the row of 7, though that of 5 has more room."""
-    row_of = pack(np.array([5, 3, 7, 2]), 10).tolist()
-    assert row_of[1] == row_of[2] != row_of[0] == row_of[3]
-
-
-def test_full_examples_have_a_row_to_themselves() -> None:
-    row_of = pack(np.array([8] * 5 + [4] * 4), 8).tolist()
-    assert sorted(row_of[:5]) == [0, 1, 2, 3, 4]
-    assert sorted(Counter(row_of[5:]).items()) == [(5, 2), (6, 2)]
-
-
 def test_a_row_has_at_most_so_many_sequences() -> None:
     """Ever so short ones: what is padded is one of them."""
     counts = np.bincount(pack(np.full(4 * (MAX_IN_ROW - 1) + 2, 3), 512))
     assert counts.tolist() == [MAX_IN_ROW - 1] * 4 + [2]
-
-
-def test_more_examples_than_are_packed_at_once() -> None:
-    sizes = np.random.default_rng(0).integers(3, 129, 10_000)
-    row_of = pack(sizes, 128)
-    assert np.bincount(row_of, sizes).max() <= 128
-    assert fill_rate(sizes, 128) > 0.98
-
-
-def test_a_row_is_identified_by_its_window() -> None:
-    """Examples of several parts are counted through; each knows its own number."""
-    made = [
-        Examples(np.arange(4 * n).reshape(n, 4) * 0 + np.array([0, 4, 4, 8]), np.arange(n))
-        for n in (2, 0, 3)
-    ]
-    window = arrange(5, ((7, made[0]), (8, made[1]), (9, made[2])), np.random.default_rng(0), 11)
-    rows = [window.row(number) for number in range(window.num_rows)]
-    examples = [example for row in rows for example in row]
-    assert window.num_rows == 5
-    assert {example.epoch for example in examples} == {5}
-    assert sorted((e.part, e.number, e.label) for e in examples) == [
-        *((7, 0, 0), (7, 1, 1)),
-        *((9, 0, 0), (9, 1, 1), (9, 2, 2)),
-    ]
-
-
-def test_a_corpus_smaller_than_a_step_is_repeated() -> None:
-    plan = make_plan([[[4, 5]]])
-    (step,) = take(plan.steps(3, Position()), 1)
-    assert [row[0].epoch for row in step.rows] == [0, 1, 2]
-    assert step.next == Position(2, 0, 1)
 
 
 def test_no_example_at_all() -> None:
@@ -321,18 +207,3 @@ def test_no_example_at_all() -> None:
             next(plan.steps(4, Position()))
         with pytest.raises(TrainingError, match="the corpus gives no example; give more text"):
             next(plan.epoch(0))
-
-
-def test_a_part_without_a_document_is_passed_over(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(packing, "_WINDOW_TOKENS", 1)
-    plan = make_plan([[], [[4, 5]], []])
-    assert [row[0].part for row in plan.epoch(0)] == [1]
-
-
-def test_an_abandoned_stream_ends_its_thread() -> None:
-    steps = make_plan([[[4, 5]]]).steps(1, Position())
-    assert isinstance(steps, Generator)
-    next(steps)
-    assert any(thread.name.startswith("windows") for thread in threading.enumerate())
-    steps.close()
-    assert not any(thread.name.startswith("windows") for thread in threading.enumerate())

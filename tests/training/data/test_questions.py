@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import SQUAD, SQUAD_V2
+from tests.training.support import SQUAD
 from training.data.corpus import CorpusError
 from training.data.questions import Question, SpanExample, locate_answers, read_squad, span_examples
 
@@ -20,11 +19,6 @@ from training.data.questions import Question, SpanExample, locate_answers, read_
 def write(file: Path, content: str) -> Path:
     file.write_text(content)
     return file
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="No such file"):
-        read_squad([tmp_path / "none.json"])
 
 
 def test_squad_questions_stand_in_their_contexts() -> None:
@@ -40,23 +34,11 @@ def squad(*entry: dict[str, Any]) -> str:
     return json.dumps({"data": [{"paragraphs": [{"context": "A b.", "qas": list(entry)}]}]})
 
 
-def test_a_question_without_an_answer(tmp_path: Path) -> None:
-    entry = {"id": "x", "question": " Why? ", "answers": [], "is_impossible": True}
-    (question,) = read_squad([write(tmp_path / "a.json", squad(entry))])
-    assert (question.question, question.answers, question.start) == ("Why?", (), None)
-
-
 def test_an_impossible_question_has_no_answer_whatever_is_plausible(tmp_path: Path) -> None:
     plausible = [{"text": "A", "answer_start": 0}]
     entry = {"id": "x", "question": "Why?", "answers": plausible, "is_impossible": True}
     (question,) = read_squad([write(tmp_path / "a.json", squad(entry))])
     assert (question.answers, question.start) == ((), None)
-
-
-def test_the_questions_of_v2_0(tmp_path: Path) -> None:
-    questions = read_squad([SQUAD_V2])
-    assert (len(questions), sum(not question.answers for question in questions)) == (68, 36)
-    assert locate_answers(questions) == (questions, 0)
 
 
 def asked(context: str, answer: str, start: int) -> Question:
@@ -102,31 +84,6 @@ def test_answers_without_a_place_are_refused(
         locate_answers([asked(context, answer, start)])
 
 
-def test_all_answers_without_a_place_are_listed_at_once(tmp_path: Path) -> None:
-    entries = [
-        {"id": f"x{n}", "question": "?", "answers": [{"text": "c", "answer_start": 0}]}
-        for n in range(30)
-    ]
-    file = write(tmp_path / "a.json", squad(*entries))
-    with pytest.raises(CorpusError) as error:
-        locate_answers(read_squad([file]))
-    *lines, last = str(error.value).splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"{file}, question x{n}" for n in range(20)]
-    assert last == "and 10 more"
-
-
-@given(st.text("ab ", max_size=12), st.text("ab", min_size=1, max_size=2), st.integers(-3, 14))
-@settings(deadline=None)
-def test_a_located_answer_stands_in_its_context(context: str, answer: str, start: int) -> None:
-    try:
-        [located], _ = locate_answers([asked(context, answer, start)])
-    except CorpusError:
-        assert sum(context.startswith(answer, place) for place in range(len(context))) != 1
-        return
-    assert located.start is not None
-    assert context[located.start : located.start + len(answer)] == answer
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -155,35 +112,6 @@ def test_a_located_answer_stands_in_its_context(context: str, answer: str, start
 def test_files_that_are_not_squad_s(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         read_squad([write(tmp_path / "a.json", content)])
-
-
-def test_questions_of_a_file_of_several_lines_are_named_by_their_line(tmp_path: Path) -> None:
-    names = ('"id": "é', "b", "b", "c")
-    entries: list[dict[str, Any]] = [{"id": name, "question": "?", "answers": []} for name in names]
-    content = json.loads(squad({"question": "?"}, *entries))
-    content["data"][0]["paragraphs"][0]["context"] = '"id": "c"\n'
-    for is_ascii in (True, False):
-        text = json.dumps(content, indent=1, ensure_ascii=is_ascii)
-        file = write(tmp_path / "a.json", text)
-        with pytest.raises(CorpusError, match=r"a.json, a question, is not in SQuAD's"):
-            read_squad([file])
-        changed = {**content, "data": json.loads(squad(*entries))["data"]}
-        text = json.dumps(changed, indent=1, ensure_ascii=is_ascii)
-        file = write(tmp_path / "a.json", text)
-        lines = [n for n, line in enumerate(text.splitlines(), start=1) if '  "id": "' in line]
-        assert [question.place for question in read_squad([file])] == [
-            f"{file}, line {line}, question {entry['id']}"
-            for line, entry in zip(lines, entries, strict=True)
-        ]
-
-
-def test_an_id_without_a_line_leaves_those_of_later_questions(tmp_path: Path) -> None:
-    entries: list[dict[str, Any]] = [{"id": i, "question": "?", "answers": []} for i in (1.5, "b")]
-    text = json.dumps(json.loads(squad(*entries)), indent=1)
-    file = write(tmp_path / "a.json", text)
-    line = next(n for n, line in enumerate(text.splitlines(), start=1) if '"id": "b"' in line)
-    places = [question.place for question in read_squad([file])]
-    assert places == [f"{file}, question 1.5", f"{file}, line {line}, question b"]
 
 
 QUESTIONS = read_squad([SQUAD])
@@ -247,34 +175,3 @@ def test_windows_cover_the_context_without_a_gap(
             assert len(question_ids) + 2 <= window.start <= window.end < len(window.ids) - 1
     assert number * step + room >= len(context)
     assert number == 0 or (number - 1) * step + room < len(context)
-
-
-def test_windows_without_the_whole_answer_point_at_cls(tokenizer: AlbertTokenizer) -> None:
-    made = windows(LONG, tokenizer, 128)
-    assert len(made) > 3
-    assert 1 <= sum(window.start > 0 for window in made) < len(made)
-
-
-def test_a_question_without_an_answer_points_at_cls(tokenizer: AlbertTokenizer) -> None:
-    question = replace(QUESTIONS[0], answers=(), start=None)
-    made = windows(question, tokenizer, 128)
-    assert {(window.start, window.end) for window in made} == {(0, 0)}
-
-
-def test_a_long_question_is_cut(tokenizer: AlbertTokenizer) -> None:
-    question = replace(QUESTIONS[0], question="why " * 500)
-    assert windows(question, tokenizer, 384)[0].ids[65] == 3
-
-
-def test_an_empty_context_gives_one_window(tokenizer: AlbertTokenizer) -> None:
-    question = Question(id="a", question="why", context="", answers=(), start=None)
-    assert len(windows(question, tokenizer, 64)) == 1
-
-
-@pytest.mark.parametrize("shift", [-10_000, -1, 1, 10_000])
-def test_an_answer_that_stands_elsewhere_is_refused(tokenizer: AlbertTokenizer, shift: int) -> None:
-    start = QUESTIONS[0].start
-    assert start is not None
-    question = replace(QUESTIONS[0], start=start + shift)
-    with pytest.raises(CorpusError, match=f"question {question.id}: the context has .* not the"):
-        windows(question, tokenizer, 128)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,6 @@ from training.data.recurring import (
     passages,
     recurring_spans,
     span_questions,
-    to_squad,
 )
 
 SETTINGS = SpanSettings(question_words=(2, 40))
@@ -45,22 +42,6 @@ def test_the_longest_spans_of_each_place_are_found() -> None:
     assert texts(SENTENCES, found) == [["Royal Navy of Norway", "royal navy of Norway"]]
     short = recurring_spans(SENTENCES, SpanSettings(span_words=2))
     assert texts(SENTENCES, short) == [["Royal Navy", "royal navy", "Royal Navy"]]
-
-
-def test_stop_words_may_be_others() -> None:
-    spans = recurring_spans(SENTENCES, SpanSettings(stop_words={"royal"}))
-    assert texts(SENTENCES, spans) == [
-        ["The Royal Navy of Norway", "the royal navy of Norway"],
-        ["In the city", "in the city"],
-    ]
-    few = SpanSettings(stop_words={"the", "city"})
-    assert texts(SENTENCES, recurring_spans(SENTENCES, few)) == [
-        ["Royal Navy of Norway", "royal navy of Norway"]
-    ]
-
-
-def test_a_span_that_recurs_in_one_sentence_alone_is_none() -> None:
-    assert not recurring_spans(["New York is in New York.", "It is a city."], SETTINGS)
 
 
 def test_the_other_sentences_are_the_context_with_one_answer() -> None:
@@ -93,15 +74,6 @@ def test_questions_are_bounded() -> None:
     assert not questions(sentences, SpanSettings(question_words=(2, 5)))
 
 
-def test_passages_are_all_sentences_in_turn() -> None:
-    sentences = ["one two three", "four five", "six " * 9, "seven", "eight nine"]
-    assert list(passages(sentences, 5)) == [
-        ["one two three", "four five"],
-        ["six " * 9],
-        ["seven", "eight nine"],
-    ]
-
-
 @pytest.fixture(scope="module")
 def real() -> list[Question]:
     made: list[Question] = []
@@ -124,11 +96,3 @@ def test_real_text_has_questions_with_answers_at_their_place(real: list[Question
         assert answer.lower() not in question.question.lower()
         words = answer.lower().split()
         assert {words[0], words[-1]}.isdisjoint(SpanSettings().stop_words)
-
-
-def test_squad_s_format_has_one_answer(real: list[Question], tmp_path: Path) -> None:
-    paragraph = to_squad(real[0])
-    (record,) = paragraph["qas"]
-    (answer,) = record["answers"]
-    begin = answer["answer_start"]
-    assert paragraph["context"][begin : begin + len(answer["text"])] == answer["text"]

@@ -12,7 +12,7 @@ import pytest
 
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
-from training.data.labelled.folders import CHOICES, files_of_split, labelled_files
+from training.data.labelled.folders import files_of_split, labelled_files
 from training.data.labelled.texts import read_labelled, read_splits
 
 MULTI: Final = "multi_label_classification"
@@ -53,12 +53,6 @@ def test_every_form_gives_the_same(tmp_path: Path, form: str) -> None:
     # In the order of a model's outputs, which evaluation asks for.
     examples, _ = read_labelled([file], NAMES[::-1], columns, MULTI)
     assert [example.label for example in examples] == [target[::-1] for target in TARGETS]
-
-
-def test_a_model_s_labels_need_all_their_columns(tmp_path: Path) -> None:
-    file, _ = write_form(tmp_path, "columns")
-    with pytest.raises(CorpusError, match="the labels are new, odd, old; give the column of each"):
-        read_labelled([file], NAMES, Columns(indicators=("new", "odd")), MULTI)
 
 
 @pytest.mark.parametrize(
@@ -115,39 +109,3 @@ def test_a_folder_is_read_by_its_splits(folder: Path, capsys: pytest.CaptureFixt
     assert names_in(labelled_files([folder], "test", "validation")) == ["dev.csv"]
     assert names_in(files_of_split(folder, "validation")) == ["dev.csv"]
     assert labelled_files([folder / "dev.csv"], "train") == [folder / "dev.csv"]
-
-
-def test_not_all_of_many_files_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = [write(tmp_path / "train" / f"{number:02}.txt", "") for number in range(12)]
-    write(tmp_path / "README.md", "")
-    assert labelled_files([tmp_path], "train", suffixes=CHOICES) == files
-    assert capsys.readouterr().out.endswith("train/07.txt and 4 more of 12 files\n")
-    assert files_of_split(tmp_path, "train", suffixes=CHOICES) == files
-    assert files_of_split(tmp_path, "train") == []
-
-
-def test_folders_tell_splits_too_and_other_files_are_of_all(tmp_path: Path) -> None:
-    write(tmp_path / "test" / "0.parquet", "")
-    write(tmp_path / "train" / "0.parquet", "")
-    assert labelled_files([tmp_path], "test") == [tmp_path / "test" / "0.parquet"]
-    plain = [write(tmp_path / "plain" / name, "") for name in ("contested.csv", "old.csv")]
-    assert labelled_files([tmp_path / "plain"], "test") == plain
-
-
-def test_training_files_alone_are_not_taken_for_held_out_ones(tmp_path: Path) -> None:
-    files = [write(tmp_path / name, "") for name in ("more.csv", "train.csv")]
-    assert labelled_files([tmp_path], "train") == files
-    assert files_of_split(tmp_path, "train") == files
-    with pytest.raises(CorpusError, match="has files of train, and none of test or validation"):
-        labelled_files([tmp_path], "test", "validation")
-
-
-def test_folders_without_such_files(folder: Path, tmp_path: Path) -> None:
-    (folder / "my test.tsv").unlink()
-    with pytest.raises(CorpusError, match="has files of validation, train, and none of test"):
-        labelled_files([folder], "test")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CorpusError, match=r"empty has no file in \.csv, \.jsonl, \.parquet, \.tsv"):
-        labelled_files([tmp_path / "empty"], "train")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tests.training.support import REPOSITORY, WIKI
 from training.data.shards import Part, ShardError, Shards
 from training.prepare import prepare
 
@@ -59,13 +56,6 @@ def test_sizes_are_those_of_all_parts(folder: Path) -> None:
     assert shards.fingerprint == note["fingerprint"]
 
 
-def test_arrays_are_memory_mapped_and_cannot_be_written(folder: Path) -> None:
-    for part in Shards.open(folder).parts:
-        for array in (part.tokens, part.sentences, part.documents):
-            assert isinstance(array.base, np.memmap)
-            assert not array.flags.writeable
-
-
 @given(
     st.lists(
         npst.arrays(np.uint16, st.integers(1, 50), elements=st.integers(0, 30)),
@@ -77,14 +67,6 @@ def test_token_counts_are_those_of_all_parts(tokens: list[Any]) -> None:
     counts = shards_of(*tokens).token_counts(40)
     together = np.concatenate(tokens).tolist()
     assert counts.tolist() == [together.count(token) for token in range(40)]
-
-
-def test_token_counts_of_more_than_are_counted_at_once() -> None:
-    size = (1 << 22) + 5
-    tokens = np.arange(size, dtype=np.uint32).astype(np.uint16)
-    counts = shards_of(tokens).token_counts(1 << 16)  # type: ignore[arg-type]
-    assert counts.sum() == size
-    assert counts[:6].tolist() == [65, 65, 65, 65, 65, 64]
 
 
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
@@ -158,62 +140,7 @@ def test_a_list_that_cannot_be_is_refused(
         Shards.open(folder)
 
 
-@pytest.mark.parametrize("name", ["../part-00000", "part-00001", 5, None])
-def test_a_part_of_another_name_is_refused(folder: Path, name: Any) -> None:
-    file = folder / "shards.json"
-    note = json.loads(file.read_text())
-    note["parts"][0]["name"] = name
-    file.write_text(json.dumps(note))
-    with pytest.raises(ShardError, match=f"{file} is damaged: part 0 is called"):
-        Shards.open(folder)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", "\x80"])
-def test_a_list_that_is_damaged_is_refused(folder: Path, text: str) -> None:
-    (folder / "shards.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ShardError, match=r"shards.json is .*; delete .* and prepare"):
-        Shards.open(folder)
-
-
 def test_a_folder_without_a_corpus_says_how_to_make_one(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(ShardError, match=r"shards.json; make it with python -m"):
             Shards.open(folder)
-
-
-# What a machine that only trains may lack.
-READ = """
-import sys
-absent = ("sentencex", "zstandard", "pyarrow", "tqdm", "tokenizers", "torch")
-sys.modules.update(dict.fromkeys(absent))
-from pathlib import Path
-from training.data.shards import Shards
-shards = Shards.open(Path(sys.argv[1]), Path(sys.argv[2]))
-print(shards.num_tokens, shards.token_counts(800).sum())
-"""
-
-
-def test_reading_needs_nothing_that_makes_a_corpus(folder: Path, tokenizer_file: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(folder), str(tokenizer_file)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    num_tokens = Shards.open(folder).num_tokens
-    assert done.stdout.split() == [str(num_tokens), str(num_tokens)]
-
-
-def test_a_corpus_is_opened_where_it_cannot_be_written(
-    tokenizer_file: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "shards"
-    prepare([WIKI], tokenizer_file, folder)
-    for path in [*folder.rglob("*"), folder]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    prepare([WIKI], tokenizer_file, folder)
-    assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    folder.chmod(0o755)
-    (folder / "part-00000").chmod(0o755)

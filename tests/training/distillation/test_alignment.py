@@ -87,32 +87,6 @@ def test_spans_ascend_from_0_and_are_the_shortest(
     assert word.num_spans == len(both)
 
 
-@given(two_cuts(), st.data())
-def test_characters_that_the_teacher_leaves_out_move_no_other_piece(
-    cut: tuple[list[str], list[PieceRange]], data: st.DataObject
-) -> None:
-    surfaces, pieces = cut
-    kept = [piece for piece in pieces if data.draw(st.booleans())]
-    word = align(surfaces, kept)
-    bounds = list(accumulate(map(len, surfaces), initial=0))
-    assert word.student_spans[0] == 0
-    assert all(after - before in (0, 1) for before, after in pairwise(word.student_spans))
-    for piece, span in zip(kept, word.teacher_spans, strict=True):
-        ours = [
-            pair
-            for pair, own in zip(pairwise(bounds), word.student_spans, strict=True)
-            if own == span
-        ]
-        assert ours[0][0] <= piece.begin
-        assert piece.end <= ours[-1][1]
-
-
-def test_a_word_without_characters() -> None:
-    """A lone "▁", for which a byte-level teacher has its space and another one nothing."""
-    assert align([""], []).student_spans == (0,)
-    assert align([""], [PieceRange(7, 0, 0)]).teacher_spans == (0,)
-
-
 def aligned(tokenizer: AlbertTokenizer, teacher: Teacher, text: str) -> AlignedSequence:
     ids = np.array(tokenizer.encode(text).ids)
     return Aligner(tokenizer, teacher.tokenizer).sequence(ids, len(ids))
@@ -175,18 +149,6 @@ def test_special_and_unknown_tokens_are_spans_of_their_own(
     assert sequence.student_spans.tolist() == list(range(7))
     first = len(expected) - len(the) - 1
     assert sequence.teacher_types.tolist() == [0] * first + [1] * (len(the) + 1)
-
-
-def test_a_lone_space_has_no_span_in_the_teacher(
-    tokenizer: AlbertTokenizer, teacher: Teacher
-) -> None:
-    """The student writes "▁" before a character that it does not know."""
-    ids = tokenizer.encode("a 中").ids
-    assert [tokenizer.token(index) for index in ids[2:4]] == ["▁", "<unk>"]
-    sequence = aligned(tokenizer, teacher, "a 中")
-    assert 2 not in sequence.teacher_spans
-    students, _ = span_means(sequence.student_spans, sequence.teacher_spans, 64)
-    assert students.rows.tolist() == [0, 1, 3, 4]
 
 
 def test_words_that_the_teacher_drops_are_not_compared(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tests.training.support import (
     refusal,
     run_command,
     same_weights,
-    stop_at,
 )
 from training.distil import main
 from training.model.checkpoint import load_checkpoint, read_weights
@@ -89,34 +87,6 @@ def test_the_checkpoint_names_its_teacher_and_no_folder(distilled: Path, teacher
         assert str(folder) not in (distilled / "run.json").read_text()
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
-    distilled: Path,
-    distil_options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(patch, 27, signal.SIGINT)
-        assert run(distil_options, tmp_path) == 128 + signal.SIGINT
-    assert not same_weights(tmp_path, distilled)
-    assert run(distil_options, tmp_path) == 0
-    assert "resuming from step 27" in capsys.readouterr().out
-    assert same_weights(tmp_path, distilled)
-    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 61, 5))
-
-
-def test_passes_change_last_digits_alone(distil_options: list[str], tmp_path: Path) -> None:
-    """A pass' part of the variance is of its own spans, so that losses differ a little."""
-    for size in ("2", "8"):
-        more = ("--steps", "3", "--report-every", "1", "--micro-batch-size", size)
-        assert run(distil_options, tmp_path / size, *more) == 0
-    for one, other in zip(*(read_metrics(tmp_path / size) for size in ("2", "8")), strict=True):
-        assert one["tokens"] == other["tokens"]
-        for name in ("fill-mask/loss", "hidden-states/loss"):
-            assert one[name] == pytest.approx(other[name], rel=0.1)
-
-
 def test_another_teacher_on_a_run_is_refused(
     distilled: Path, distil_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -183,14 +153,6 @@ def test_teachers_of_other_architectures_teach(
     for folder, more in ((albert, ("--relation-weight", "1")), (distilbert, sizes)):
         options = ("--teacher", str(folder), "--start", "local", "--steps", "2", *more)
         assert run(distil_options, tmp_path / f"{folder.name}-run", *options) == 0
-
-
-def test_sentence_order_is_learned_along(distil_options: list[str], tmp_path: Path) -> None:
-    more = ("--sentence-task", "sop", "--steps", "2", "--report-every", "1")
-    assert run(distil_options, tmp_path, *more) == 0
-    (line, _) = read_metrics(tmp_path)
-    assert {"fill-mask/loss", "sentence-order/loss", "hidden-states/loss"} <= line.keys()
-    assert load_checkpoint(tmp_path / "checkpoint").tasks["sentence-order"] == 2
 
 
 @pytest.mark.parametrize(

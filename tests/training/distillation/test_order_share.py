@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.support import read_metrics, refusal, run_command, same_weights, stop_at
+from tests.training.support import read_metrics, run_command, same_weights, stop_at
 from training import distil, pretrain
 from training.model.checkpoint import load_checkpoint
 
-Capture = pytest.CaptureFixture[str]
 run = partial(run_command, pretrain.main)
 SHARE = ("--order-share", "0.5", "--order-length", "64")
 
@@ -48,26 +47,15 @@ def test_the_checkpoint_has_the_head_and_names_its_task(ordered: Path) -> None:
     assert stage["settings"]["sentence_weight"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "command", ["pretrain", pytest.param("distil", marks=pytest.mark.extended)]
-)
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
-    command: str,
-    pretrain_options: list[str],
-    distil_options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_run_with_a_teacher_that_is_stopped_goes_on_to_the_same_weights(
+    distil_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main, options = {
-        "pretrain": (pretrain.main, pretrain_options),
-        "distil": (distil.main, distil_options),
-    }[command]
-    options = [*options, *SHARE, "--steps", "16", "--report-every", "1"]
-    assert run_command(main, options, tmp_path / "whole") == 0
+    options = [*distil_options, *SHARE, "--steps", "16", "--report-every", "1"]
+    assert run_command(distil.main, options, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
         stop_at(patch, 9, signal.SIGINT)
-        assert run_command(main, options, tmp_path / "stopped") == 128 + signal.SIGINT
-    assert run_command(main, options, tmp_path / "stopped") == 0
+        assert run_command(distil.main, options, tmp_path / "stopped") == 128 + signal.SIGINT
+    assert run_command(distil.main, options, tmp_path / "stopped") == 0
     assert same_weights(tmp_path / "stopped", tmp_path / "whole")
     metrics = read_metrics(tmp_path / "whole")
     has_order = ["paired-order/loss" in line for line in metrics]
@@ -83,18 +71,3 @@ def test_a_step_of_pairs_has_about_as_many_tokens(
     totals = [0.0, *(line["tokens"] for line in read_metrics(tmp_path))]
     sizes = [after - before for before, after in pairwise(totals)]
     assert all(300 < size <= 512 for size in sizes)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--order-share", "1"], "--order-share 1 leaves no step to masked tokens"),
-        (["--order-share", "0.2", "--sentence-task", "sop"], "train the same head"),
-        (["--order-share", "0.2", "--order-length", "65"], "--order-length 65: a sequence has"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    pretrain_options: list[str], more: list[str], message: str, tmp_path: Path, capsys: Capture
-) -> None:
-    assert run(pretrain_options, tmp_path / "run", *more) == 1
-    assert message in refusal(capsys, tmp_path / "run")

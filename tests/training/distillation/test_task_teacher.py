@@ -47,29 +47,24 @@ def test_a_finetuned_teacher_labels_texts_for_a_student(
     assert set(config["id2label"].values()) == {"plain", "named"}
 
 
-def test_a_teacher_without_texts(teacher_dir: Path, tmp_path: Path, capsys: Capture) -> None:
-    missing = str(tmp_path / "none.tsv")
-    words = [
-        *(str(teacher_dir), "--train", missing, "--dev", missing),
-        *("--output", str(tmp_path / "t")),
-    ]
-    assert finetune_teacher.main(words) == 1
-    assert missing in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("model", "rows", "message"),
+    [
+        ("{teacher}", None, "texts.tsv"),
+        ("/none", "The river.\t0\nThe school.\t1\n", "teacher /none cannot be loaded"),
+        ("{teacher}", "The river.\tplain\nThe school.\tplain\n", "all texts have the label 'plai"),
+    ],
+)
+def test_a_teacher_that_cannot_be_finetuned(
+    teacher_dir: Path, tmp_path: Path, model: str, rows: str | None, message: str, capsys: Capture
+) -> None:
+    file = tmp_path / "texts.tsv"
+    if rows is not None:
+        file.write_text(f"text\tlabel\n{rows}")
+    words = [model.format(teacher=teacher_dir), "--train", str(file), "--dev", str(file)]
+    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 1
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
-
-
-def test_a_model_that_does_not_exist(labelled: Path, tmp_path: Path, capsys: Capture) -> None:
-    words = [str(tmp_path / "none"), "--train", str(labelled), "--dev", str(labelled)]
-    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 1
-    assert f"teacher {tmp_path / 'none'} cannot be loaded" in capsys.readouterr().err
-
-
-def test_a_teacher_of_one_label(teacher_dir: Path, tmp_path: Path, capsys: Capture) -> None:
-    file = tmp_path / "one.tsv"
-    file.write_text("text\tlabel\nThe river.\tplain\nThe school.\tplain\n")
-    words = [str(teacher_dir), "--train", str(file), "--dev", str(file)]
-    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 1
-    assert "all texts have the label 'plain'" in capsys.readouterr().err
 
 
 def test_texts_that_a_teacher_cuts_are_counted(

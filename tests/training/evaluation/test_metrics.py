@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
-from training.evaluation.metrics import chance_level, mean_metric, metric_figures
+from training.evaluation.metrics import chance_level, metric_figures
 from training.glue.tasks import Metric
 
 # 6 right positives, 1 missed, 2 false, 3 right negatives.
@@ -42,15 +42,6 @@ def test_classification_by_hand() -> None:
     )
 
 
-def test_matthews_correlation_of_several_labels_and_of_one_prediction() -> None:
-    labels = np.array([0, 1, 2, 0, 1, 2])
-    (perfect,) = metric_figures(("matthews_correlation",), logits_of(labels, 3), labels).values()
-    assert perfect == 1
-    same = logits_of(np.zeros(6, np.int64), 3)
-    (none,) = metric_figures(("matthews_correlation",), same, labels).values()
-    assert none == 0
-
-
 def test_correlations_by_hand() -> None:
     """IQ and hours of television, Wikipedia's example of Spearman's correlation."""
     iq = np.array([106, 100, 86, 101, 99, 103, 97, 113, 112, 110], np.float64)
@@ -64,21 +55,9 @@ def test_correlations_by_hand() -> None:
     assert figures["pearson"] == pytest.approx(expected)
 
 
-def test_ties_share_their_rank() -> None:
-    (value,) = metric_figures(
-        ("spearman",), np.array([[1.0], [2.0], [2.0], [3.0]]), np.array([1.0, 2.0, 3.0, 4.0])
-    ).values()
-    # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4: covariance 4.5 over sqrt(4.5 * 5).
-    assert value == pytest.approx(4.5 / math.sqrt(4.5 * 5))
-
-
 def test_a_constant_prediction_has_no_correlation() -> None:
     figures = metric_figures(("pearson", "spearman"), np.ones((3, 1)), np.array([1.0, 2.0, 3.0]))
     assert all(math.isnan(value) for value in figures.values())
-
-
-def test_a_task_of_two_metrics_is_scored_by_their_mean() -> None:
-    assert mean_metric({"f1": 0.8, "accuracy": 0.7}) == pytest.approx(0.75)
 
 
 def measure(metric: Metric, logits: Tensor, targets: Tensor) -> dict[str, float]:

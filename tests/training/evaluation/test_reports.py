@@ -16,13 +16,18 @@ from training.data.labelled.choices import ChoiceText
 from training.data.labelled.texts import LabelledText
 from training.data.questions import Question
 from training.evaluation.calibration import expected_calibration_error, reliability
-from training.evaluation.choices import Chosen
-from training.evaluation.classification import Classified
+from training.evaluation.choices import ChoicePredictions
+from training.evaluation.classification import TextPredictions
+from training.evaluation.markdown import cell
+from training.evaluation.prediction_files import write_choices, write_glue, write_squad
 from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
-from training.evaluation.reports.report import worst_questions, write_report
-from training.evaluation.reports.submissions import write_choices, write_glue, write_squad
-from training.evaluation.reports.tables import cell
-from training.evaluation.results import Results
+from training.evaluation.report import (
+    Evaluation,
+    worst_choices,
+    worst_questions,
+    worst_texts,
+    write_report,
+)
 from training.glue.tasks import TASKS
 
 NAMES = ["bad", "$fair_$", "good|fine"]
@@ -30,7 +35,7 @@ NAMES = ["bad", "$fair_$", "good|fine"]
 
 def classified(
     problem: ProblemType = "single_label_classification", names: list[str] | None = None
-) -> Classified:
+) -> TextPredictions:
     """Random answers to two hundred texts."""
     rng = np.random.default_rng(0)
     names = names or NAMES
@@ -44,7 +49,7 @@ def classified(
         LabelledText(text=f"<b>text {n}</b>", pair=None, label=label, place=f"/a/b.csv, line {n}")
         for n, label in enumerate(labels)
     ]
-    return Classified(texts=texts, names=names, problem=problem, logits=logits)
+    return TextPredictions(texts=texts, names=names, problem=problem, logits=logits)
 
 
 def test_figures_of_labels_are_those_of_scikit_learn() -> None:
@@ -69,26 +74,15 @@ def test_calibration_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "charts"),
-    [
-        ("single_label_classification", ["dev-confusion.png", "dev-reliability.png"]),
-        ("multi_label_classification", ["dev-reliability.png"]),
-        ("regression", ["dev-scores.png"]),
-    ],
+    "problem", ["single_label_classification", "multi_label_classification", "regression"]
 )
-def test_a_report_of_texts(problem: ProblemType, charts: list[str], tmp_path: Path) -> None:
+def test_a_report_of_texts(problem: ProblemType, tmp_path: Path) -> None:
     answers = classified(problem, ["score"] if problem == "regression" else None)
-    figures = answers.figures()
-    write_report(Results(figures=figures, classified={"dev": answers}), "runs/a", tmp_path)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == sorted([*charts, "report.json", "report.md"])
-    report = (tmp_path / "report.md").read_text()
-    for chart in charts:
-        assert f"]({chart})" in report
-        assert (tmp_path / chart).read_bytes().startswith(b"\x89PNG")
-    content = json.loads((tmp_path / "report.json").read_text())
-    assert content["figures"] == json.loads(json.dumps(figures))
-    worst = content["worst"]["dev"]
+    evaluation = Evaluation(figures=answers.figures(), texts={"dev": answers})
+    report = write_report(evaluation, "runs/a", tmp_path / "new").read_text()
+    assert ("### Confusion" in report) == (problem == "single_label_classification")
+    assert ("### Calibration" in report) == (problem != "regression")
+    worst = worst_texts(answers)
     losses = [each["loss"] for each in worst]
     assert losses == sorted(answers.losses_N.tolist(), reverse=True)[: len(worst)]
     assert report.count("&lt;b&gt;text ") == len(worst) == 20
@@ -121,9 +115,10 @@ def answered(*null_scores: float) -> list[AnsweredQuestion]:
 
 def test_a_report_of_questions(tmp_path: Path) -> None:
     answers = answered(-1.0, 2.0, -3.0)
-    results = Results(figures=question_figures(answers, 0.0), answered=answers)
-    write_report(results, "a", tmp_path)
-    [worst] = json.loads((tmp_path / "report.json").read_text())["worst"]["questions"]
+    evaluation = Evaluation(figures=question_figures(answers, 0.0), questions=answers)
+    report = write_report(evaluation, "a", tmp_path).read_text()
+    assert "## Questions" in report
+    [worst] = worst_questions(answers, 0.0)
     assert worst == {
         "F1": 0.0,
         "confidence": 0.7,
@@ -132,10 +127,9 @@ def test_a_report_of_questions(tmp_path: Path) -> None:
         "answers": "left",
         "id": "c",
     }
-    assert (tmp_path / "questions-reliability.png").is_file()
 
 
-def chosen(groups: tuple[str, ...]) -> Chosen:
+def chosen(groups: tuple[str, ...]) -> ChoicePredictions:
     """Random answers to thirty questions of two to five choices."""
     rng = np.random.default_rng(0)
     logits = [rng.normal(size=2 + n % 4).astype(np.float32) for n in range(30)]
@@ -150,7 +144,7 @@ def chosen(groups: tuple[str, ...]) -> Chosen:
         )
         for n, row in enumerate(logits)
     ]
-    return Chosen(questions=questions, logits=logits)
+    return ChoicePredictions(questions=questions, logits=logits)
 
 
 def test_figures_of_choices_are_those_of_each_group() -> None:
@@ -171,14 +165,11 @@ def test_figures_of_choices_are_those_of_each_group() -> None:
 @pytest.mark.parametrize("groups", [("high", "middle"), ("",)])
 def test_a_report_of_choices(groups: tuple[str, ...], tmp_path: Path) -> None:
     answers = chosen(groups)
-    write_report(Results(figures=answers.figures(), chosen=answers), "a", tmp_path)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["choices-reliability.png", "report.json", "report.md"]
-    report = (tmp_path / "report.md").read_text()
+    evaluation = Evaluation(figures=answers.figures(), choices=answers)
+    report = write_report(evaluation, "a", tmp_path).read_text()
     accuracy = answers.groups()[""]["accuracy"]
     assert (f"| all | {accuracy:.4f} | " in report) == (len(groups) > 1)
-    assert "](choices-reliability.png)" in report
-    worst = json.loads((tmp_path / "report.json").read_text())["worst"]["choices"]
+    worst = worst_choices(answers)
     losses = [each["loss"] for each in worst]
     assert losses == sorted(answers.losses_Q.tolist(), reverse=True)[:20]
     assert report.count("&lt;b&gt;context ") == len(worst) == 20
@@ -228,7 +219,7 @@ def test_predictions_of_choices_are_letters(tmp_path: Path) -> None:
             ChoiceText(context="a", question=None, choices=("b",) * 30, label=0, id=each)
             for each in ids
         ]
-        write_choices(Chosen(questions=questions, logits=logits), tmp_path / "a.json")
+        write_choices(ChoicePredictions(questions=questions, logits=logits), tmp_path / "a.json")
         names = ids if ids[2] == "z" else ("0", "1", "2")
         expected = dict(zip(names, ("A", "Z", "26"), strict=True))
         assert json.loads((tmp_path / "a.json").read_text()) == expected
@@ -243,7 +234,7 @@ def test_predictions_of_glue(task: str, expected: list[str], tmp_path: Path) -> 
     glue = TASKS[task]
     texts = [LabelledText(text="a", pair=None, label=0)] * 2
     names = glue.labels or ["score"]
-    answers = Classified(texts=texts, names=names, problem=glue.problem, logits=logits)
+    answers = TextPredictions(texts=texts, names=names, problem=glue.problem, logits=logits)
     write_glue({"test": answers}, tmp_path / "a.tsv", glue)
     lines = (tmp_path / "a.tsv").read_text().splitlines()
     assert lines == ["index\tprediction", f"0\t{expected[0]}", f"1\t{expected[1]}"]

@@ -78,13 +78,6 @@ def test_the_probe_finds_words_that_say_which_segment_is_first() -> None:
     assert probe_accuracy(shards_of(documents), SETTINGS) > 0.85
 
 
-def test_the_probe_finds_lengths() -> None:
-    rng = np.random.default_rng(0)
-    documents = [[rng.integers(5, 100, size) for size in (4, 5, 12, 13)] for _ in range(100)]
-    chosen = replace(SETTINGS, min_sentences=2)
-    assert probe_accuracy(shards_of(documents), chosen) > 0.95
-
-
 def test_the_probe_is_at_chance_where_words_say_nothing_of_order() -> None:
     """Though it could fit the pairs that it is given: their tokens are more than they are."""
     rng = np.random.default_rng(0)

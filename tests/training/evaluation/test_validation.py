@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tests.training.support import TINY, make_part, make_shards, our_model
 from training.data.batch import PretrainBatch
 from training.data.examples import IGNORED, ExampleSettings, build_examples
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
-from training.errors import TrainingError
-from training.evaluation.validation import evaluating, held_out, measure, unigram_entropy
+from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.losses import Objective, pretrain_scores
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import Task
 
 CPU = torch.device("cpu")
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
@@ -35,20 +33,6 @@ SHARDS = make_shards(
 
 def all_batches(**changes: Any) -> list[PretrainBatch]:
     return list(held_out(SHARDS, MASKING, SETTINGS, **changes))
-
-
-def contents(batches: Sequence[PretrainBatch]) -> list[list[list[int]]]:
-    """The tokens and targets of batches."""
-    return [
-        [x.flatten().tolist() for x in (b.tokens.ids, b.rows, b.targets, b.labels)] for b in batches
-    ]
-
-
-def test_batches_are_deterministic() -> None:
-    first = contents(all_batches())
-    torch.manual_seed(1)
-    np.random.seed(1)
-    assert contents(all_batches()) == first
 
 
 def test_every_example_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,18 +52,6 @@ def test_every_example_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     assert sum(batch.num_tokens for batch in batches) == sizes
     assert sum(batch.num_pairs for batch in batches) == sum(labels.values()) - labels[IGNORED]
-
-
-def test_some_of_it_is_the_first_of_it() -> None:
-    (whole,), (some,) = all_batches(), all_batches(max_rows=5)
-    assert torch.equal(whole.tokens.ids[:5], some.tokens.ids)
-    assert torch.equal(whole.rows[: some.num_masked], some.rows[: some.num_masked])
-    assert contents(all_batches(max_rows=10**6)) == contents([whole])
-
-
-def test_no_text() -> None:
-    with pytest.raises(TrainingError, match="the corpus gives no example; give more text"):
-        next(held_out(make_shards(make_part([])), MASKING, SETTINGS))
 
 
 def test_figures_are_those_of_all_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,14 +76,6 @@ def test_figures_are_those_of_all_predictions(monkeypatch: pytest.MonkeyPatch) -
             assert tally.accuracy == pytest.approx(right.right.item() / right.count, abs=0.05)
 
 
-def test_only_the_tasks_that_are_named_are_measured() -> None:
-    tallies = measure(Objective(our_model(TINY, BOTH), CPU), all_batches(), ("fill-mask",), CPU)
-    assert tallies is not None
-    assert tuple(tallies) == ("fill-mask",)
-    model = our_model(TINY, ("fill-mask",))
-    assert measure(Objective(model, CPU), all_batches(), ("fill-mask",), CPU) is not None
-
-
 def test_measuring_has_no_dropout_and_changes_nothing() -> None:
     dropping = replace(TINY, hidden_dropout=0.5, attention_dropout=0.5, classifier_dropout=0.5)
     model, plain = our_model(dropping, BOTH).train(), our_model(TINY, BOTH)
@@ -122,26 +86,6 @@ def test_measuring_has_no_dropout_and_changes_nothing() -> None:
     assert {t: x.sums for t, x in figures[0].items()} == {t: x.sums for t, x in figures[1].items()}
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("is_training", [False, True])
-def test_the_mode_comes_back(is_training: bool) -> None:
-    """Also where measuring ends with an error."""
-    module = nn.Sequential(nn.Dropout(), nn.Linear(1, 1)).train(is_training)
-    with evaluating(module):
-        assert not any(each.training for each in module.modules())
-        assert not torch.is_grad_enabled()
-    with pytest.raises(KeyError), evaluating(module):
-        raise KeyError
-    assert {each.training for each in module.modules()} == {is_training}
-    assert torch.is_grad_enabled()
-
-
-def test_a_model_that_is_not_in_training_stays_so() -> None:
-    """What puts it into an objective is a module, too, and begins in training."""
-    model = our_model(TINY, BOTH).eval()
-    measure(Objective(model, CPU), all_batches(max_rows=1), BOTH, CPU)
-    assert not any(each.training for each in model.modules())
 
 
 def test_should_stop_interrupts_the_validation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,24 +137,3 @@ def test_the_entropy_of_frequencies() -> None:
     by_hand = replace(part, tokens=np.array([7, 7, 8, 9], np.uint16))
     assert unigram_entropy(make_shards(by_hand), 50) == pytest.approx(1.5 * math.log(2))
     assert unigram_entropy(SHARDS, TINY.vocab_size) == pytest.approx(loss_of_frequencies(SHARDS))
-
-
-def test_the_entropy_is_the_loss_of_a_model_that_knows_frequencies_alone() -> None:
-    """A head of zero weights whose bias is the log of them, on masks of single words."""
-    rng = np.random.default_rng(0)
-    part = make_part([[6, 7]] * 3000, TINY.vocab_size)
-    odds = 1 / np.arange(1, 46)
-    tokens = 5 + rng.choice(45, part.num_tokens, p=odds / odds.sum())
-    shards = make_shards(replace(part, tokens=tokens.astype(np.int32)))
-    model: AlbertForTasks = our_model(TINY, ("fill-mask",))
-    counts = torch.from_numpy(shards.token_counts(TINY.vocab_size))
-    with torch.no_grad():
-        head = model.heads["fill-mask"]
-        head.get_parameter("norm.weight").zero_()
-        head.get_parameter("norm.bias").zero_()
-        head.get_parameter("decoder.bias").copy_((counts + 1e-9).log())
-    batches = list(held_out(shards, MASKING, SETTINGS))
-    tallies = measure(Objective(model, CPU), batches, ("fill-mask",), CPU)
-    assert tallies is not None
-    entropy = unigram_entropy(shards, TINY.vocab_size)
-    assert tallies["fill-mask"].loss == pytest.approx(entropy, rel=0.02)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.support import RACE, best_step, run_command, validations
 from training.finetune import main
-from training.finetuning.heads import describe_held_out
+from training.finetuning.validating import describe_held_out
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)

@@ -16,15 +16,6 @@ Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
 
-@pytest.fixture
-def start(pretrained: Path) -> list[str]:
-    """A run whose data is left to be named."""
-    return [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "32"),
-        *("--batch-size", "4", "--steps", "1", "--lr", "1e-2", "--device", "cpu"),
-    ]
-
-
 def write(file: Path, *lines: str) -> Path:
     file.write_text("\n".join([*lines, ""]))
     return file
@@ -51,7 +42,7 @@ def test_long_texts_of_all_splits_are_listed_with_broken_rows(
     held_out = write(tmp_path / "b.tsv", "text\tlabel", "d\t2", f"{long}\t0")
     options = [*start, "--text-classification", str(train), "--validation", str(held_out)]
     assert run([*options, "--no-truncation"], tmp_path / "run") == 1
-    over = "over 32 tokens; --truncation cuts such texts"
+    over = "over 64 tokens; --truncation cuts such texts"
     assert errors_of(capsys, tmp_path) == [
         "a.tsv, line 4: no value in column label",
         "b.tsv, line 2: label '2' (1 rows); the training split has 0, 1",
@@ -84,44 +75,12 @@ def test_errors_of_held_out_questions_do_not_hide_others(
     files = [tmp_path / "train.json", tmp_path / "held-out.json"]
     for file, content in zip(files, (train, held_out), strict=True):
         file.write_text(json.dumps(content, indent=1))
-    number = next(
-        number
-        for number, line in enumerate(files[0].read_text().splitlines(), start=1)
-        if f'"id": "{train["data"][0]["paragraphs"][0]["qas"][1]["id"]}"' in line
-    )
     options = [*start, "--question-answering", str(files[0]), "--validation", str(files[1])]
     assert run(options, tmp_path / "run") == 1
     first, second = errors_of(capsys, tmp_path)
-    assert first.startswith(f"train.json, line {number}, question ")
+    assert first.startswith("train.json, question ")
     assert first.endswith(": the question or its context is empty")
     assert second.startswith("2 ids stand for several questions: ")
-
-
-def test_all_broken_lines_of_pretraining_are_listed(
-    start: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With those of other data, unless it is large, and alone."""
-    document = '{"text": "The school is in the city. Many people came."}'
-    text = write(tmp_path / "a.jsonl", document, "{", document, '{"words": 1}')
-    damaged = tmp_path / "b.txt"
-    damaged.write_bytes(b"\xff\xff")
-    options = [*start, "--pretraining", str(text), str(damaged)]
-    broken = [
-        "a.jsonl, line 2: not JSON: ",
-        'a.jsonl, line 4: no "text" field that is a string',
-        "b.txt: ",
-    ]
-    assert run(options, tmp_path / "run") == 1
-    errors = errors_of(capsys, tmp_path)
-    assert [line[: len(each)] for line, each in zip(errors, broken, strict=True)] == broken
-    rows = write(tmp_path / "a.tsv", "text\tlabel", "a\t0", "b\t1", "\t1")
-    assert run([*options, "--text-classification", str(rows)], tmp_path / "run") == 1
-    first, *others = errors_of(capsys, tmp_path)
-    assert first == "a.tsv, line 4: no text"
-    assert others == errors
-    monkeypatch.setattr("training.finetuning.pretraining._CHECKED_BYTES", 9)
-    assert run([*options, "--text-classification", str(rows)], tmp_path / "run") == 1
-    assert errors_of(capsys, tmp_path) == [first]
 
 
 def test_missing_files_of_all_tasks_are_listed(
@@ -145,21 +104,34 @@ def test_missing_files_of_all_tasks_are_listed(
     ]
 
 
-def test_more_errors_than_are_printed_stand_in_a_file(
+def test_more_errors_than_are_printed_are_counted(
     start: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     rows = write(tmp_path / "a.tsv", "text\tlabel", "a\t0", "b\t1", *["\t1"] * 30)
     options = [*start, "--text-classification", str(rows)]
-    folder = tmp_path / "run"
-    assert run(options, folder) == 1
+    assert run(options, tmp_path / "run") == 1
     errors = [f"a.tsv, line {number}: no text" for number in range(4, 34)]
     assert errors_of(capsys, tmp_path) == [
         *errors[:20],
         "and 10 more",
-        "all 30 are listed in run/errors.txt",
     ]
-    listed = (folder / "errors.txt").read_text().replace(f"{tmp_path}/", "")
-    assert listed.splitlines() == errors
-    write(rows, "text\tlabel", "a\t0", "b\t1")
-    assert run(options, folder) == 0
-    assert not (folder / "errors.txt").exists()
+
+
+def test_all_that_is_wrong_with_the_data_is_listed_at_once(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
+    texts.write_text("text\tlabel\na city\t\na war\t0\na game\t1\n")
+    broken.write_text("{")
+    content = json.loads(SQUAD.read_text())
+    answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    answers[0] = {"text": "not in there", "answer_start": 3}
+    moved.write_text(json.dumps(content))
+    more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
+    assert run(finetune_options, tmp_path / "run", *more) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"error: {texts}, line 2: no value in column label"
+    assert lines[1].startswith(f"{broken} is not JSON: ")
+    assert lines[2].startswith(f"{moved}, question ")
+    assert "not the answer 'not in there', which stands at 0 places" in lines[2]
+    assert len(lines) == 3

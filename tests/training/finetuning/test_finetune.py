@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,18 +13,13 @@ from typing import Any
 import pytest
 
 from tests.training.processes import (
-    before_step,
     run_in_process,
     run_killed,
     spoil,
-    write_no_file_over,
 )
 from tests.training.support import (
-    SQUAD,
     SQUAD_V2,
-    TINY,
     checkpoint_state,
-    our_model,
     read_metrics,
     refusal,
     run_command,
@@ -33,24 +27,12 @@ from tests.training.support import (
     stop_at,
 )
 from training.finetune import main
-from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
 PROGRAM = "training.finetune"
-
-
-def test_a_small_data_set_is_learnt(pretrained: Path, labelled: Path, tmp_path: Path) -> None:
-    options = [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "50", "--length", "64"),
-        *("--text-classification", str(labelled), "--batch-size", "48"),
-        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
-    ]
-    assert run(options, tmp_path) == 0
-    first, *_, last = read_metrics(tmp_path)
-    assert last["text-classification/accuracy"] > 0.9
-    assert last["text-classification/loss"] < 0.5 * first["text-classification/loss"]
 
 
 def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> None:
@@ -101,19 +83,6 @@ def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on(
-    finetuned: Path, finetune_options: list[str], tmp_path: Path
-) -> None:
-    full = partial(before_step, 5, partial(write_no_file_over, 30_000))
-    often = [*finetune_options, "--save-every", "0.0001s"]
-    ended = run_in_process(often, tmp_path / "run", fate=full, program=PROGRAM)
-    assert ended.status == 1
-    assert "error: the checkpoint of step 5 could not be written: " in ended.err
-    assert ended.err.endswith("/checkpoints/step-00000004, is whole\n")
-    assert run_in_process(finetune_options, tmp_path / "run", program=PROGRAM).status == 0
-    assert same_weights(tmp_path / "run", finetuned)
-
-
 def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
     finetuned: Path, finetune_options: list[str], tmp_path: Path
 ) -> None:
@@ -128,15 +97,6 @@ def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
         assert mine[name] == whole[name]
     assert mine["stability"]["num_rollbacks"] == 1
     assert not same_weights(tmp_path / "run", finetuned)
-
-
-def test_a_run_of_an_earlier_version_is_refused(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "state.pt").write_bytes(b"")
-    assert run(finetune_options, tmp_path) == 1
-    assert f"error: {tmp_path} holds a run of an earlier version; " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -194,63 +154,6 @@ def test_epochs_end_a_run_and_validation_reports_each(
     assert stage["settings"]["validation"] == [labelled.name]
 
 
-def test_a_run_that_has_ended_is_extended_by_more_steps(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    assert run(finetune_options, tmp_path, "--steps", "3") == 0
-    assert run(finetune_options, tmp_path, "--steps", "5") == 0
-    assert "resuming from step 3" in capsys.readouterr().out
-    assert checkpoint_state(tmp_path)["step"] == 5
-    assert json.loads((tmp_path / "run.json").read_text())["steps"] == "5"
-
-
-@pytest.mark.parametrize("data", [["--question-answering", "none.json"], ["--task", "RTE"]])
-def test_a_run_without_an_end_is_refused_before_its_data_is_read(
-    pretrained: Path, tmp_path: Path, data: list[str], capsys: Capture
-) -> None:
-    options = ["--initialize-from", str(pretrained / "checkpoint"), *data]
-    assert run(options, tmp_path / "run") == 1
-    message = "a run needs an end: give --steps, --epochs, --budget or --recipe paper"
-    assert refusal(capsys, tmp_path / "run") == f"error: {message}\n"
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--epochs", "2"], "epochs are those of one task; with several tasks give --steps"),
-        (["--delimiter", "ab"], "--delimiter 'ab': give one character"),
-        (["--label-column", "class"], "no column class for --label-column; its columns are text,"),
-        (["--validation", str(SQUAD)], "the format is unknown; name it .csv"),
-    ],
-)
-def test_options_of_the_data_that_do_not_fit(
-    finetune_options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
-) -> None:
-    assert run(finetune_options, tmp_path / "run", *more) == 1
-    assert message in refusal(capsys, tmp_path / "run")
-
-
-def test_all_that_is_wrong_with_the_data_is_listed_at_once(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
-    texts.write_text("text\tlabel\na city\t\na war\t0\na game\t1\n")
-    broken.write_text("{")
-    content = json.loads(SQUAD.read_text())
-    answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
-    answers[0] = {"text": "not in there", "answer_start": 3}
-    moved.write_text(json.dumps(content))
-    more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
-    missing = str(tmp_path / "none.txt")
-    assert run(finetune_options, tmp_path / "run", *more, "--pretraining", missing) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"error: {texts}, line 2: no value in column label"
-    assert lines[1].startswith(f"{broken} is not JSON: ")
-    assert lines[2].startswith(f"{moved}, question ")
-    assert "not the answer 'not in there', which stands at 0 places" in lines[2]
-    assert lines[3:] == [f"{missing} does not exist"]
-
-
 def test_weights_say_how_often_each_task_is_drawn(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -273,15 +176,6 @@ def test_a_head_of_other_labels_starts_fresh_and_others_are_kept(
     assert model.tasks["question-answering"] == 2
     labels = read_config(tmp_path / "run" / "checkpoint")["id2label"]
     assert labels == {"0": "a", "1": "b", "2": "c"}
-
-
-def test_labels_stay_when_other_tasks_are_trained(finetuned: Path, tmp_path: Path) -> None:
-    options = [
-        *("--initialize-from", str(finetuned / "checkpoint"), "--question-answering", str(SQUAD)),
-        *("--steps", "1", "--length", "64", "--device", "cpu"),
-    ]
-    assert run(options, tmp_path) == 0
-    assert read_config(tmp_path / "checkpoint")["id2label"] == {"0": "negative", "1": "positive"}
 
 
 def test_texts_over_the_length_are_counted(
@@ -308,59 +202,6 @@ def test_other_options_on_a_run_are_refused(
 ) -> None:
     assert run(finetune_options, finetuned, *more) == 1
     assert capsys.readouterr().err.startswith(f"error: {finetuned} holds a run with {message}. ")
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--weights", "1"], "--weights [1.0]: give one for each of text-classification, "),
-        (["--batch-size", "1", "2"], "--batch-size 1 2: give one number, or one for each of text-"),
-        (["--length", "4"], "--length 4: a sequence has from 8 tokens to the model's 64 positions"),
-        (["--length", "65"], "--length 65: a sequence"),
-        (["--initialize-from", "./nowhere"], "./nowhere is not there, and cannot be a model"),
-        (["--text-classification", "none.tsv"], "No such file or directory: 'none.tsv'"),
-        (["--question-answering", "none.json"], "No such file or directory: 'none.json'"),
-        (["--pretraining", "none.txt"], "none.txt does not exist"),
-        (["--labels", "only"], "label '1' (20 rows); allowed are only"),
-    ],
-)
-def test_impossible_options_are_one_line_and_no_run(
-    finetune_options: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
-) -> None:
-    assert run(finetune_options, tmp_path / "run", *more) == 1
-    assert message in refusal(capsys, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("text\tlabel\n", "no examples in"),
-        ("text\tlabel\na\tx\nb\tx\n", "all texts have the label x; a classifier needs two"),
-        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "line 2: "),
-    ],
-)
-def test_data_that_teaches_nothing(
-    pretrained: Path, tmp_path: Path, content: str, message: str, capsys: Capture
-) -> None:
-    data = tmp_path / "a.tsv"
-    data.write_text(content)
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
-    options += ["--text-classification", str(data), "--steps", "1", "--no-truncation"]
-    assert run(options, tmp_path / "run") == 1
-    assert message in capsys.readouterr().err
-
-
-def test_nothing_to_train(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
-    assert run([*options, "--steps", "1"], tmp_path / "run") == 1
-    assert "error: nothing to train: give --text-classification" in capsys.readouterr().err
-
-
-def test_a_checkpoint_without_a_tokenizer(tmp_path: Path, capsys: Capture) -> None:
-    save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path / "start")
-    options = ["--initialize-from", str(tmp_path / "start"), "--length", "16", "--steps", "1"]
-    assert run([*options, "--question-answering", str(SQUAD)], tmp_path / "run") == 1
-    assert "start/tokenizer.json cannot be read" in capsys.readouterr().err
 
 
 def v2_options(pretrained: Path, file: Path) -> list[str]:
@@ -392,45 +233,3 @@ def answer_once(content: dict[str, Any]) -> dict[str, Any]:
         for entry in paragraph["qas"]
         if entry["answers"] and paragraph["context"].count(entry["answers"][0]["text"]) == 1
     )
-
-
-def test_all_answers_without_a_place_are_listed_before_training(
-    pretrained: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    content = json.loads(SQUAD_V2.read_text(encoding="utf-8"))
-    names = []
-    for entry in content["data"][0]["paragraphs"][0]["qas"]:
-        if entry["answers"]:
-            entry["answers"][0]["text"] = "nowhere"
-            names.append(entry["id"])
-    file = tmp_path / "v2.json"
-    file.write_text(json.dumps(content))
-    assert run(v2_options(pretrained, file), tmp_path / "run") == 1
-    error = capsys.readouterr().err
-    assert len(names) > 1
-    assert all(f"{file}, question {name}: the context has " in error for name in names)
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
-def test_a_damaged_start(pretrained: Path, tmp_path: Path, capsys: Capture) -> None:
-    shutil.copytree(pretrained / "checkpoint", tmp_path / "start")
-    (tmp_path / "start" / "model.safetensors").write_bytes(b"")
-    options = ["--initialize-from", str(tmp_path / "start"), "--length", "64"]
-    assert (
-        run([*options, "--steps", "1", "--question-answering", str(SQUAD)], tmp_path / "run") == 1
-    )
-    assert "start/model.safetensors is damaged: it has 0 bytes" in capsys.readouterr().err
-
-
-def test_a_run_that_took_one_label_column_is_resumed(
-    pretrained: Path, labelled: Path, tmp_path: Path
-) -> None:
-    options = [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "1", "--length", "32"),
-        *("--text-classification", str(labelled), "--batch-size", "4", "--device", "cpu"),
-        *("--precision", "fp32", "--label-column", "label"),
-    ]
-    assert run(options, tmp_path) == 0
-    record = json.loads((tmp_path / "run.json").read_text())
-    assert record["label_column"] == "label"
-    assert run(options, tmp_path) == 0

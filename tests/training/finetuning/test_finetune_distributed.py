@@ -1,4 +1,4 @@
-"""Several processes finetune as one does: each task, its validation, several seeds, and deaths."""
+"""Several processes finetune as one does: each task, its validation, and deaths."""
 
 from __future__ import annotations
 
@@ -16,16 +16,11 @@ from safetensors.torch import load_file
 
 from tests.training.distillation.teachers import make_bert
 from tests.training.processes import (
-    LOST,
     Ended,
     before_step,
-    die,
     get_signals,
-    in_validation,
     run_in_process,
     run_world,
-    torchrun,
-    wait_for_step,
 )
 from tests.training.support import (
     RACE,
@@ -35,7 +30,6 @@ from tests.training.support import (
     best_step,
     checkpoint_state,
     read_metrics,
-    same_weights,
 )
 
 PROGRAM = "training.finetune"
@@ -50,7 +44,6 @@ WITHOUT_GRADIENT: dict[str, tuple[str, ...]] = {
     "questions": ("qa_outputs.bias",),
     "several": ("qa_outputs.bias",),
     "start-conditioned": START_CONDITIONED,
-    "start-conditioned and classifiers": START_CONDITIONED,
     "multiple choice": ("classifier.bias",),
 }
 
@@ -108,22 +101,6 @@ def moved(folder: Path) -> float:
     )
 
 
-def multi_label(folder: Path) -> list[str]:
-    rows = [("a good game", ["glad"]), ("the war was lost", ["sad"]), ("a city", [])] * 5
-    rows += [("a great war", ["glad", "sad"])]
-    file = folder / "moods.jsonl"
-    file.write_text("\n".join(json.dumps({"text": t, "label": names}) for t, names in rows))
-    return ["--text-classification", str(file), "--problem-type", "multi_label_classification"]
-
-
-def regression(folder: Path) -> list[str]:
-    file = folder / "scores.csv"
-    words = ("good", "great", "died", "lost", "not")
-    rows = [f"the game was {word * n},{n / 2}" for n in (1, 2, 3) for word in words]
-    file.write_text("\n".join(["text,label", *rows]))
-    return ["--text-classification", str(file), "--problem-type", "regression"]
-
-
 def taught(folder: Path) -> list[str]:
     make_bert(folder / "teacher")
     config = transformers.BertConfig.from_pretrained(folder / "teacher")
@@ -137,29 +114,20 @@ def taught(folder: Path) -> list[str]:
 
 
 def several(folder: Path) -> list[str]:
+    """Two classifiers, of several labels and of a number, beside questions and text."""
+    moods, scores = folder / "moods.jsonl", folder / "scores.csv"
+    rows = [("a good game", ["glad"]), ("the war was lost", ["sad"]), ("a city", [])] * 5
+    moods.write_text("\n".join(json.dumps({"text": t, "label": names}) for t, names in rows))
+    scores.write_text("text,label\n" + "a good game,1\nthe war was lost,-1.5\n" * 6)
     return [
-        *(*multi_label(folder), "--question-answering", str(SQUAD), "--pretraining", str(WIKI)),
-        *("--batch-size", "7", "3", "4", "--steps", "12"),
-    ]
-
-
-def start_conditioned(folder: Path) -> list[str]:
-    """Two named classifiers beside the questions; each is validated."""
-    moods = folder / "moods.csv"
-    moods.write_text("text,label\n" + "a good game,glad\nthe war was lost,sad\n" * 6)
-    things = folder / "things.csv"
-    things.write_text("text,label\n" + "a good game,game\nthe war was lost,war\na city,city\n" * 5)
-    return [
-        *("--question-answering", str(SQUAD_V2), "--question-head", "start-conditioned"),
-        *("--head", "mood", "--text-classification", str(moods), "--validation", str(moods)),
-        *("--head", "thing", "--text-classification", str(things), "--validation", str(things)),
-        *("--batch-size", "7", "6", "3", "--steps", "12", "--validate-every", "4"),
+        *("--text-classification", str(moods), "--problem-type", "multi_label_classification"),
+        *("--question-answering", str(SQUAD), "--pretraining", str(WIKI)),
+        *("--head", "score", "--text-classification", str(scores), "--problem-type", "regression"),
+        *("--batch-size", "7", "5", "3", "4", "--steps", "12"),
     ]
 
 
 TASKS: dict[str, Callable[[Path], list[str]]] = {
-    "multi-label": multi_label,
-    "regression": regression,
     "multiple choice": lambda _: ["--task", "RACE", "--data", str(RACE), "--validate-every", "3"],
     "questions": lambda _: [
         *("--question-answering", str(SQUAD), "--validation", str(SQUAD_V2)),
@@ -169,8 +137,6 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
         *("--question-answering", str(SQUAD_V2), "--question-head", "start-conditioned"),
         *("--validation", str(SQUAD_V2), "--validate-every", "3"),
     ],
-    "start-conditioned and classifiers": start_conditioned,
-    "pretraining": lambda _: ["--pretraining", str(WIKI), "--batch-size", "4"],
     "teacher": taught,
     "several": several,
 }
@@ -220,66 +186,6 @@ def test_texts_are_trained_and_validated_as_by_one(
     assert selections[0] == pytest.approx(selections[1])
 
 
-@pytest.mark.extended
-def test_runs_of_several_seeds_are_those_of_one_process(texts: list[str], tmp_path: Path) -> None:
-    """Also where they stop early, or collapse and are replaced."""
-    options = [*texts, "--seeds", "2", "--patience", "1", "--lr", "1e-9", "--validate-every", "2"]
-    assert alone(options, tmp_path / "one").status == 1
-    check_ended(together(options, tmp_path / "two"), 1)
-    one, two = (json.loads((tmp_path / name / "seeds.json").read_text()) for name in ("one", "two"))
-    assert [each["seed"] for each in one["runs"]] == [each["seed"] for each in two["runs"]]
-    assert len(one["runs"]) == 4  # the two that were asked for have collapsed
-    for mine, theirs in zip(one.pop("runs"), two.pop("runs"), strict=True):
-        assert mine == pytest.approx(theirs)
-    assert one == pytest.approx(two)
-    assert not (tmp_path / "two" / "best").exists()
-
-
-@pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
-def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
-    start: list[str], tmp_path: Path, dying: int
-) -> None:
-    """To the same bits, with as many processes."""
-    (tmp_path / "data").mkdir()
-    options = [*start, *several(tmp_path / "data")]
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    check_ended(together(options, whole))
-    ended = together(options, run, *OFTEN, fates={dying: partial(before_step, 4, die)})
-    assert ended[dying].status == -signal.SIGKILL
-    assert (ended[1 - dying].status, ended[1 - dying].err.splitlines()[-1:]) == (1, [LOST.strip()])
-    check_ended(together(options, run, *OFTEN))
-    assert same_weights(run, whole)
-
-
-@pytest.mark.extended
-def test_a_process_that_dies_in_validation_ends_the_others(
-    texts: list[str], tmp_path: Path
-) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    check_ended(together(texts, whole))
-    first, second = together(texts, run, *OFTEN, fates={1: partial(in_validation, die)})
-    assert (first.status, second.status) == (1, -signal.SIGKILL)
-    assert first.err.endswith(LOST)
-    check_ended(together(texts, run, *OFTEN))
-    assert same_weights(run, whole)
-    assert best_step(run) == best_step(whole)
-
-
-@pytest.mark.extended
-def test_a_signal_in_the_last_validation_of_a_seed_is_the_end(
-    texts: list[str], tmp_path: Path
-) -> None:
-    """To one process, which finishes the validation with the others."""
-    options = [*texts, "--validate-every", str(STEPS), "--metric", "loss", "--seeds", "2"]
-    fate = partial(in_validation, partial(get_signals, signal.SIGTERM))
-    ended = together(options, tmp_path / "run", fates={1: fate})
-    assert [each.status for each in ended] == [128 + signal.SIGTERM] * 2
-    content = json.loads((tmp_path / "run" / "seeds.json").read_text())
-    assert [each["seed"] for each in content["runs"]] == [0]
-    assert best_step(tmp_path / "run" / "seed-0") == STEPS
-    assert not (tmp_path / "run" / "seed-1").exists()
-
-
 def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_path: Path) -> None:
     """A signal to either of two ends both; one goes on."""
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -325,10 +231,6 @@ def test_an_error_of_one_process_ends_all(texts: list[str], tmp_path: Path) -> N
             ("--pretraining", str(WIKI), "--batch-size", "4", "5"),
             "--batch-size 5 of pretraining is no multiple of the 2 processes",
         ),
-        (
-            ("--seeds", "0"),
-            "--seeds 0: give a number of runs, or two seeds or more",
-        ),
     ],
 )
 def test_impossible_options_are_one_line_and_no_run(
@@ -338,25 +240,3 @@ def test_impossible_options_are_one_line_and_no_run(
     assert (first.status, first.err) == (1, f"error: {message}\n")
     assert (second.status, second.err) == (1, "")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_torchrun_ends_when_one_process_is_killed_and_goes_on(
-    texts: list[str], tmp_path: Path
-) -> None:
-    folder, log = tmp_path / "run", tmp_path / "log"
-    options = [*texts, *OFTEN, "--steps", "3000"]
-    with torchrun(options, folder, log, program=PROGRAM) as job:
-        wait_for_step(job, folder, log)
-        ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(ranks[-1]), signal.SIGKILL)
-    assert job.returncode == 1
-    assert LOST in log.read_text()
-    step = checkpoint_state(folder)["step"]
-    with torchrun([*options[:-1], str(step + 3)], folder, log, program=PROGRAM) as job:
-        pass
-    assert job.returncode == 0, log.read_text()
-    said = log.read_text()
-    assert said.count("resuming from step") == 1
-    assert said.count("steps (") == 1
-    assert checkpoint_state(folder)["step"] == step + 3

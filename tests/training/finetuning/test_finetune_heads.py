@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,20 +13,15 @@ import torch
 
 from albert_serve.errors import ConfigError
 from tests.training.support import (
-    SQUAD,
     best_step,
     hf_load,
     ragged,
     read_metrics,
-    refusal,
     run_command,
-    same_weights,
-    stop_at,
     validations,
 )
 from training import evaluate
 from training.average import average
-from training.evaluation.validation import HEADS_MEAN
 from training.finetune import main
 from training.loop.recorded import read_run
 from training.model.checkpoint import (
@@ -172,16 +166,6 @@ def test_transformers_reads_the_default_one(trained: Path) -> None:
     assert theirs.config.id2label == {0: "glad", 1: "sad"}
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(options: list[str], tmp_path: Path) -> None:
-    options = [*options, "--steps", "30", "--validate-every", "10"]
-    assert run(options, tmp_path / "whole") == 0
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 17, signal.SIGTERM)
-        assert run(options, tmp_path / "stopped") != 0
-    assert run(options, tmp_path / "stopped") == 0
-    assert same_weights(tmp_path / "whole", tmp_path / "stopped")
-
-
 def test_a_run_keeps_its_heads(options: list[str], tmp_path: Path, capsys: Capture) -> None:
     assert run([*options, "--steps", "1"], tmp_path / "run") == 0
     without = options[: options.index("--head")]
@@ -253,13 +237,6 @@ def test_adaptive_depth_is_of_the_default_one(
     assert "text_classification/thing_accuracy" in figures
 
 
-def test_the_mean_of_checkpoints_has_all_heads(trained: Path, tmp_path: Path) -> None:
-    average([trained / "best", trained / "checkpoint"], [1, 1], tmp_path / "mean")
-    hf = read_config(tmp_path / "mean")
-    assert hf["albert_heads"] == read_config(trained / "best")["albert_heads"]
-    assert load_checkpoint(tmp_path / "mean").tasks[THING] == 3
-
-
 def test_a_report_has_a_part_for_each(trained: Path, moods: Path, tmp_path: Path) -> None:
     data = ("--head", "default", "--text-classification", str(moods))
     output = ("--output", str(tmp_path / "figures.json"), "--report", str(tmp_path / "report"))
@@ -272,130 +249,6 @@ def test_a_report_has_a_part_for_each(trained: Path, moods: Path, tmp_path: Path
     report = (tmp_path / "report/report.md").read_text()
     assert "## Texts (data)" in report
     assert "## Texts (thing-data)" in report
-
-
-def test_curves_have_a_panel_for_each(trained: Path) -> None:
-    figure = draw_curves([read_run(trained)])
-    titles = [ax.get_title() for ax in figure.axes]
-    assert {"classification accuracy", "accuracy of thing"} <= set(titles)
-
-
-def test_seeds_of_two_heads(
-    start: list[str], moods: Path, of_things: list[str], tmp_path: Path
-) -> None:
-    data = ["--text-classification", str(moods), *of_things, "--validate-every", "2"]
-    run([*start, *data, "--steps", "2", "--seeds", "2"], tmp_path / "seeds")
-    seeds = json.loads((tmp_path / "seeds/seeds.json").read_text())
-    assert seeds["figure"] == "macro_f1"  # only one of them is validated
-    assert len(seeds["runs"]) >= 2
-
-
-def test_of_several_the_mean_is_the_figure(options: list[str], tmp_path: Path) -> None:
-    more = ["--steps", "2", "--validate-every", "2", "--seeds", "2"]
-    run([*options, *more], tmp_path / "seeds")
-    assert json.loads((tmp_path / "seeds/seeds.json").read_text())["figure"] == HEADS_MEAN
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--head", "a"], "--head a is a classifier of texts; give its data after it"),
-        (["--head", "a", "--task", "RACE", "--data", "x"], "is a classifier of texts"),
-        (["--head", "default", "{data}"], "--head default names the default classifier"),
-        (["--head", "a", "{data}", "--metric", "accuracy"], "--metric goes with --validation"),
-        (
-            [
-                *("--validation", "{file}", "--head", "a", "{data}", "--validation", "{file}"),
-                *("--metric", "loss", "--validate-every", "1"),
-            ],
-            "--metric loss: with several classifiers validated",
-        ),
-        (["--head", "a", "{data}", "--batch-size", "1", "2", "3"], "text-classification/a"),
-        (["--head", "a", "{data}", "--weights", "1", "2", "3"], "text-classification/a"),
-        (["--head", "a", "{data}", "--multiple-choice", "{file}"], "do not go together"),
-    ],
-)
-def test_options_that_do_not_fit(
-    start: list[str],
-    moods: Path,
-    tmp_path: Path,
-    capsys: Capture,
-    more: Sequence[str],
-    message: str,
-) -> None:
-    words = [
-        each
-        for word in more
-        for each in (
-            ["--text-classification", str(moods)]
-            if word == "{data}"
-            else [word.replace("{file}", str(moods))]
-        )
-    ]
-    data = ["--text-classification", str(moods), "--steps", "1"]
-    assert run([*start, *data, *words], tmp_path / "run") == 1
-    assert message in refusal(capsys, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("of_default", "message"),
-    [
-        (
-            [
-                *("--question-answering", str(SQUAD), "--validation", str(SQUAD)),
-                *("--patience", "2", "--seeds", "2"),
-            ],
-            "--validation before --head is of the default classifier, which has no data here",
-        ),
-        (["--labels", "sad", "glad", "--label-column", "label"], "--labels, --label-column: there"),
-        (
-            ["--question-answering", str(SQUAD), "--recipe", "paper"],
-            "--recipe paper differs from task to task",
-        ),
-    ],
-)
-def test_options_of_a_default_one_without_data(
-    start: list[str],
-    moods: Path,
-    tmp_path: Path,
-    capsys: Capture,
-    of_default: Sequence[str],
-    message: str,
-) -> None:
-    head = ["--head", "a", "--text-classification", str(moods), "--steps", "1"]
-    assert run([*start, *of_default, *head], tmp_path / "run") == 1
-    assert message in refusal(capsys, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_adaptive_depth_without_the_default_one_is_refused(
-    trained: Path, start: list[str], moods: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    again = ["--initialize-from", str(trained / "best"), "--adaptive-depth", "--steps", "1"]
-    head = ["--head", "a", "--text-classification", str(moods)]
-    assert run([*start, *again, *head], tmp_path / "run") == 1
-    assert "--adaptive-depth is of the default" in refusal(capsys, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--head", "a/b"], "--head 'a/b': a name has lower-case letters"),
-        (["--head", "A"], "--head 'A': a name has"),
-        (["--head="], "--head '': a name has"),
-        (["--head", "a", "--head", "a"], "--head a is given twice"),
-        (["--head", "a", "stray"], "--head a: unrecognized arguments: stray"),
-        (["--hea", "a"], "unrecognized arguments: --hea a"),
-        (["--head", "a", "--label-col", "b"], "unrecognized arguments: --label-col b"),
-    ],
-)
-def test_a_name_is_one(
-    start: list[str], tmp_path: Path, capsys: Capture, words: list[str], message: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run([*start, *words], tmp_path / "run")
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -433,3 +286,16 @@ def test_a_model_has_further_heads_beside_the_default_only(
     config = load_checkpoint(trained / "best").config
     with pytest.raises(ConfigError, match=message):
         AlbertForTasks(config, tasks)
+
+
+def test_the_mean_of_checkpoints_has_all_heads(trained: Path, tmp_path: Path) -> None:
+    average([trained / "best", trained / "checkpoint"], [1, 1], tmp_path / "mean")
+    hf = read_config(tmp_path / "mean")
+    assert hf["albert_heads"] == read_config(trained / "best")["albert_heads"]
+    assert load_checkpoint(tmp_path / "mean").tasks[THING] == 3
+
+
+def test_curves_have_a_panel_for_each(trained: Path) -> None:
+    figure = draw_curves([read_run(trained)])
+    titles = [ax.get_title() for ax in figure.axes]
+    assert {"classification accuracy", "accuracy of thing"} <= set(titles)

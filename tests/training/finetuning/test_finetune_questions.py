@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.processes import before_step, get_signals, run_in_process, run_killed
 from tests.training.support import (
     SQUAD,
     SQUAD_V2,
     best_step,
-    checkpoint_state,
-    refusal,
     run_command,
-    same_weights,
     validations,
 )
 from training import evaluate
-from training.finetune import main
-from training.finetuning.questions import question_examples, with_question_length
+from training.finetune import FinetuneConfig, main
+from training.finetuning.questions import question_examples
+from training.finetuning.settings import FinetuneSettings, settle
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -58,34 +54,6 @@ def test_the_best_checkpoint_has_the_best_f1(
     assert figures[f"question_answering_{name}"] == pytest.approx(values[best], abs=1e-4)
 
 
-def test_a_run_that_is_stopped_before_a_validation_makes_up_for_it(
-    start: list[str], tmp_path: Path
-) -> None:
-    options = [*start, "--validation", str(SQUAD), "--metric", "exact_match", "--patience", "2"]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert run(options, whole) == 0
-    stop = partial(before_step, 8, partial(get_signals, signal.SIGTERM))
-    ended = run_in_process(options, stopped, fate=stop, program="training.finetune")
-    assert ended.status == 128 + signal.SIGTERM
-    assert list(f1(stopped)) == [4]
-    assert run(options, stopped) == 0
-    assert f1(stopped) == f1(whole)
-    assert same_weights(stopped, whole)
-    assert checkpoint_state(whole)["selection"]["figure"] == "exact_match"
-
-
-def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
-    start: list[str], tmp_path: Path
-) -> None:
-    options = [*start, "--validation", str(SQUAD), "--dropout", "0.1", "--keep", "1"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run(options, whole) == 0
-    run_killed(options, killed, (6, "0.0001s"), (11, "10h"), program="training.finetune")
-    assert same_weights(killed, whole)
-    assert f1(killed) == f1(whole)
-    assert best_step(killed) == best_step(whole)
-
-
 @pytest.mark.parametrize(("positions", "longest"), [(512, 384), (256, 256)])
 def test_windows_are_by_default_as_long_as_the_services(
     tokenizer: AlbertTokenizer, tmp_path: Path, positions: int, longest: int
@@ -95,16 +63,12 @@ def test_windows_are_by_default_as_long_as_the_services(
     paragraph["context"] += " " + paragraph["context"]
     file = tmp_path / "long.json"
     file.write_text(json.dumps(content))
-    options = argparse.Namespace(
-        output=tmp_path, length=128, question_answering=[file], question_length=None
-    )
-    options = with_question_length(options)
-    windows = question_examples(options, tokenizer, max_positions=positions)
+    length = questions_of(tmp_path).window_length(positions)
+    windows = question_examples([file], tokenizer, length=length)
     assert max(len(window.ids) for window in windows) == longest
     assert max(window.end for window in windows) > 127
 
 
-@pytest.mark.parametrize("folder", ["", "seed-3"])
 @pytest.mark.parametrize(
     ("record", "given", "expected"),
     [
@@ -114,13 +78,18 @@ def test_windows_are_by_default_as_long_as_the_services(
     ],
 )
 def test_a_known_run_keeps_the_length_of_its_windows(
-    tmp_path: Path, folder: str, record: dict[str, str], given: int | None, expected: int
+    tmp_path: Path, record: dict[str, str], given: int | None, expected: int
 ) -> None:
-    """And the other seeds of `--seeds` have it too."""
-    (tmp_path / folder).mkdir(exist_ok=True)
-    (tmp_path / folder / "run.json").write_text(json.dumps(record))
-    options = argparse.Namespace(output=tmp_path, question_answering=[SQUAD], question_length=given)
-    assert with_question_length(options).question_length == expected
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert questions_of(tmp_path, length=given).question_length == expected
+
+
+def questions_of(folder: Path, **values: Any) -> FinetuneSettings:
+    return settle(
+        FinetuneConfig(
+            initialize_from="x", output=folder, question_answering=(SQUAD,), steps=1, **values
+        )
+    )
 
 
 def test_a_run_without_a_length_is_resumed(
@@ -151,20 +120,3 @@ def test_the_labels_of_texts_are_validated_where_there_are_both(
     assert run([*start, *more], tmp_path / "run") == 0
     assert f1(tmp_path / "run") == {}
     assert len(validations(tmp_path / "run", "text-classification", "accuracy")) == 3
-
-
-def test_other_metrics_and_bad_questions_are_refused(
-    start: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    options = [*start, "--validation", str(SQUAD), "--metric", "accuracy"]
-    assert run(options, tmp_path / "run") == 1
-    message = "--metric accuracy is none of questions; take f1, exact_match, loss"
-    assert message in refusal(capsys, tmp_path / "run")
-    content = json.loads(SQUAD.read_text())
-    content["data"][0]["paragraphs"][0]["qas"][0]["question"] = " "
-    file = tmp_path / "empty.json"
-    file.write_text(json.dumps(content))
-    assert run([*start, "--validation", str(file)], tmp_path / "run") == 1
-    assert "the question or its context is empty" in refusal(capsys, tmp_path / "run")
-    assert run([*start, "--validation", str(SQUAD), str(SQUAD)], tmp_path / "run") == 1
-    assert "33 ids stand for several questions" in refusal(capsys, tmp_path / "run")

@@ -17,7 +17,6 @@ from tests.training.processes import run_killed
 from tests.training.support import (
     best_step,
     checkpoint_state,
-    refusal,
     run_command,
     same_weights,
     stop_at,
@@ -79,16 +78,6 @@ def mnli(tmp_path: Path) -> Path:
         rows.append(f"{number}\t1\t1n\tfiction\t(\t(\t(\t(\t{texts}\t{label}\t{label}")
     files = {"train.tsv": rows, "dev_matched.tsv": rows, "dev_mismatched.tsv": rows[:3]}
     return write(tmp_path / "mnli", files)
-
-
-@pytest.fixture
-def start(pretrained: Path) -> list[str]:
-    """A run of six steps, two an epoch of eight examples; its task is left to be named."""
-    return [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
-        *("--batch-size", "4", "--steps", "6", "--lr", "1e-2", "--adamw-lr", "1e-2"),
-        *("--precision", "fp32", "--device", "cpu", "--report-every", "2"),
-    ]
 
 
 def figures_of(checkpoint: Path, task: str, data: Path) -> dict[str, float]:
@@ -244,91 +233,6 @@ def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
     assert all(
         (killed / "best" / n).read_bytes() == (whole / "best" / n).read_bytes() for n in names
     )
-
-
-def test_the_papers_recipe_is_recorded_and_can_be_overridden(
-    start: list[str], tmp_path: Path
-) -> None:
-    header = "index\tsentence1\tsentence2\tlabel"
-    rows = [f"0\t{text}\t{PAIRS[0]}\tentailment" for text in PAIRS]
-    rows += [f"0\t{text}\t{PAIRS[1]}\tnot_entailment" for text in PAIRS]
-    data = write(tmp_path / "rte", {"train.tsv": [header, *rows], "dev.tsv": [header, *rows]})
-    checkpoint = start[1]
-    options = ["--initialize-from", checkpoint, "--task", "rte", "--data", str(data)]
-    options += ["--recipe", "paper", "--length", "64", "--steps", "1", "--device", "cpu"]
-    assert run(options, tmp_path / "run") == 0
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    expected = {"lr": "3e-05", "batch_size": "[32]", "schedule": "linear", "warmup": "0.25"}
-    expected |= {"optimizer": "adamw", "length": "64", "steps": "1", "dropout": "0.1"}
-    assert {name: record[name] for name in expected} == expected
-    config = read_config(tmp_path / "run" / "checkpoint")
-    assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.1
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--data", "cola"], "--data cola is the folder of a task; give --task"),
-        (
-            ["--task", "cola", "--data", "x", "--labels", "a", "--text-column", "b"],
-            "--task has its own files, columns and labels; leave out --labels, --text-column\n",
-        ),
-        (["--task", "cola", "--data", "nowhere"], "nowhere is not a folder"),
-        (["--recipe", "paper"], "--recipe paper differs from task to task; give --task"),
-        (["--patience", "2"], "--patience goes with --validation"),
-        (["--metric", "f1"], "--metric goes with --validation"),
-    ],
-)
-def test_options_of_tasks_that_do_not_fit(
-    start: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
-) -> None:
-    assert run(start, tmp_path / "run", *more) == 1
-    assert message in refusal(capsys, tmp_path / "run")
-
-
-def test_files_beside_a_task_are_refused_before_its_own_are_downloaded(
-    start: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    checkpoint, both = start[1], ["--task", "cola", "--text-column", "b", "--multiple-choice", "c"]
-    assert run([*start, *both], tmp_path / "run") == 1
-    assert evaluate.main([checkpoint, *both]) == 1
-    assert export([checkpoint, str(tmp_path / "bundle"), *both]) == 1
-    message = "--task has its own files, columns and labels; leave out --multiple-choice, --text-co"
-    errors = capsys.readouterr().err.splitlines()
-    assert errors == [f"error: {message}lumn"] * 3
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--metric", "pearson"], "--metric pearson is none of 2 labels; take accuracy, "),
-        (
-            ["--class-weights", "1", "2", "3"],
-            "--class-weights 1.0 2.0 3.0: give `balanced`, or one number for each of 2 labels (una",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_the_labels(
-    start: list[str], cola: Path, tmp_path: Path, more: list[str], message: str, capsys: Capture
-) -> None:
-    options = [*start, "--task", "cola", "--data", str(cola)]
-    assert run(options, tmp_path / "run", *more) == 1
-    assert message in refusal(capsys, tmp_path / "run")
-
-
-def test_all_bad_rows_of_training_and_validation_are_listed_before_the_run(
-    start: list[str], cola: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    (cola / "train.tsv").write_text("x\t1\t\tGood.\nx\t2\t\tBad.\nx\t0\n")
-    (cola / "dev.tsv").write_text("x\t0\t\tUnseen.\n")
-    assert run([*start, "--task", "cola", "--data", str(cola)], tmp_path / "run") == 1
-    error = capsys.readouterr().err
-    assert error.splitlines() == [
-        f"error: {cola}/train.tsv, line 3: no text",
-        f"{cola}/train.tsv, line 2: label '2' (1 rows); allowed are unacceptable, acceptable",
-        f"{cola}/dev.tsv, line 1: label '0' (1 rows); the training split has acceptable",
-    ]
-    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_class_weights_change_the_weights(start: list[str], cola: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import TextClassification
 from albert_serve.tasks.load import load_tasks
 from export.__main__ import main as export
-from tests.training.support import read_metrics, refusal, run_command
+from tests.training.support import read_metrics, run_command
 from training import evaluate
 from training.finetune import main
 from training.model.checkpoint import read_config
@@ -170,33 +170,3 @@ def test_columns_of_0_and_1_are_evaluated_in_any_order(
     assert figures == evaluated(checkpoint, data, "--label-column", "is_sad", "is_glad")
     assert evaluate.main([str(checkpoint), "--text-classification", str(data)]) == 1
     assert "no column label or category or gold_label" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--problem-type", "regression"], "moods.jsonl, line 1: column label holds lists"),
-        (["--label-separator", ",", "--label-column", "a", "b"], "--label-separator divides one"),
-        (["--label-column", "a", "a"], "--label-column a a: give each column once"),
-        (["--label-separator", ",", "--problem-type", "regression"], "this is regression"),
-        (["--labels", "a", "b", "--problem-type", "regression"], "a regression has one score; 2 "),
-        (
-            ["--problem-type", "multi_label_classification", "--class-weights", "balanced"],
-            "--class-weights goes with one label a text; this is multi_label_classification",
-        ),
-        (
-            [*("--problem-type", "multi_label_classification"), *("--metric", "accuracy")],
-            "is none of multi_label_classification; take micro_f1, macro_f1, subset_accuracy or",
-        ),
-    ],
-)
-def test_options_that_do_not_fit(
-    start: list[str], tmp_path: Path, more: list[str], message: str, capsys: Capture
-) -> None:
-    data = tmp_path / "moods.jsonl"
-    data.write_text("\n".join(json.dumps({"text": t, "label": its}) for t, its in rows()))
-    options = ["--text-classification", str(data), *more]
-    if "--metric" in more:
-        options += ["--validation", str(data)]
-    assert run([*start, *options], tmp_path / "run") == 1
-    assert message in refusal(capsys, tmp_path / "run")

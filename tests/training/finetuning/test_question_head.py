@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,21 +22,16 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput
 from albert_serve.tasks.load import load_tasks
-from albert_serve.tokenizer import AlbertTokenizer
 from export.write import export_bundle
 from tests.training.support import (
     SQUAD_V2,
     read_metrics,
-    refusal,
     run_command,
-    same_weights,
-    stop_at,
 )
 from training import evaluate
 from training.data.questions import Question, read_squad
-from training.evaluation.predictions import TorchEngine
-from training.evaluation.questions import answer_questions
 from training.evaluation.real_text import RealData
+from training.evaluation.torch_engine import TorchEngine
 from training.finetune import main
 from training.model.checkpoint import load_checkpoint, read_tasks, save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
@@ -191,20 +185,6 @@ def test_several_answers_come_from_the_beams(albert: AlbertClient, few: Path) ->
     assert all(each.end - each.start >= 1 for each in answers if each.answer)
 
 
-def test_long_contexts_are_read_in_windows(albert: AlbertClient, few: Path) -> None:
-    """The learnt paragraph between others, with windows that begin at different places."""
-    question = read_squad([few])[0]
-    filler = "Many people came to play music. " * 20
-    for stride in (16, 60):
-        answer = albert.question_answering(
-            {"question": question.question, "context": filler + question.context + filler},
-            max_seq_len=POSITIONS,
-            doc_stride=stride,
-        )
-        assert isinstance(answer, Answer)
-        assert (filler + question.context + filler)[answer.start : answer.end] == answer.answer
-
-
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_other_precisions_answer_alike(
     precision: Precision, learnt: Learnt, few: Path, tmp_path: Path
@@ -253,43 +233,6 @@ def test_mixed_batches_have_the_numbers_of_torch(bundle: Bundle, learnt: Learnt,
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_classifiers_are_learnt_and_served_beside_it(
-    learnt: Learnt, few: Path, tmp_path: Path
-) -> None:
-    """Two further ones; the head is the checkpoint's, and answers as in torch."""
-    moods, things = tmp_path / "moods.csv", tmp_path / "things.csv"
-    moods.write_text("text,label\n" + "a good game,glad\nthe war was lost,sad\n" * 6)
-    things.write_text("text,label\n" + "a good game,game\nthe war was lost,war\na city,city\n" * 4)
-    options = [
-        *("--initialize-from", str(learnt.checkpoint), "--question-answering", str(few)),
-        *("--head", "mood", "--text-classification", str(moods)),
-        *("--head", "thing", "--text-classification", str(things)),
-        *("--length", str(POSITIONS), "--batch-size", "6", "--steps", "90", "--device", "cpu"),
-        *("--lr", "4e-3", "--adamw-lr", "6e-3", "--report-every", "10"),
-    ]
-    assert run(options, tmp_path / "run") == 0
-    checkpoint = tmp_path / "run" / "checkpoint"
-    further = {"text-classification/mood": 2, "text-classification/thing": 3}
-    assert read_tasks(checkpoint) == {
-        "text-classification": 2,
-        "question-answering": 7,
-        **further,
-    }
-    bundle = export_bundle(checkpoint, tmp_path / "bundle").bundle
-    assert further.keys() < bundle.manifest.parity.keys()
-    assert max(bundle.manifest.parity.values()) < 1e-4
-    tokenizer = AlbertTokenizer.from_file(checkpoint / "tokenizer.json")
-    expected = answer_questions(load_checkpoint(checkpoint), tokenizer, read_squad([few]))
-    with AlbertClient.local(bundle.folder) as client:
-        for head, text, label in (("mood", "a good game", "glad"), ("thing", "a city", "city")):
-            best, *_ = client.text_classification(text, head=head)
-            assert (best.label, best.score > 0.5) == (label, True)
-        for one in expected:
-            answer = client.question_answering(context_of(one.question), max_answer_len=30)
-            assert isinstance(answer, Answer)
-            assert answer.answer == one.best
-
-
 def test_a_window_shorter_than_the_beam(bundle: Bundle, learnt: Learnt) -> None:
     engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=1))
     inputs = [
@@ -305,18 +248,6 @@ def test_a_window_shorter_than_the_beam(bundle: Bundle, learnt: Learnt) -> None:
     for ours, theirs in zip(engine.run(inputs), expected, strict=True):
         known = 2 + len(ours)
         np.testing.assert_allclose(ours[:, :known], theirs[:, :known], atol=1e-4)
-
-
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
-    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = [*options, "--steps", "6", "--classifier-dropout", "0.2"]
-    assert run(short, tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, signal.SIGTERM)
-        assert run(short, tmp_path / "stopped") == 143
-    assert run(short, tmp_path / "stopped") == 0
-    assert same_weights(tmp_path / "stopped", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -340,16 +271,6 @@ def test_the_checkpoints_head_is_kept_unless_another_is_asked_for(
     assert read_tasks(tmp_path / "checkpoint")["question-answering"] == num_outputs
     out = capsys.readouterr().out
     assert (said in out) if said else ("replaced" not in out)
-
-
-def test_a_head_of_questions_without_questions_is_refused(
-    start: Path, labelled: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    options = ["--initialize-from", str(start), "--text-classification", str(labelled)]
-    options += ["--length", "64", "--steps", "1", "--question-head", "start-conditioned"]
-    assert run(options, tmp_path / "run") == 1
-    message = "error: --question-head is of question answering; give --question-answering"
-    assert message in refusal(capsys, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

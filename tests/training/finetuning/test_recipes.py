@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.training.support import SQUAD, SQUAD_V2, TINY
-from training.finetuning.recipes import DEFAULTS, PAPER, with_defaults
+from training.finetune import FinetuneConfig
+from training.finetuning.recipes import DEFAULTS, PAPER
+from training.finetuning.settings import FinetuneSettings, settle
 from training.finetuning.start import describe_attention
-from training.loop.progress import RunError
-
-DATA = {"text_classification", "multiple_choice", "question_answering", "pretraining"}
-ENDS = {"epochs", "budget"}
-NAMES = {*DEFAULTS, *PAPER["rte"].options, *DATA, *ENDS, "task", "recipe", "heads", "order_share"}
-
 
 # Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
 TABLE_14 = """
@@ -36,14 +32,24 @@ race    2e-5   32  0.1  0.1  12000  1000  512
 """
 
 
-def options(**values: Any) -> Namespace:
-    return Namespace(**{**dict.fromkeys(NAMES), **values})
+def settled(**values: Any) -> FinetuneSettings:
+    """The settings of a run on questions or texts, whose own files are not read."""
+    end = {} if values.get("recipe") or "steps" in values else {"steps": 1}
+    output = Path("nowhere")
+    return settle(FinetuneConfig(initialize_from="x", output=output, **{**end, **values}))
+
+
+@pytest.fixture
+def rte(tmp_path: Path) -> dict[str, Any]:
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("index\tsentence1\tsentence2\tlabel\n")
+    return {"task": "rte", "data": tmp_path, "recipe": "paper"}
 
 
 def test_the_defaults_without_a_recipe() -> None:
-    resolved = vars(with_defaults(options(lr=1e-3)))
-    assert {name: resolved[name] for name in DEFAULTS} == {**DEFAULTS, "lr": 1e-3}
-    assert resolved["steps"] is resolved["dropout"] is None
+    settings = settled(question_answering=[SQUAD], lr=1e-3)
+    assert {name: getattr(settings, name) for name in DEFAULTS} == {**DEFAULTS, "lr": 1e-3}
+    assert settings.dropout is None
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -51,47 +57,34 @@ def test_the_papers_values(name: str) -> None:
     """All rows of table 14."""
     rows = {row.split()[0]: row.split()[1:] for row in TABLE_14.strip().splitlines()}
     assert rows.keys() == PAPER.keys()
-    data = {"squad1": [SQUAD], "squad2": [SQUAD_V2]}.get(name)
-    task = None if data else name
-    got = with_defaults(options(task=task, question_answering=data, recipe="paper"))
-    warmup = got.warmup * got.steps
-    values = [got.lr, *got.batch_size, got.dropout, got.classifier_dropout]
-    assert [*values, got.steps, warmup, got.length] == pytest.approx([*map(float, rows[name])])
-    assert (got.optimizer, got.schedule) == ("adamw", "linear")
+    got = PAPER[name]
+    values = [got["lr"], *got["batch_size"], got["dropout"], got["classifier_dropout"]]
+    values += [got["steps"], got["warmup"] * got["steps"], got["length"]]
+    assert values == pytest.approx([*map(float, rows[name])])
+    assert (got["optimizer"], got["schedule"]) == ("adamw", "linear")
 
 
-def test_each_value_can_be_given() -> None:
-    given: dict[str, Any] = {"lr": 1.0, "batch_size": [4], "dropout": 0.0, "length": 64, "steps": 9}
-    resolved = vars(with_defaults(options(task="rte", recipe="paper", **given)))
-    assert {name: resolved[name] for name in given} == given
+def test_each_value_can_be_given(rte: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"lr": 1.0, "batch_size": (4,), "dropout": 0.0, "length": 64}
+    settings = settled(**rte, **given, steps=9)
+    assert {name: getattr(settings, name) for name in given} == given
+    assert (settings.steps, settings.optimizer) == (9, "adamw")
 
 
 @pytest.mark.parametrize("end", [{"epochs": 3.0}, {"budget": 60.0}])
-def test_another_end_replaces_the_recipes_steps(end: dict[str, float]) -> None:
-    resolved = with_defaults(options(task="rte", recipe="paper", **end))
-    assert resolved.steps is None
-    assert resolved.warmup == 0.25
-
-
-def test_a_recipe_needs_a_task() -> None:
-    for more in ({}, {"pretraining": [SQUAD]}, {"heads": [Namespace()]}):
-        data = {"question_answering": [SQUAD], **more} if more else {}
-        with pytest.raises(RunError, match="--recipe paper differs from task to task; give --task"):
-            with_defaults(options(recipe="paper", **data))
+def test_another_end_replaces_the_recipes_steps(rte: dict[str, Any], end: dict[str, float]) -> None:
+    settings = settled(**rte, **end)
+    assert settings.steps is None
+    assert settings.warmup == 0.25
 
 
 def test_questions_have_the_recipe_of_their_version() -> None:
     """Of v2.0 if some have no answer."""
-    two = with_defaults(options(question_answering=[SQUAD, SQUAD_V2], recipe="paper"))
-    assert (two.steps, two.length) == (8144, 512)
-
-
-def test_the_length_of_windows_is_the_one_that_is_given_or_the_recipes() -> None:
-    lengths = [
-        with_defaults(options(question_answering=[SQUAD], **given)).question_length
-        for given in ({}, {"length": 64}, {"recipe": "paper"}, {"recipe": "paper", "length": 64})
-    ]
-    assert lengths == [None, 64, 384, 64]
+    two = settled(question_answering=[SQUAD, SQUAD_V2], recipe="paper")
+    assert (two.steps, two.length, two.question_length) == (8144, 512, 512)
+    one = settled(question_answering=[SQUAD], recipe="paper")
+    assert (one.steps, one.length, one.question_length) == (3649, 384, 384)
+    assert settled(question_answering=[SQUAD], recipe="paper", length=64).question_length == 64
 
 
 def test_attention_dropout_is_reported_on_a_gpu() -> None:

@@ -13,10 +13,9 @@ import pytest
 
 from tests.training.conversion.hub_server import Hub, Repository, serve
 from tests.training.conversion.test_hub import run
-from training.data.corpus import CorpusError
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
-from training.run.options import GLUE
+from training.run.labelled import GLUE
 
 # The columns of `nyu-mll/glue`, and a row.
 _SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
@@ -34,15 +33,15 @@ ROWS = {
 
 # Finds the files of a task, without --data or by it, and prints the texts of each split.
 _READ = """
-import argparse, json, sys
+import json, sys
 from pathlib import Path
 from training.errors import report_errors
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
-from training.run.options import with_task_data
+from training.run.labelled import LabelledTexts, with_task_data
 def main():
     data = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    options = with_task_data(argparse.Namespace(task=sys.argv[1], data=data))
+    options = with_task_data(LabelledTexts(task=sys.argv[1], data=data))
     task = TASKS[options.task]
     files = {"training": training_files(task, options.data).train, **dev_files(task, options.data)}
     texts = read_task(task, files).texts
@@ -147,13 +146,6 @@ def test_a_task_that_the_cache_lacks_is_named(data: list[str], glue: Path, tmp_p
     )
 
 
-@pytest.mark.extended
-def test_a_task_that_the_hub_lacks_is_named(hub: Hub, glue: Path, tmp_path: Path) -> None:
-    shutil.rmtree(glue / "rte")
-    ended = run(["-c", _READ, "rte"], hub, tmp_path)
-    assert f"error: {GLUE} has no files of rte; --data names" in ended.stderr
-
-
 @pytest.mark.slow
 def test_files_are_those_of_one_commit_or_of_another_that_is_named(
     glue: Path, tmp_path: Path
@@ -175,8 +167,3 @@ def test_files_are_those_of_one_commit_or_of_another_that_is_named(
                 assert json.loads(ended.stdout) == {"training": [expected], "dev": [expected]}
         ended = run(["-c", _READ, "cola", f"{GLUE.repo_id}@no"], hub, tmp_path)
         assert f"error: {GLUE.repo_id} has no revision no" in ended.stderr
-
-
-def test_a_folder_without_the_task(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no training file train.tsv or train.part"):
-        training_files(TASKS["cola"], tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.loop.damages import DAMAGES, Damage, flip_a_byte, linked_step, names
-from tests.training.support import equal
-from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
+from training.loop.checkpointing import Checkpoints, load_state, step_of
 from training.loop.progress import RunError
 
 Capture = pytest.CaptureFixture[str]
@@ -56,66 +54,6 @@ def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000015", "step-00000020"]
 
 
-def test_a_best_that_is_lost_has_no_link(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 5)
-    checkpoints.link_best(5)
-    checkpoints.link_best(7)
-    assert not (tmp_path / "best").is_symlink()
-
-
-def test_a_best_of_earlier_validations_stays_until_it_is_lost(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 5)
-    checkpoints.link_best(None)
-    assert not (tmp_path / "best").is_symlink()
-    checkpoints.link_best(5)
-    checkpoints.link_best(None)
-    assert step_of((tmp_path / "best").resolve()) == 5
-    shutil.rmtree(checkpoints.at(5))
-    checkpoints.link_best(None)
-    assert not (tmp_path / "best").is_symlink()
-
-
-def test_what_a_later_validation_changes_is_written_beside_the_state(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 3)
-    state = load_state(checkpoints.at(3))
-    for validated in ({"validated_step": 3}, {"validated_step": 3, "selection": {"best": 0.5}}):
-        checkpoints.save(3, write_model, {**state, "step": 4, **validated})
-        assert equal(load_state(checkpoints.at(3)), {**state, **validated})
-    assert checkpoints.newest() == checkpoints.at(3)
-
-
-@pytest.mark.parametrize("content", ["{", "1"])
-def test_a_damaged_record_of_a_later_validation_is_passed_over(
-    tmp_path: Path, content: str, capsys: Capture
-) -> None:
-    checkpoints = save(tmp_path, 3)
-    state = load_state(checkpoints.at(3))
-    file = checkpoints.at(3) / "validation.json"
-    file.write_text(content)
-    assert equal(load_state(checkpoints.at(3)), state)
-    assert capsys.readouterr().err.startswith(f"warning: passed over {file}: ")
-    checkpoints.save(3, write_model, {**state, "validated_step": 3})
-    assert load_state(checkpoints.at(3))["validated_step"] == 3
-
-
-def test_a_copy_that_followed_the_link_to_the_best(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path / "run", 0, 5)
-    checkpoints.link_best(0)
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    copy = Checkpoints(folder=tmp_path / "copy")
-    assert copy.newest() == tmp_path / "copy" / "checkpoints" / "step-00000005"
-    copy.link_best(0)
-    assert step_of((tmp_path / "copy" / "best").resolve()) == 0
-    assert names(tmp_path / "copy") == ["step-00000000", "step-00000005"]
-
-
-def test_a_step_is_saved_once(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 3)
-    before = (tmp_path / "checkpoint" / "state.pt").stat()
-    checkpoints.save(3, write_model, {"step": 4})
-    assert (tmp_path / "checkpoint" / "state.pt").stat() == before
-
-
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, damage: Damage, message: str, capsys: Capture
@@ -130,17 +68,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     checkpoints.save(3, write_model, {"step": 3})  # the same step is written anew
     assert linked_step(tmp_path) == 3
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
-
-
-def test_the_last_whole_checkpoint_outlives_damaged_newer_ones(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 3, keep=3)
-    for step in (2, 3):
-        flip_a_byte(tmp_path / "checkpoints" / f"step-0000000{step}")
-    checkpoints = Checkpoints(folder=tmp_path, num_kept=1)
-    assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
-    with pytest.raises(RunError):
-        checkpoints.save(4, full_disk, {})
-    assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
 
 
 def test_nothing_whole_is_an_error_and_nothing_is_removed(tmp_path: Path) -> None:
@@ -162,52 +89,6 @@ def test_partial_checkpoints_are_removed(tmp_path: Path) -> None:
     assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
     assert names(tmp_path) == ["step-00000001"]
     assert not (tmp_path / "checkpoint.partial").is_symlink()
-
-
-def test_a_lost_link_comes_back(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 1, 2)
-    (tmp_path / "checkpoint").unlink()
-    assert checkpoints.newest() is not None
-    assert linked_step(tmp_path) == 2
-
-
-def test_a_copy_that_followed_the_link(tmp_path: Path) -> None:
-    save(tmp_path / "run", 1, 2)
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert not (tmp_path / "copy" / "checkpoint").is_symlink()
-    checkpoints = Checkpoints(folder=tmp_path / "copy")
-    assert checkpoints.newest() == tmp_path / "copy" / "checkpoints" / "step-00000002"
-    assert linked_step(tmp_path / "copy") == 2
-    assert names(tmp_path / "copy") == ["step-00000001", "step-00000002"]
-
-
-def test_a_copy_of_the_newest_checkpoint_alone(tmp_path: Path) -> None:
-    save(tmp_path / "run", 1, 2)
-    shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "copy" / "checkpoint")
-    checkpoints = Checkpoints(folder=tmp_path / "copy")
-    assert checkpoints.newest() == tmp_path / "copy" / "checkpoints" / "step-00000002"
-    assert linked_step(tmp_path / "copy") == 2
-
-
-def test_a_damaged_copy(tmp_path: Path) -> None:
-    save(tmp_path / "run", 1, 2)
-    shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "alone" / "checkpoint")
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    for name in ("alone", "copy"):
-        flip_a_byte(tmp_path / name / "checkpoint")
-    with pytest.raises(RunError, match=r"alone/checkpoint is not whole: model.safetensors has ch"):
-        Checkpoints(folder=tmp_path / "alone").newest()
-    assert (tmp_path / "alone" / "checkpoint" / "state.pt").is_file()
-    assert Checkpoints(folder=tmp_path / "copy").newest() is not None
-    assert linked_step(tmp_path / "copy") == 2
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").mkdir()
-    write_model(tmp_path / "checkpoint")
-    with pytest.raises(RunError, match=r"by an earlier version; give another --output, and --init"):
-        Checkpoints(folder=tmp_path)
-    assert (tmp_path / "checkpoint" / "model.safetensors").is_file()
 
 
 def full_disk(folder: Path) -> None:
@@ -280,8 +161,3 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
             if is_whole[victim]:
                 flip_a_byte(checkpoints.at(victim))
             is_whole[victim] = False
-
-
-def test_a_claim_is_released(tmp_path: Path) -> None:
-    claim(tmp_path / "new").release()
-    claim(tmp_path / "new").release()

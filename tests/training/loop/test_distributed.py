@@ -24,10 +24,8 @@ from tests.training.processes import (
     spoil,
     torchrun,
     wait_for_step,
-    write_no_file_over,
 )
 from tests.training.support import checkpoint_state, read_metrics, same_weights
-from training.loop.distributed import World
 
 OFTEN = ("--save-every", "0.0001s")
 STEPS = list(range(1, 9))
@@ -72,12 +70,6 @@ def moved(one: Path) -> float:
 
 
 FSDP = pytest.param("fsdp", marks=pytest.mark.extended)
-
-
-def test_one_process_is_a_world() -> None:
-    world = World()
-    assert (world.is_main, world.size) == (True, 1)
-    assert world.sum([1, 2.5]) == [1, 2.5]
 
 
 # What sets the runs apart is the order of sums. Measured in fp32 after these 8 steps, which move
@@ -192,15 +184,6 @@ def test_a_gradient_that_is_not_finite_in_one_process_is_left_out_by_all(
     assert ended[1].out == ""
     assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [0] * 3 + [5] * 5
     assert checkpoint_state(tmp_path / "run")["stability"]["num_rollbacks"] == 1
-
-
-def test_a_full_disk_ends_all_processes(options: list[str], tmp_path: Path) -> None:
-    full = partial(before_step, 5, partial(write_no_file_over, 30_000))
-    first, second = run_world(options, tmp_path / "run", *OFTEN, fates={0: full})
-    assert (first.status, second.status) == (1, 1)
-    assert first.err.startswith("error: the checkpoint of step 5 could not be written: ")
-    assert first.err.endswith("/checkpoints/step-00000004, is whole\n")
-    assert second.err == LOST
 
 
 def test_processes_without_a_common_folder_are_refused(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -13,19 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import needs_program
-from tests.training.loop.damages import DAMAGES, Damage, flip_a_byte, linked_step, names
+from tests.training.loop.damages import DAMAGES, Damage, linked_step, names
 from tests.training.processes import (
     before_step,
     die_before_change,
-    fill_disk,
-    get_signals,
     run_in_process,
     sleep,
     start,
     write_no_file_over,
 )
-from tests.training.support import checkpoint_state, read_metrics, same_weights
+from tests.training.support import read_metrics, same_weights
 
 STEPS = list(range(1, 9))
 
@@ -132,28 +127,6 @@ def test_a_run_whose_newest_is_damaged_goes_on_to_the_same_weights(
     assert [line["step"] for line in read_metrics(folder)] == STEPS
 
 
-def test_a_run_with_nothing_whole_is_refused_in_one_line(
-    often: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(often, folder, symlinks=True)
-    for path in (folder / "checkpoints").iterdir():
-        flip_a_byte(path)
-    ended = run_in_process(tiny_options, folder)
-    assert ended.status == 1
-    *warnings, error = ended.err.splitlines()
-    assert len(warnings) == 3
-    assert error.startswith(f"error: no checkpoint in {folder}/checkpoints is whole")
-
-
-def test_a_copied_run_goes_on(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
-    stop = partial(before_step, 4, partial(get_signals, signal.SIGTERM))
-    assert run_in_process(tiny_options, tmp_path / "run", fate=stop).status == 143
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert run_in_process(tiny_options, tmp_path / "copy").status == 0
-    assert same_weights(tmp_path / "copy", tiny)
-
-
 def check_full(ended_err: str, folder: Path, reason: str) -> None:
     assert ended_err == (
         f"error: the checkpoint of step 5 could not be written: {reason}; "
@@ -183,45 +156,3 @@ def test_a_disk_that_is_full_stops_the_run(
     assert run_in_process(options, tmp_path / "run").status == 0
     assert run_in_process(options, tmp_path / "whole").status == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = [needs_program("mount"), "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("to mount a file system is not permitted")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_that_really_is_full_stops_the_run(
-    tiny: Path, tiny_options: list[str], small_disk: Path
-) -> None:
-    fate = partial(before_step, 5, partial(fill_disk, small_disk / "filler"))
-    ended = run_in_process(tiny_options, small_disk, *OFTEN, "--report-every", "100", fate=fate)
-    assert ended.status == 1
-    (small_disk / "filler").unlink()
-    assert "error: the checkpoint of step 5 could not be written: " in ended.err
-    assert "o space left on device" in ended.err
-    assert len(ended.err.splitlines()) == 1
-    assert linked_step(small_disk) == 4
-    assert run_in_process(tiny_options, small_disk).status == 0
-    assert same_weights(small_disk, tiny)
-
-
-def test_metrics_that_cannot_be_written_stop_the_run(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    fate = partial(before_step, 5, partial(write_no_file_over, 700))
-    ended = run_in_process(tiny_options, folder, fate=fate)
-    assert ended.status == 1
-    assert ended.err == f"error: [Errno 27] File too large: '{folder}/metrics.jsonl'\n"
-    assert run_in_process(tiny_options, folder).status == 0
-    assert same_weights(folder, tiny)
-    assert [line["step"] for line in read_metrics(folder)] == STEPS
-    assert checkpoint_state(folder)["step"] == 8
-    assert json.loads((folder / "run.json").read_text())["settings"]["num_steps"] == 8

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import math
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
 
-from tests.training.support import REPOSITORY, limited_file_size, read_metrics
+from tests.training.support import limited_file_size, read_metrics
 from training.loop.metrics import Metrics
 from training.model.similarity import LayerSimilarity
 
@@ -65,15 +60,6 @@ def test_tensorboard_has_the_same_figures(tmp_path: Path) -> None:
     }
 
 
-def test_layers_have_a_file_of_their_own(tmp_path: Path) -> None:
-    with Metrics(tmp_path, step=0) as metrics:
-        metrics.write_layers(step=7, layers=LAYERS)
-    assert (tmp_path / "layers.jsonl").read_text() == (
-        '{"step": 7, "distance": [1.23457, 2.0], "angle_degrees": [30.0, 44.4444]}\n'
-    )
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
     with Metrics(tmp_path, step=0) as metrics:
         for step in (10, 20, 30, 40):
@@ -91,18 +77,6 @@ def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in layers] == [10, 20, 25]
 
 
-def test_a_run_without_a_state_begins_anew(tmp_path: Path) -> None:
-    with Metrics(tmp_path, step=0) as metrics:
-        for step in (0, 10):
-            metrics.write(step=step, loss=9.0)
-            metrics.write_layers(step=step, layers=LAYERS)
-    with Metrics(tmp_path, step=0) as metrics:
-        metrics.write(step=0, loss=8.0)
-    assert read_metrics(tmp_path) == [{"step": 0, "loss": 8.0}]
-    assert events(tmp_path) == {"loss": [(0, 8.0)]}
-    assert (tmp_path / "layers.jsonl").read_text() == ""
-
-
 @pytest.mark.parametrize(
     "damage",
     ['{"st', '{"step": 3, "loss": 0.5', "\x00\x00\x00", "[3]", "3", "{}", '{"step": null}', "\n"],
@@ -115,20 +89,6 @@ def test_a_truncated_line_is_removed(tmp_path: Path, name: str, damage: str) -> 
         metrics.write_layers(step=6, layers=LAYERS)
     lines = (tmp_path / name).read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 6]
-
-
-def test_bytes_that_are_no_text_are_taken_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n\xff\xfe{')
-    with Metrics(tmp_path, step=5) as metrics:
-        metrics.write(step=6)
-    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 6]
-
-
-def test_a_line_that_lacks_its_end_alone_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    with Metrics(tmp_path, step=2) as metrics:
-        metrics.write(step=3)
-    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
 
 
 def test_every_figure_is_one_line_of_strict_json(tmp_path: Path) -> None:
@@ -151,15 +111,6 @@ def test_every_figure_is_one_line_of_strict_json(tmp_path: Path) -> None:
             assert line[name] == expected
 
     check()
-
-
-def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
-    with Metrics(tmp_path, step=0) as metrics:
-        metrics.write(step=1, loss=math.nan, norm=math.inf, tensor=torch.tensor(0.5).item())
-        metrics.write_layers(step=1, layers=LayerSimilarity(distance=(math.nan,), angle_degrees=()))
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": None, "norm": None, "tensor": 0.5}]
-    assert events(tmp_path) == {"tensor": [(1, 0.5)]}
-    assert json.loads((tmp_path / "layers.jsonl").read_text())["distance"] == [None]
 
 
 @contextmanager
@@ -187,33 +138,6 @@ def test_without_tensorboard_the_lines_are_written(
     assert "tensorboard" in caplog.text
 
 
-def test_the_import_leaves_tensorboard_alone() -> None:
-    code = "import sys, training.loop.metrics; print('tensorboard' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"
-
-
-def test_a_run_that_is_killed_keeps_every_line(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from itertools import count;"
-        "from training.loop.metrics import Metrics;"
-        "metrics = Metrics(Path(sys.argv[1]), step=0);"
-        "[(metrics.write(step=n, loss=1 / n), print(n, flush=True)) for n in count(1)]"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        steps = [int(process.stdout.readline()) for _ in range(50)]
-        process.send_signal(signal.SIGKILL)
-        steps += [int(line) for line in process.stdout if line.endswith(b"\n")]
-    with Metrics(tmp_path, step=steps[-1]):
-        assert [line["step"] for line in read_metrics(tmp_path)] == steps
-    assert [step for step, _ in events(tmp_path)["loss"]][: len(steps)] == steps
-
-
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, step=0)
     metrics.write(step=1, loss=0.5)
@@ -224,54 +148,3 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         metrics.write(step=2, loss=0.5)
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
     metrics.close()
-
-
-def test_a_full_disk_names_the_file_of_layers(tmp_path: Path) -> None:
-    with (
-        without_tensorboard(),
-        Metrics(tmp_path, step=0) as metrics,
-        limited_file_size(10),
-        pytest.raises(OSError, match=r"File too large: '.*layers\.jsonl'"),
-    ):
-        metrics.write_layers(step=2, layers=LAYERS)
-
-
-def test_lines_survive_a_disk_that_is_full_when_a_run_goes_on(tmp_path: Path) -> None:
-    content = '{"step": 1}\n{"step": 2}\n'
-    (tmp_path / "metrics.jsonl").write_text(content)
-    with (
-        limited_file_size(4),
-        pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"),
-    ):
-        Metrics(tmp_path, step=2)
-    assert (tmp_path / "metrics.jsonl").read_text() == content
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_names_the_folder_of_tensorboard(tmp_path: Path) -> None:
-    """TensorBoard writes in a thread of its own, which also ends with the error."""
-    others = set(threading.enumerate())
-    metrics = Metrics(tmp_path, step=0)
-    size = max(file.stat().st_size for file in (tmp_path / "tensorboard").iterdir())
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/null")
-    with limited_file_size(size), pytest.raises(OSError, match=r"File too large: '.*tensorboard'"):
-        metrics.write(step=1, loss=0.5)
-    with pytest.raises(OSError, match="tensorboard"):
-        metrics.close()
-    for thread in set(threading.enumerate()) - others:
-        thread.join()
-    gc.collect()  # here, where the thread's error is expected
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
-def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    blocked: dict[str, Any] = {"metrics.jsonl": Path.mkdir, "tensorboard": Path.touch}
-    blocked[name](tmp_path / name)
-    with pytest.raises(OSError, match=name), Metrics(tmp_path, step=0) as metrics:
-        metrics.write(step=1)
-
-
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "run").touch()
-    with pytest.raises(FileExistsError, match="run"):
-        Metrics(tmp_path / "run", step=0)

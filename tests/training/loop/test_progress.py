@@ -48,18 +48,6 @@ def test_a_signal_sets_the_flag_and_a_second_one_ends(number: signal.Signals) ->
     assert signal.getsignal(number) is before
 
 
-def test_an_echo_of_a_signal_is_no_second_one() -> None:
-    """A scheduler signals torchrun, which passes it on, and its processes as well."""
-    with StopFlag(echo_s=3600) as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.signal == signal.SIGTERM
-    with StopFlag(echo_s=1e-9):
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(SystemExit, match="143"):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_steps_left_out_in_a_row_make_a_run_lost() -> None:
     stability = Stability(patience=2)
     for is_finite, num_in_a_row in [(False, 1), (True, 0), (False, 1), (False, 2)]:
@@ -103,39 +91,6 @@ def test_a_damaged_note(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(RunError, match=rf"run\.json {message}.*give another --output"):
         is_known_run(tmp_path, SETTINGS)
-
-
-def test_a_run_of_an_earlier_version_is_refused_before_its_settings_are_compared(
-    tmp_path: Path,
-) -> None:
-    """It has its state beside the checkpoint, and other names for its settings."""
-    record_run(tmp_path, {"settings": {"seed": 1, "muon_lr": 0.1}})
-    (tmp_path / "state.pt").write_bytes(b"")
-    with pytest.raises(RunError) as caught:
-        is_known_run(tmp_path, SETTINGS)
-    assert str(caught.value) == (
-        f"{tmp_path} holds a run of an earlier version; give another --output, and "
-        f"--initialize-from {tmp_path}/checkpoint to begin with its weights"
-    )
-
-
-@pytest.mark.parametrize(
-    ("parse", "text", "value"),
-    [
-        (options.parse_duration, "90s", 90.0),
-        (options.parse_duration, "25m", 1500.0),
-        (options.parse_duration, "1.5h", 5400.0),
-        (options.parse_count, "7", 7),
-        (options.parse_seed, "0", 0),
-        (options.parse_positive, "1e-3", 0.001),
-        (options.parse_part, "0", 0.0),
-        (options.parse_part, "1", 1.0),
-    ],
-)
-def test_options_that_are_well_written(
-    parse: Callable[[str], float], text: str, value: float
-) -> None:
-    assert parse(text) == value
 
 
 @pytest.mark.parametrize(

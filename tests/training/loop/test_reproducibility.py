@@ -6,16 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
-from tests.training.processes import measure_bf16, run_world
 from tests.training.support import TINY, pretend_bf16, same_weights, stop_at
 from training import finetune, pretrain
 from training.loop.distributed import World
@@ -74,27 +70,6 @@ def test_sums_by_index_are_the_same_to_the_bit_each_time(threads: int, compiles:
     assert len(first) == 7
 
 
-def settings() -> tuple[bool, bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )
-
-
-def test_torch_s_settings_are_restored() -> None:
-    before = settings()
-    with suppress(ValueError), reproducible(CPU):
-        assert settings() == (True, False, False)
-        raise ValueError
-    assert settings() == before == (False, False, True)
-
-
-def test_a_gpu_s_algorithms_are_left_as_they_are() -> None:
-    with reproducible(torch.device("cuda")):
-        assert settings() == (False, False, True)
-
-
 def test_the_precision_of_a_run_is_measured_at_its_first_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,17 +124,3 @@ def test_a_run_that_is_resumed_keeps_its_precision(
     assert "holds a run with precision 'bf16', not 'fp32'" in capsys.readouterr().err
     assert main(stopped) == 0
     assert same_weights(tmp_path / "stopped", tmp_path / "bf16")
-
-
-@pytest.mark.process
-def test_all_processes_take_the_precision_of_the_first(
-    tiny_options: list[str], tmp_path: Path
-) -> None:
-    """Though they measure otherwise."""
-    options = [*tiny_options, "--micro-batch-size", "2", "--steps", "3"]
-    fates = {0: partial(measure_bf16, True), 1: partial(measure_bf16, False)}
-    for ended in run_world(options, tmp_path / "measured", fates=fates):
-        assert ended.status == 0, ended.err
-    for ended in run_world(options, tmp_path / "wanted", "--precision", "bf16"):
-        assert ended.status == 0, ended.err
-    assert same_weights(tmp_path / "measured", tmp_path / "wanted")

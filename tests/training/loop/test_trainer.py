@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -75,16 +73,6 @@ def test_a_killed_run_ends_with_the_same_weights(
     check_same(folder, tiny)
 
 
-def test_a_killed_run_with_workers_ends_with_the_same_weights(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    options = [*tiny_options, "--workers", "1", *OFTEN]
-    ended = run_in_process(options, tmp_path / "run", fate=partial(before_step, 6, die))
-    assert ended.status == -signal.SIGKILL
-    assert run_in_process(options, tmp_path / "run").status == 0
-    check_same(tmp_path / "run", tiny)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_run_after_its_step(
     tiny: Path, tiny_options: list[str], tmp_path: Path, number: signal.Signals
@@ -97,25 +85,6 @@ def test_a_signal_ends_the_run_after_its_step(
     ended = run_in_process(tiny_options, tmp_path / "run")
     assert ended.status == 0
     assert "resuming from step 3\n" in ended.out
-    check_same(tmp_path / "run", tiny)
-
-
-def test_a_second_signal_ends_the_run_at_once(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    fate = partial(before_step, 3, partial(get_signals, signal.SIGINT, signal.SIGTERM))
-    ended = run_in_process(tiny_options, tmp_path / "run", *NEVER, fate=fate)
-    assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
-    assert checkpoint_state(tmp_path / "run")["step"] == 0
-    assert run_in_process(tiny_options, tmp_path / "run").status == 0
-    check_same(tmp_path / "run", tiny)
-
-
-def test_a_signal_in_the_last_step_does_not_undo_the_end(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    fate = partial(before_step, 8, partial(get_signals, signal.SIGTERM))
-    assert run_in_process(tiny_options, tmp_path / "run", fate=fate).status == 0
     check_same(tmp_path / "run", tiny)
 
 
@@ -152,23 +121,6 @@ def measured(tiny_options: list[str]) -> list[str]:
     return [*tiny_options, "--validation", shards, "--validate-every", "3"]
 
 
-def test_measuring_on_held_out_text_leaves_the_run_as_it_is(
-    tiny: Path, measured: list[str], tmp_path: Path
-) -> None:
-    ended = run_in_process(measured, tmp_path / "run", *OFTEN, fate=partial(before_step, 5, die))
-    assert ended.status == -signal.SIGKILL
-    assert run_in_process(measured, tmp_path / "run").status == 0
-    check_same(tmp_path / "run", tiny)
-    lines = [line for line in read_metrics(tmp_path / "run") if "lr_factor" not in line]
-    assert [line["step"] for line in lines] == [3, 6, 8]
-    for line in lines:
-        assert 0 < line["validation/fill-mask/loss"] < 10
-        assert 0 <= line["validation/sentence-order/accuracy"] <= 1
-    layers = (tmp_path / "run" / "layers.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in layers] == [3, 6, 8]
-    assert all(len(json.loads(line)["distance"]) == 3 for line in layers)
-
-
 def test_a_signal_does_not_wait_for_the_end_of_a_measurement(
     tiny: Path, measured: list[str], tmp_path: Path
 ) -> None:
@@ -194,7 +146,6 @@ def test_the_last_weights_are_measured_also_by_a_run_that_ended_amidst_it(
     assert run_in_process(options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
     assert list(validations(tmp_path / "run", "fill-mask", "loss")) == [8]
-    assert run_in_process(options, tmp_path / "run", fate=partial(in_validation, die)).status == 0
 
 
 def weights_and_moments(folder: Path, step: int) -> tuple[bytes, object]:
@@ -285,17 +236,6 @@ def test_a_run_that_went_back_keeps_its_rate_over_a_kill(
     assert [line["step"] for line in reports(tmp_path / "run")] == STEPS
 
 
-def test_a_run_killed_right_after_it_went_back_tries_again_at_full_rate(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    """Its checkpoint is from before: what comes to nothing by itself, will again."""
-    dies = partial(before_attempt, 9, die)
-    assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
-    ended = run_in_process(tiny_options, tmp_path / "run")
-    assert "resuming from step 3\n" in ended.out
-    check_same(tmp_path / "run", tiny)
-
-
 def test_a_gradient_that_is_never_finite_ends_the_run(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
@@ -337,30 +277,6 @@ def test_a_budget_is_the_length_of_the_schedule(budgeted: list[str], tmp_path: P
     assert run_in_process(budgeted, tmp_path / "run", fate=tick).status == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert reports(tmp_path / "run")[-1]["step"] == 20
-
-
-def test_a_return_to_a_checkpoint_gives_no_time_back(budgeted: list[str], tmp_path: Path) -> None:
-    fate = partial(all_of, partial(count_time, 0.5), partial(spoil, range(11, 16)))
-    assert run_in_process(budgeted, tmp_path / "run", *OFTEN, fate=fate).status == 0
-    state = checkpoint_state(tmp_path / "run")
-    assert state["step"] == 20 - 5
-    assert state["elapsed_s"] == 10
-
-
-def report_often() -> None:
-    patch("albert_serve.progress.LINE_EVERY_S", 1e-9).start()
-
-
-def test_without_a_terminal_the_progress_is_written_in_lines(
-    tiny_options: list[str], tmp_path: Path
-) -> None:
-    ended = run_in_process(tiny_options, tmp_path / "run", fate=report_often)
-    assert ended.status == 0
-    lines = [line for line in ended.err.splitlines() if " left" in line]
-    assert len(lines) >= len(STEPS)
-    for line in lines[-len(STEPS) :]:
-        assert re.match(r"\d+\.\d% in [\d:]+, [\d:?]+ left, .*masked \d", line), line
-    assert lines[-1].startswith("100.0% in ")
 
 
 def test_a_run_that_is_done_stays_as_it_is(

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from albert_serve.config import AlbertConfig, Sharing
+from albert_serve.config import Sharing
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     HF_CLASSES,
@@ -36,7 +35,6 @@ from training.model.checkpoint import (
     parameters,
     save_checkpoint,
 )
-from training.model.heads import AlbertForTasks
 from training.model.resizing import cut_positions, expand_for_hf, grow_depth
 
 each_class = pytest.mark.parametrize("class_name", HF_CLASSES)
@@ -155,38 +153,6 @@ def test_the_architecture_tells_a_choice_from_a_regression(tmp_path: Path) -> No
     assert load_checkpoint(tmp_path).tasks == {"fill-mask": 50, "multiple-choice": 1}
 
 
-def test_labels_without_names_are_numbered(tmp_path: Path) -> None:
-    save_checkpoint(our_model(TINY, ("text-classification",)), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
-    assert config["label2id"] == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
-
-
-def test_names_that_are_given_stand_alone(tmp_path: Path) -> None:
-    names = {"id2label": {"0": "a", "1": "b", "2": "c"}}
-    save_checkpoint(our_model(TINY, ("text-classification",)), tmp_path, extra_config=names)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["id2label"] == names["id2label"]
-    assert "label2id" not in config
-
-
-def test_weights_that_are_given_are_saved_in_place_of_the_model_s(tmp_path: Path) -> None:
-    """A model whose own are spread over processes."""
-    model, other = (our_model(TINY, ("fill-mask",), seed) for seed in (0, 1))
-    save_checkpoint(model, tmp_path, tensors=parameters(other))
-    for name, parameter in parameters(load_checkpoint(tmp_path)).items():
-        assert torch.equal(parameter, parameters(other)[name])
-    given = {**parameters(other), "predictions.bias": torch.full((50,), torch.nan)}
-    with pytest.raises(CheckpointError, match=r"not saved: predictions\.bias hold"):
-        save_checkpoint(model, tmp_path, tensors=given)
-
-
-def test_the_tokenizer_is_copied_along(tmp_path: Path, vocab_dir: Path) -> None:
-    save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
-    for name in ("tokenizer.json", "spiece.model"):
-        assert (tmp_path / name).read_bytes() == (vocab_dir / name).read_bytes()
-
-
 def test_transformers_gives_the_types_of_pairs(tmp_path: Path, vocab_dir: Path) -> None:
     save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -260,33 +226,6 @@ def test_layers_of_their_own_begin_with_those_at_their_relative_depth(
     grown = grow_depth(model, num_layers).eval()
     assert grown.config == replace(config, num_layers=num_layers)
     assert_close(our_logits(grown.double(), ragged()), hf_logits(deep.double(), ragged()))
-
-
-def test_a_grown_model_is_saved_and_loaded_and_leaves_the_shallow_one_alone(
-    tmp_path: Path,
-) -> None:
-    model = our_model(replace(TINY, sharing="ffn"), ("fill-mask",))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    grown = grow_depth(model, 8)
-    save_checkpoint(grown, tmp_path)
-    loaded = load_checkpoint(tmp_path)
-    assert loaded.config.num_layers == 8
-    for name, parameter in parameters(loaded).items():
-        assert torch.equal(parameter, parameters(grown)[name])
-    with torch.no_grad():
-        for parameter in grown.parameters():
-            parameter.zero_()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_model_does_not_shrink() -> None:
-    with pytest.raises(CheckpointError, match="the checkpoint has 4 layers; a model of 3 cannot"):
-        grow_depth(our_model(TINY, ()), 3)
-
-
-def test_others_than_the_owner_may_read_the_weights(tmp_path: Path) -> None:
-    save_checkpoint(our_model(TINY, ()), tmp_path)
-    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
 
 def change_config(**changes: Any) -> Callable[[Path], None]:
@@ -379,18 +318,3 @@ def test_a_save_that_fails_leaves_the_old_file(
         save_checkpoint(our_model(TINY, ("fill-mask",), seed=5), tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
     load_checkpoint(tmp_path)
-
-
-def test_half_precision_is_read_as_fp32(tmp_path: Path) -> None:
-    model = our_model(TINY, ("fill-mask",))
-    save_checkpoint(model.to(torch.bfloat16), tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert file.get_tensor("predictions.bias").dtype == torch.bfloat16
-    loaded: AlbertForTasks = load_checkpoint(tmp_path)
-    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
-
-
-def test_names_of_all_blocks_are_those_of_transformers() -> None:
-    config: AlbertConfig = replace(TINY, num_groups=2, num_inner_layers=2)
-    names = {n for n, _ in hf_model(config, "AlbertForPreTraining").named_parameters()}
-    assert parameters(our_model(config, ("fill-mask", "sentence-order"))).keys() == names

@@ -50,21 +50,3 @@ def test_each_head_looks_at_one_neighbour(model: AlbertForTasks) -> None:
         offsets = seen - torch.arange(2, 30)
         for head, expected in enumerate((-1, 1, -2, 2)):
             assert (offsets[:, head] == expected).float().mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"embedding_size": 12, "hidden_size": 24, "num_heads": 3},
-        {"embedding_size": 64, "hidden_size": 24, "num_heads": 12},
-        {"embedding_size": 7, "hidden_size": 15, "num_heads": 5},
-        {"embedding_size": 24, "hidden_size": 24, "num_heads": 1},
-    ],
-)
-@torch.no_grad()
-def test_models_of_any_sizes_start(sizes: dict[str, int]) -> None:
-    made = AlbertForTasks(replace(CONFIG, **sizes), {"fill-mask": 50})  # type: ignore[arg-type]
-    start_local(made, COUNTS)
-    assert all(parameter.isfinite().all() for parameter in made.parameters())
-    logits = made.logits("fill-mask", made(ragged((16,)))[0])
-    assert logits.isfinite().all()

@@ -22,14 +22,13 @@ from tests.training.support import (
     assert_close,
     copies,
     hf_logits,
-    hf_model,
     our_logits,
     our_model,
     ragged,
 )
 from training.model.albert import Albert, Batch, attend
 from training.model.checkpoint import parameters
-from training.model.heads import AlbertForTasks, FillMaskHead, PooledHead, Task, head_sizes
+from training.model.heads import AlbertForTasks, head_sizes
 
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 each_class = pytest.mark.parametrize("class_name", HF_CLASSES)
@@ -83,16 +82,6 @@ def test_both_ways_of_attention_agree(is_masked: bool) -> None:
         assert (one.grad - other.grad).abs().max() < 1e-12
 
 
-def test_attention_dropout_is_applied_in_training_only() -> None:
-    model = our_model(replace(TINY, attention_dropout=0.5), ())
-    plain = our_model(TINY, ())
-    batch = ragged((16, 16))
-    assert torch.equal(model(batch), plain(batch))
-    model.train()
-    plain.train()
-    assert not torch.allclose(model(batch), plain(batch), atol=1e-2)
-
-
 @pytest.mark.parametrize("num_groups", [1, 2, 4])
 @pytest.mark.parametrize(
     ("sharing", "owns_attention", "owns_ffn"),
@@ -136,28 +125,6 @@ def test_parameters_are_counted_once(config: AlbertConfig, sharing: Sharing) -> 
     assert len(unique) == 3 + 2 + 2 + 4 + 10 * config.num_attentions + 6 * config.num_ffns
 
 
-def test_heads_share_the_pooler_and_the_word_embeddings() -> None:
-    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order", "text-classification")
-    model = our_model(TINY, tasks)
-    fill_mask, order, classifier = (model.heads[task] for task in tasks)
-    assert isinstance(fill_mask, FillMaskHead)
-    assert isinstance(order, PooledHead)
-    assert isinstance(classifier, PooledHead)
-    assert fill_mask.decoder.weight is model.albert.embeddings.word.weight
-    assert order.pooler is classifier.pooler is model.pooler
-
-
-@torch.no_grad()
-def test_no_sharing_is_a_model_of_as_many_groups_as_layers() -> None:
-    theirs = hf_model(replace(TINY, num_groups=4), "AlbertForMaskedLM").double()
-    ours = our_model(replace(TINY, sharing="none"), ("fill-mask",)).double()
-    given = dict(theirs.named_parameters())
-    assert parameters(ours).keys() == given.keys()
-    for name, parameter in parameters(ours).items():
-        parameter.copy_(given[name])
-    assert_close(our_logits(ours, ragged()), hf_logits(theirs, ragged()))
-
-
 @pytest.fixture(scope="module")
 def double_model() -> AlbertForTasks:
     return our_model(TINY, tuple(task for task in SIZES if task != "multiple-choice")).double()
@@ -184,33 +151,6 @@ def test_padding_changes_no_real_position(
     for line, length in enumerate(lengths):
         alone = Batch(ids=ids[line : line + 1, :length], types=types[line : line + 1, :length])
         assert (padded[line, :length] - double_model(alone)[0]).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@torch.no_grad()
-def test_shapes_and_types_of_every_part(dtype: torch.dtype) -> None:
-    tasks = tuple(task for task in SIZES if task != "multiple-choice")
-    model = our_model(TINY, tasks).to(dtype)
-    albert, batch = model.albert, ragged()
-    x = albert.embeddings(batch.ids, batch.types, None)
-    mask = torch.ones(4, 1, 1, 16, dtype=torch.bool)
-    states = [
-        x,
-        albert.encoder.attentions[0](x, mask),
-        albert.encoder.attentions[0](x, None),
-        albert.encoder.ffns[0](x),
-        albert.encoder(x, mask),
-        albert(batch),
-        model(batch),
-    ]
-    assert {(state.shape, state.dtype) for state in states} == {((4, 16, 24), dtype)}
-    rows = x[:, 0]
-    assert model.pooler is not None
-    assert (model.pooler(rows).shape, model.pooler(rows).dtype) == ((4, 24), dtype)
-    for task, num_outputs in model.tasks.items():
-        logits = model.logits(task, rows)
-        assert (logits.shape, logits.dtype) == ((4, num_outputs), dtype)
-    assert model.logits("fill-mask", rows[:0]).shape == (0, 50)
 
 
 def test_fresh_weights_are_as_the_original_s() -> None:
@@ -273,10 +213,3 @@ def test_models_have_the_paper_s_sizes(
     sizes = [p.numel() for part in (model.albert, model.pooler) for p in part.parameters()]
     assert sum(sizes) == config.num_backbone_params
     assert sum(sizes) == pytest.approx(num_millions * 1e6, rel=0.03)
-
-
-def test_a_batch_moves_whole() -> None:
-    moved = ragged().to(torch.device("meta"))
-    assert moved.lengths is not None
-    assert {t.device.type for t in (moved.ids, moved.types, moved.lengths)} == {"meta"}
-    assert Batch(ids=moved.ids, types=moved.types).to(torch.device("meta")).lengths is None

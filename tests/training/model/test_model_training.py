@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +25,6 @@ from tests.training.support import (
     ragged,
     weighed,
 )
-from training.model.albert import attend
 from training.model.heads import AlbertForTasks, head_sizes
 
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -55,19 +53,6 @@ def test_recomputation_changes_nothing_but_memory(sharing: Sharing, dropout: flo
     assert saved[1] < saved[0] / 3
 
 
-def test_recomputation_keeps_one_tensor_a_layer() -> None:
-    """So that memory hardly grows with the number of layers."""
-    saved = []
-    for num_layers in (4, 12):
-        model = our_model(replace(TINY, num_layers=num_layers), ()).train()
-        model.albert.encoder.recomputes = True
-        batch = packed(ROWS, 16)[0]
-        with counted_memory() as sizes:
-            hidden = model(batch)
-        saved.append(sum(sizes.values()))
-    assert saved[1] - saved[0] <= 8 * hidden.numel() * hidden.element_size()
-
-
 @contextmanager
 def counted_memory() -> Iterator[dict[int, int]]:
     """The bytes of each tensor that is kept for the backward pass, weights included."""
@@ -79,16 +64,6 @@ def counted_memory() -> Iterator[dict[int, int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield sizes
-
-
-@pytest.mark.parametrize(("is_training", "num_calls"), [(True, 2 * 4), (False, 4)])
-def test_layers_are_computed_again_in_training_alone(is_training: bool, num_calls: int) -> None:
-    model = our_model(TINY, ()).train(is_training)
-    model.albert.encoder.recomputes = True
-    calls: Counter[str] = Counter()
-    model.albert.encoder.attentions[0].register_forward_hook(lambda *_: calls.update(["applied"]))
-    model(ragged()).sum().backward()
-    assert calls["applied"] == num_calls
 
 
 def test_dropout_is_where_the_original_has_it() -> None:
@@ -108,17 +83,6 @@ def test_dropout_is_where_the_original_has_it() -> None:
     assert len(dropped) == 1 + 2 * 4
     assert all(abs(part - 0.25) < 0.03 for part in dropped)
     assert [block.attention_dropout for block in model.albert.encoder.attentions] == [0.5]
-
-
-def test_attention_without_dropout_is_its_mean() -> None:
-    """Dropout on weights leaves their expectation as it is."""
-    torch.manual_seed(0)
-    x = torch.randn(3, 2, 5, 3, 4, dtype=torch.float64)
-    plain = attend(x[0], x[1], x[2], None, 0.0)
-    many = x[:, None].expand(3, 4000, 2, 5, 3, 4).flatten(1, 2).requires_grad_()
-    dropped = attend(many[0], many[1], many[2], None, 0.5).reshape(4000, *plain.shape)
-    assert not torch.allclose(dropped[0], plain)
-    assert (dropped.mean(0) - plain).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -142,27 +141,6 @@ def test_a_model_steps_as_the_original_which_leaves_out_by_name(
         np.testing.assert_allclose(as_array(p), expected[name], rtol=1e-9, err_msg=name)
 
 
-def test_a_step_is_as_long_as_its_rate_is_of_the_weight() -> None:
-    """The purpose of the ratio: |dw| = lr |w| of every matrix, whatever its gradient's size."""
-    before = [normal((3, 4), 1), normal((5, 2), 2) * 1e3, normal((2, 2, 2), 3) * 1e-3]
-    params = [nn.Parameter(weight.clone()) for weight in before]
-    for i, p in enumerate(params):
-        p.grad = normal(p.shape, 10 + i) * 10.0 ** (2 * i)
-    optimizer = Lamb(params, lr=0.03)
-    optimizer.step()
-    for weight, p in zip(before, params, strict=True):
-        assert ((p.detach() - weight).norm() / weight.norm()).item() == pytest.approx(0.03)
-
-
-def test_moments_are_not_corrected_for_their_bias() -> None:
-    """Or else the first step of a bias would be of the size of the rate."""
-    bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-    bias.grad = torch.tensor([2.0, -50.0, 0.0], dtype=torch.float64)
-    Lamb([bias], lr=0.01, weight_decay=0.5).step()
-    size = 0.01 * 0.1 / 0.001**0.5
-    assert bias.tolist() == pytest.approx([-size, size, 0.0], rel=1e-4)
-
-
 def test_ratios_are_those_of_the_last_step() -> None:
     moved, still, bias = (nn.Parameter(torch.full(shape, 2.0)) for shape in [(2, 2), (2, 2), (2,)])
     optimizer = Lamb([{"params": [moved, bias]}, {"params": [still]}], weight_decay=0.0)
@@ -182,73 +160,6 @@ def test_ratios_are_those_of_the_last_step() -> None:
     optimizer.zero_grad()
     optimizer.step()
     assert optimizer.trust_ratios() is None
-
-
-def test_a_parameter_without_a_gradient_is_left_alone() -> None:
-    params = [nn.Parameter(torch.ones(2, 2)) for _ in range(2)]
-    params[0].grad = torch.ones(2, 2)
-    optimizer = Lamb(params)
-    optimizer.step()
-    assert torch.equal(params[1], torch.ones(2, 2))
-    assert set(optimizer.state) == {params[0]}
-
-
-def test_nothing_moves_where_weights_and_gradients_are_zero() -> None:
-    params = [nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))]
-    optimizer = Lamb(params)
-    for _ in range(3):
-        for p in params:
-            p.grad = torch.zeros_like(p)
-        optimizer.step()
-    assert all(torch.equal(p, torch.zeros_like(p)) for p in params)
-
-
-def test_a_state_that_was_saved_goes_on_to_the_same_bits() -> None:
-    weights: list[list[Tensor]] = []
-    for is_interrupted in (False, True):
-        params = [nn.Parameter(normal(shape, 4).float()) for shape in [(5, 3), (3,)]]
-        optimizer = Lamb(params, lr=0.02)
-        for step in range(6):
-            if is_interrupted and step == 3:
-                file = io.BytesIO()
-                torch.save(optimizer.state_dict(), file)
-                file.seek(0)
-                optimizer = Lamb(params, lr=0.5)
-                optimizer.load_state_dict(torch.load(file, weights_only=True))
-            for p in params:
-                p.grad = normal(p.shape, step).float()
-            optimizer.step()
-        weights.append([p.detach() for p in params])
-    assert all(map(torch.equal, *weights))
-
-
-def test_a_closure_is_called_with_gradients_on() -> None:
-    weight = nn.Parameter(torch.full((2, 2), 3.0))
-
-    def closure() -> float:
-        loss = weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
-
-    assert Lamb([weight]).step(closure) == 36
-    assert (weight < 3).all()
-
-
-def test_a_step_reads_no_number_back() -> None:
-    """A tensor on `meta` has none, so that an `.item()` would raise."""
-    params = [nn.Parameter(torch.empty(shape, device="meta")) for shape in [(3, 2), (3,)]]
-    optimizer = Lamb(params)
-    for p in params:
-        p.grad = torch.empty_like(p)
-    optimizer.step()
-    assert optimizer.state[params[0]]["exp_avg"].device.type == "meta"
-
-
-def test_sparse_gradients_are_refused() -> None:
-    table = nn.Embedding(5, 2, sparse=True)
-    table(torch.tensor([1, 3])).sum().backward()
-    with pytest.raises(RuntimeError, match="sparse=False"):
-        Lamb(table.parameters()).step()
 
 
 @pytest.mark.parametrize(

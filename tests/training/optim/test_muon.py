@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import pytest
 import torch
@@ -14,12 +14,10 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.support import pretend_bf16
-from training.optim.muon import Muon, orthogonal
-from training.system.precision import PrecisionName, product_dtype
+from training.optim.muon import Muon
 
 # Square, wide, tall, and of a single row and column.
 SHAPES: Final = [(24, 24), (24, 40), (40, 24), (1, 7), (7, 1)]
-COEFFICIENTS: Final = (3.4445, -4.775, 2.0315)
 BOTH: Final = pytest.mark.parametrize("has_bf16", [False, True], ids=["fp32", "bf16"])
 
 
@@ -49,21 +47,6 @@ def train(optimizer: Optimizer, steps: Sequence[int]) -> None:
             for number, parameter in enumerate(group["params"]):
                 parameter.grad = random(parameter.shape, 100 * step + number) * 10.0 ** (step - 2)
         optimizer.step()
-
-
-def zeroth_power(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return orthogonal(matrix, coefficients=COEFFICIENTS, num_rounds=5, eps=1e-7, dtype=dtype)
-
-
-def by_svd(matrix: Tensor) -> Tensor:
-    """The same from the singular values themselves, in double precision."""
-    a, b, c = COEFFICIENTS
-    left_vectors, values, right_vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
-    values = values / values.norm()
-    for _ in range(5):
-        values = a * values + b * values**3 + c * values**5
-    result: Tensor = (left_vectors * values) @ right_vectors
-    return result
 
 
 class ProductTypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,96 +91,12 @@ def test_steps_are_torch_s(
         assert (one - other).norm() < rounding * (other - start).norm(), one.shape
 
 
-@pytest.mark.parametrize("name", get_args(PrecisionName))
-def test_products_are_of_the_precision_asked_for(name: PrecisionName) -> None:
-    dtype, matrices = product_dtype(torch.device("cpu"), name), make_matrices()
-    with ProductTypes() as seen:
-        train(Muon(matrices, precision=name), range(1))
-    assert seen.dtypes == {dtype}
-
-
-@BOTH
-def test_steps_are_the_same_to_the_bit_each_time(
-    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_bf16(monkeypatch, has_bf16)
-    one, other = make_matrices(), make_matrices()
-    for matrices in (one, other):
-        train(ours(matrices), range(3))
-    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
-
-
-@pytest.mark.parametrize("shape", [*SHAPES, (96, 384)])
-def test_singular_vectors_stay_and_values_come_near_one(shape: tuple[int, int]) -> None:
-    got = zeroth_power(random(shape, 0))
-    torch.testing.assert_close(got.double(), by_svd(random(shape, 0)), rtol=0, atol=1e-5)
-    values = torch.linalg.svdvals(got)
-    assert values.min() > 0.65
-    assert values.max() < 1.2
-
-
-def test_an_orthogonal_matrix_is_only_scaled() -> None:
-    orthonormal, _ = torch.linalg.qr(random((24, 24), 0))
-    got = zeroth_power(orthonormal)
-    scale = got.norm() / orthonormal.norm()
-    torch.testing.assert_close(got, scale * orthonormal, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (1, 7)])
-def test_neither_size_nor_sign_nor_side_matters(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """To the bit, where the size differs by a power of two; what is given stays as it is."""
-    matrix = random(shape, 0)
-    expected = zeroth_power(matrix, dtype)
-    assert expected.dtype == dtype
-    assert torch.equal(zeroth_power(-8 * matrix, dtype), -expected)
-    assert torch.equal(zeroth_power(matrix.T, dtype), expected.T)
-    assert torch.equal(matrix, random(shape, 0))
-
-
-@BOTH
-def test_a_gradient_of_zero_only_decays(has_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_bf16(monkeypatch, has_bf16)
-    matrix = nn.Parameter(torch.ones(2, 3))
-    matrix.grad = torch.zeros(2, 3)
-    Muon([matrix], lr=0.5, weight_decay=0.5).step()
-    assert torch.equal(matrix, torch.full((2, 3), 0.75))
-
-
-def test_a_first_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a diagonal gradient: each value of it is a singular value."""
-    pretend_bf16(monkeypatch, False)
-    matrix = nn.Parameter(torch.zeros(2, 2))
-    matrix.grad = torch.diag(torch.tensor([3.0, -4.0]))
-    Muon([matrix], lr=0.1).step()
-    a, b, c = COEFFICIENTS
-    values = [0.6, -0.8]
-    for _ in range(5):
-        values = [a * s + b * s**3 + c * s**5 for s in values]
-    expected = torch.diag(torch.tensor(values)) * -0.1 * 0.2 * math.sqrt(2)
-    torch.testing.assert_close(matrix.detach(), expected, rtol=1e-5, atol=1e-8)
-
-
 def through_a_file(optimizer: Optimizer) -> dict[str, Any]:
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     state: dict[str, Any] = torch.load(file, weights_only=True)
     return state
-
-
-@BOTH
-def test_a_state_that_comes_back_steps_the_same(
-    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_bf16(monkeypatch, has_bf16)
-    whole, parted = make_matrices(), make_matrices()
-    train(ours(whole), range(4))
-    first, second = ours(parted), Muon(parted, lr=9.0)
-    train(first, range(2))
-    second.load_state_dict(through_a_file(first))
-    train(second, range(2, 4))
-    assert all(torch.equal(x, y) for x, y in zip(whole, parted, strict=True))
 
 
 @pytest.mark.parametrize("is_torch_s_first", [True, False])
@@ -219,21 +118,6 @@ def test_a_run_goes_on_between_torch_s_and_this_one(
         assert (one - other).norm() < 2**-8 * (other - begin).norm(), one.shape
 
 
-def test_a_parameter_without_gradient_stays_and_the_closures_loss_is_returned() -> None:
-    moved, still = (nn.Parameter(torch.ones(2, 3)) for _ in range(2))
-    optimizer = Muon([moved, still])
-
-    def closure() -> float:
-        loss = moved.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
-
-    assert optimizer.step(closure) == 6.0
-    assert not torch.equal(moved, torch.ones(2, 3))
-    assert torch.equal(still, torch.ones(2, 3))
-    assert list(optimizer.state) == [moved]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -245,21 +129,6 @@ def test_a_parameter_without_gradient_stays_and_the_closures_loss_is_returned() 
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Muon(make_matrices(), **settings)
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
-def test_only_matrices_are_taken(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="only supports 2D parameters"):
-        Muon([nn.Parameter(torch.zeros(shape))])
-
-
-@pytest.mark.parametrize("grad", [torch.eye(3).to_sparse(), torch.eye(3, dtype=torch.complex64)])
-def test_only_dense_real_gradients_are_taken(grad: Tensor) -> None:
-    matrix = nn.Parameter(torch.zeros(3, 3, dtype=grad.dtype))
-    matrix.grad = grad
-    with pytest.raises(RuntimeError, match="give it dense real ones"):
-        Muon([matrix]).step()
-    assert not matrix.detach().any()
 
 
 @pytest.mark.parametrize(

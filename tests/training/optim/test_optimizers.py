@@ -18,14 +18,12 @@ from training.errors import TrainingError
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks
 from training.optim.lamb import Lamb
-from training.optim.muon import Muon
 from training.optim.optimizers import (
     OptimizerError,
     OptimizerName,
     Optimizers,
     OptimizerSettings,
     Schedule,
-    adamw,
     build_optimizers,
 )
 
@@ -60,49 +58,12 @@ def test_the_linear_schedule_is_the_original_s(num_steps: int, data: st.DataObje
     assert 0.00176 * schedule.factor(step / num_steps) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_paper_s_peak_is_below_its_rate() -> None:
-    """3,125 of 125,000 steps of warm-up; the decay has begun at the first step."""
-    schedule = Schedule(kind="linear", warmup=0.025)
-    rates = [0.00176 * schedule.factor(step / 125_000) for step in range(125_001)]
-    # The last step of the warm-up, which does not know of the decay, is the highest.
-    assert rates.index(max(rates)) == 3124
-    assert rates[3125] == pytest.approx(0.001716)
-    assert rates[0] == rates[-1] == 0
-
-
 @pytest.mark.parametrize(
     ("progress", "factor"),
     [(0.05, 0.5), (0.1, 1.0), (0.5, 1.0), (0.6, 1.0), (0.7, 0.5), (1.0, 0.0)],
 )
 def test_warm_up_constant_decay(progress: float, factor: float) -> None:
     assert Schedule(warmup=0.1, decay=0.4).factor(progress) == pytest.approx(factor)
-
-
-@settings(deadline=None)
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-def test_factors_are_parts(progress: float, warmup: float, part: float) -> None:
-    for schedule in (
-        Schedule(warmup=warmup, decay=part * (1 - warmup)),
-        Schedule(kind="linear", warmup=warmup),
-    ):
-        assert 0 <= schedule.factor(progress) <= 1
-
-
-@settings(deadline=None)
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-def test_wsd_rises_then_falls(one: float, other: float, warmup: float, part: float) -> None:
-    schedule = Schedule(warmup=warmup, decay=part * (1 - warmup))
-    early, late = sorted((one, other))
-    if late < warmup:
-        assert schedule.factor(early) <= schedule.factor(late)
-    elif early >= warmup:
-        assert schedule.factor(early) >= schedule.factor(late)
-
-
-def test_the_first_step_of_wsd_moves_and_without_warm_up_at_full_rate() -> None:
-    assert 0 < Schedule(warmup=0.03).factor(0.0) < 0.01
-    assert Schedule(warmup=0.0, decay=0.0).factor(0.0) == 1.0
-    assert Schedule(warmup=0.0, decay=0.0).factor(1.0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -121,10 +82,6 @@ def test_the_first_step_of_wsd_moves_and_without_warm_up_at_full_rate() -> None:
 def test_a_schedule_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(OptimizerError, match=message):
         Schedule(**changes)
-
-
-def test_a_linear_schedule_has_no_decay_of_its_own() -> None:
-    assert Schedule(kind="linear", warmup=1.0).factor(0.5) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -153,14 +110,6 @@ def peak_rates(optimizers: Optimizers) -> dict[int, float]:
     rates = [(id(p), group["peak_lr"]) for group in groups for p in group["params"]]
     assert len(rates) == len(dict(rates))
     return dict(rates)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tasks", [("fill-mask", "sentence-order"), ("question-answering",)])
-def test_every_weight_has_one_rate(name: OptimizerName, tasks: Any) -> None:
-    model = our_model(TINY, tasks)
-    rates = peak_rates(build_optimizers(model, OptimizerSettings(name=name)))
-    assert set(rates) == {id(p) for p in model.parameters()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -211,20 +160,6 @@ def set_gradients(model: nn.Module, step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_that_are_dropped_step_nothing(
-    model: AlbertForTasks, name: OptimizerName
-) -> None:
-    optimizers = build_optimizers(model, OptimizerSettings(name=name))
-    before = {key: weight.clone() for key, weight in model.state_dict().items()}
-    set_gradients(model, 0)
-    optimizers.zero_grad()
-    optimizers.step(1.0)
-    assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
-    assert not any(state["state"] for state in optimizers.state_dict())
-
-
 def test_adamw_steps_as_torch_s_own(model: AlbertForTasks) -> None:
     """Over the whole model; the rate is a third of the peak, norms and biases do not decay."""
     other = our_model(TINY, ("fill-mask", "sentence-order"))
@@ -249,30 +184,6 @@ def test_adamw_steps_as_torch_s_own(model: AlbertForTasks) -> None:
         plain.step()
     for (name, weight), expected in zip(model.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6, msg=name)
-
-
-def test_adamw_s_first_step_has_the_size_of_its_rate() -> None:
-    """Bias correction: without it the first steps would be of another size."""
-    parameter = nn.Parameter(torch.zeros(3))
-    optimizers = Optimizers([adamw([parameter], lr=0.01)])
-    (parameter * torch.tensor([1.0, -20.0, 0.5])).sum().backward()  # type: ignore[no-untyped-call]
-    optimizers.step(1.0)
-    expected = torch.tensor([-0.01, 0.01, -0.01])
-    assert torch.allclose(parameter.detach(), expected, rtol=1e-3)
-
-
-def test_muon_s_steps_have_the_size_of_adamw_s(model: AlbertForTasks) -> None:
-    """`match_rms_adamw`: 0.2 of the rate a number; Newton and Schulz are right to a third or so."""
-    before = {id(p): p.detach().clone() for p in model.parameters()}
-    optimizer_settings = OptimizerSettings(name="muon", lr=0.01, weight_decay=0.0)
-    optimizers = build_optimizers(model, optimizer_settings)
-    assert isinstance(optimizers.parts[0], Muon)
-    set_gradients(model, 0)
-    optimizers.step(1.0)
-    for name, p in model.albert.encoder.named_parameters():
-        if p.ndim == 2:
-            rms = (p.detach() - before[id(p)]).square().mean().sqrt().item()
-            assert rms == pytest.approx(0.2 * 0.01, rel=0.35), name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -313,14 +224,6 @@ def test_a_state_of_another_optimizer_is_refused(
     else:
         with pytest.raises(OptimizerError, match="that the run began with"):
             optimizers.load_state_dict(state)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_of_another_model_is_refused(model: AlbertForTasks, name: OptimizerName) -> None:
-    other = our_model(TINY, ("text-classification", "question-answering"))
-    state = build_optimizers(other, OptimizerSettings(name=name)).state_dict()
-    with pytest.raises(OptimizerError, match="the model that the run began with"):
-        build_optimizers(model, OptimizerSettings(name=name)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import torch
 from albert_serve.config import AlbertConfig
 from training.data.shards import Shards
 from training.loop.distributed import World
-from training.loop.progress import Progress, RunError
-from training.run.job import Job
+from training.loop.progress import RunError
+from training.pretrain import PretrainConfig
+from training.run.job import PretrainingJob
+from training.run.pretraining import Start
 from training.run.recipes import RECIPES
 
 SIZES = AlbertConfig(
@@ -26,17 +27,26 @@ SIZES = AlbertConfig(
 )
 
 
-def make_job(shards: Shards, vocab_dir: Path, world: World | None = None, **recipe: Any) -> Job:
-    settings = {"length": 32, "batch_size": 64, "order_share": 0.5, "num_steps": 32, **recipe}
-    return Job(
-        config=SIZES,
-        recipe=replace(RECIPES["small"], sentence_task="none", **settings),
-        progress=Progress(num_steps=32, budget_s=None),
-        shards=shards,
+def make_job(
+    shards: Shards, vocab_dir: Path, world: World | None = None, **values: Any
+) -> PretrainingJob:
+    config = PretrainConfig(
+        output=Path("unused"),
+        shards=Path("open"),
         tokenizer=vocab_dir,
+        steps=32,
+        workers=0,
+        **{"length": 32, "batch_size": 64, "order_share": 0.5, "device": "cpu", **values},
+    )
+    return PretrainingJob(
+        config=config,
+        recipe=config.changed(RECIPES["small"]),
+        architecture=SIZES,
+        start=Start(folder=None, name=None, tokenizer=vocab_dir),
+        shards=shards,
         world=world or World(),
+        precision="auto",
         compiles=False,
-        num_workers=0,
     )
 
 
@@ -47,9 +57,9 @@ def make_job(shards: Shards, vocab_dir: Path, world: World | None = None, **reci
 def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
     shards: Shards, vocab_dir: Path, micro_batch_size: int | None, rows: int
 ) -> None:
-    """A row of pairs is 64 tokens in both orders, as 4 rows of 32."""
-    job = replace(make_job(shards, vocab_dir), micro_batch_size=micro_batch_size)
-    slicing = job.order_feed().slicing
+    """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
+    job = make_job(shards, vocab_dir, micro_batch_size=micro_batch_size)
+    slicing = job.pair_stream().slicing
     assert (slicing.num_rows, slicing.rows_a_batch) == (16, rows)
 
 
@@ -58,7 +68,7 @@ def test_pairs_that_nobody_counted_divide_among_the_processes(
     shards: Shards, vocab_dir: Path, num_processes: int, rows: int
 ) -> None:
     world = World(rank=num_processes - 1, size=num_processes)
-    slicing = make_job(shards, vocab_dir, world, batch_size=16).order_feed().slicing
+    slicing = make_job(shards, vocab_dir, world, batch_size=16).pair_stream().slicing
     assert slicing.num_rows == rows
     assert slicing.num_batches >= 1
 
@@ -66,7 +76,7 @@ def test_pairs_that_nobody_counted_divide_among_the_processes(
 def test_a_count_that_does_not_divide_is_refused(shards: Shards, vocab_dir: Path) -> None:
     job = make_job(shards, vocab_dir, World(size=8), order_batch_size=4)
     with pytest.raises(RunError, match="--order-batch-size 4 is no multiple of the 8 processes"):
-        job.order_feed()
+        job.pair_stream()
 
 
 def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(

@@ -11,7 +11,7 @@ from albert_serve.config import PRESETS, preset
 from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.masking import NgramMasking
 from training.optim.optimizers import OptimizerSettings, Schedule
-from training.run.recipes import RECIPES, scaled_lr
+from training.run.recipes import RECIPES, RecipeName, scaled_lr
 
 PAPER = RECIPES["paper"]
 
@@ -85,7 +85,7 @@ def test_small_models_of_other_sizes_have_v1_s_dropout() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_can_be_run(name: str) -> None:
+def test_every_recipe_can_be_run(name: RecipeName) -> None:
     """Its settings are accepted, with the smallest of the presets that it is for."""
     recipe = RECIPES[name]
     config = preset("small" if name == "small" else "base")

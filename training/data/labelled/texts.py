@@ -214,7 +214,7 @@ def _classified(
     labels = _all_labels(rows[first])
     names = list(label_names or sorted(labels, key=_natural))
     by_label = _indices(names, labels)
-    errors += _unknown_labels(rows[first], by_label, _allowed(names, labels - by_label.keys()))
+    errors += _unknown_labels(rows[first], by_label, f"allowed are {', '.join(names)}")
     trained = {by_label[label] for label in labels & by_label.keys()}
     shown = ", ".join(names[index] for index in sorted(trained))
     numbers = None if problem == "single_label_classification" else len(names)
@@ -270,18 +270,6 @@ def _has_others_numbers(names: Sequence[str]) -> bool:
     """Whether a name is the index of another label, as of labels from 1 to 5."""
     numbers = list(map(str, range(len(names))))
     return any(name in numbers and numbers[index] != name for index, name in enumerate(names))
-
-
-def _allowed(names: Sequence[str], unknown: set[str]) -> str:
-    """Return the labels that are allowed, and why unknown ones are not read as their indices."""
-    allowed = f"allowed are {', '.join(names)}"
-    indices = [index for index in range(len(names)) if str(index) in unknown]
-    if not indices or not _has_others_numbers(names):
-        return allowed
-    return (
-        f"{allowed} (the labels of the file are read as these names, since some names are also the "
-        f"indices of other labels; index {indices[0]} would be the label {names[indices[0]]})"
-    )
 
 
 def _unknown_labels(

@@ -183,32 +183,3 @@ def test_every_status_is_an_exception_of_bentoml(status: int) -> None:
     error = as_bentomls(request_error(status, "told"))
     assert isinstance(error, NotFound if status == 404 else BentoMLException)
     assert (error.error_code, error.message) == (status, "told")
-
-
-def test_a_body_that_is_refused_in_its_middle_is_429_between_services() -> None:
-    from starlette.testclient import TestClient
-
-    from albert_serve.errors import QueueFullError
-    from albert_serve.server.bentoml.endpoints import input_of
-    from albert_serve.server.error_replies import ErrorReplies
-
-    @bentoml.service(name="refusing", metrics={"enabled": False})
-    class Refusing:
-        @bentoml.api(route="/fill-mask", input_spec=input_of("fill-mask"))  # type: ignore[untyped-decorator]
-        async def fill_mask(self, inputs: Any, parameters: Any = None) -> Any:
-            return [inputs, parameters]
-
-    app = ErrorReplies(cast("Any", Refusing).to_asgi(is_main=False))
-
-    async def full(scope: Any, receive: Any, send: Any) -> None:
-        async def refuse() -> Any:
-            raise QueueFullError("the service is full", retry_after_s=2.5)
-
-        await app(scope, refuse if scope["type"] == "http" else receive, send)
-
-    with TestClient(full) as caller:
-        headers = {"Content-Type": "application/vnd.bentoml+pickle", "Payload-Container": "Default"}
-        reply = caller.post("/fill-mask", content=b"unread", headers=headers)
-    assert (reply.status_code, reply.headers["Retry-After"]) == (429, "3")
-    error = reply.json()
-    assert (error["error"], error["error_type"]) == ("the service is full", "overloaded")

@@ -15,7 +15,7 @@ import pytest
 from albert_serve.errors import ConfigError
 from albert_serve.server.bentoml.start import check_command_line
 from albert_serve.settings import SUPERVISOR_VARIABLE
-from tests.albert_serve.support import ROOT, free_port, service_environment
+from tests.albert_serve.support import ROOT, SERVICE, free_port, service_environment
 
 
 def test_the_port_of_bentomls_command_line_is_checked() -> None:
@@ -37,19 +37,34 @@ def test_the_port_of_bentomls_command_line_is_checked() -> None:
     check_command_line()
 
 
-def test_bentoml_serve_with_a_port_in_use_is_one_line(bundle_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        # Before a worker starts: it would be started again and again.
+        ({"ALBERT_SERVE_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "CUDA is asked for and"),
+        ({"ALBERT_SERVE_API_KEYS": "secret"}, "ALBERT_SERVE_API_KEYS: key 1 has 6 characters"),
+        ({"ALBERT_SERVER_API_KEYS": "k" * 16}, "ALBERT_SERVER_API_KEYS is set, but there is no"),
+        ({}, "cannot listen on port "),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    variables: dict[str, str], message: str, bundle_dir: Path, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        error = error_of_bentoml_serve(service_environment(bundle_dir, tmp_path), port)
-    assert error.startswith(f"error: cannot listen on port {port} of 127.0.0.1: ")
-
-
-def test_cuda_that_cannot_be_used_is_one_line(bundle_dir: Path, tmp_path: Path) -> None:
-    """Before a worker starts: it would be started again and again."""
-    environment = service_environment(bundle_dir, tmp_path)
-    environment |= {"ALBERT_SERVE_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}
-    error = error_of_bentoml_serve(environment, free_port())
-    assert error.startswith("error: CUDA is asked for and cannot be used: ")
+        port = free_port() if variables else server.getsockname()[1]
+        options = [SERVICE, "--host", "127.0.0.1", "--port", str(port)]
+        done = subprocess.run(
+            [sys.executable, "-m", "bentoml", "serve", *options],
+            cwd=ROOT,
+            env=service_environment(bundle_dir, tmp_path) | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"error: {message}")
+    assert "Traceback" not in done.stderr
+    assert "Starting production" not in done.stderr
 
 
 def test_a_worker_that_cannot_start_ends_with_one_line(bundle_dir: Path, tmp_path: Path) -> None:
@@ -65,20 +80,3 @@ def test_a_worker_that_cannot_start_ends_with_one_line(bundle_dir: Path, tmp_pat
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f"this worker cannot start: {bundle}/tokenizer.json has 0 bytes; " in line
-
-
-def error_of_bentoml_serve(environment: dict[str, str], port: int) -> str:
-    """Return the last line of a service that does not start."""
-    options = ["albert_serve.service:AlbertServe", "--host", "127.0.0.1", "--port", str(port)]
-    done = subprocess.run(
-        [sys.executable, "-m", "bentoml", "serve", *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "Starting production" not in done.stderr
-    return done.stderr.splitlines()[-1]

@@ -1,12 +1,16 @@
-"""Several worker processes: all answer, and share one copy of the packed weights."""
+"""Worker processes and their supervisor: shared weights, metrics, signals, and what dies."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 import shutil
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.albert_serve.support import (
-    QUICK_RESTARTS,
+    Running,
     before_each_program,
     running_service,
     service_environment,
@@ -23,97 +27,135 @@ from tests.albert_serve.support import (
     workers_of,
 )
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+SOON_S = 20.0
+BODY = {"inputs": "the first [MASK] of the year", "parameters": {"top_k": 2}}
+# For `before_each_program`: no process may write more than 128 KB into a file.
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, 1 << 17))"
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_map_the_same_packed_weights(bundle_dir: Path, tmp_path: Path) -> None:
-    environment = service_environment(bundle_dir, tmp_path / "home") | {
+
+@pytest.fixture(scope="module")
+def workers(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service of two workers."""
+    folder = tmp_path_factory.mktemp("workers")
+    environment = service_environment(bundle_dir, folder / "home") | {
         "ALBERT_SERVE_WORKERS": "2",
-        "ALBERT_SERVE_CACHE": str(tmp_path / "cache"),
+        "ALBERT_SERVE_CACHE": str(folder / "cache"),
     }
-    with running_service(environment, tmp_path) as service:
+    with running_service(environment, folder) as service:
         wait_until_started(service, 2)
-        answers = [ask(service.url) for _ in range(8)]
-        workers = workers_of(service)
-        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in workers]
+        yield service
+
+
+def test_workers_map_the_same_packed_weights(workers: Running) -> None:
+    answers = [ask(workers.url) for _ in range(8)]
     assert all(answer == answers[0] for answer in answers)
-    assert len(workers) == 2
-    (entry,) = (tmp_path / "cache").glob("*/encoder.data")
-    assert all(str(entry) in mapped for mapped in maps)
+    pids = workers_of(workers)
+    assert len(pids) == 2
+    (entry,) = (workers.log_file.parent / "cache").glob("*/encoder.data")
+    assert all(str(entry) in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_threads_of_the_engine_yield_to_the_event_loop(bundle_dir: Path, tmp_path: Path) -> None:
-    environment = service_environment(bundle_dir, tmp_path / "home")
-    with running_service(environment | {"ALBERT_SERVE_THREADS": "2"}, tmp_path) as service:
-        (worker,) = workers_of(service)
-        ask(service.url)
-        own, counts = niceness(worker)
-    lowered = min(own + 4, 19)
-    assert counts.keys() == {own, lowered}
-    assert counts[lowered] >= 2  # that of ONNX Runtime, and ours that calls it
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's")
+def test_a_worker_has_one_heap(workers: Running) -> None:
+    assert psutil.Process(workers_of(workers)[0]).environ()["MALLOC_ARENA_MAX"] == "1"
 
 
-def niceness(pid: int) -> tuple[int, Counter[int]]:
-    """The nice value of a process's first thread, and how many threads have which."""
-    counts = Counter(
-        os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")
-    )
-    return os.getpriority(os.PRIO_PROCESS, pid), counts
+def test_services_of_one_user_have_metrics_of_their_own(workers: Running, service: Running) -> None:
+    before = num_asked(service.url), num_asked(workers.url)
+    for _ in range(3):
+        ask(workers.url)
+    assert (num_asked(service.url), num_asked(workers.url)) == (before[0], before[1] + 3)
 
 
-def ask(url: str) -> object:
-    body = {"inputs": "the first [MASK] of the year", "parameters": {"top_k": 2}}
-    reply = httpx.post(f"{url}/fill-mask", json=body, timeout=30)
-    assert reply.status_code == 200
-    return reply.json()
+def test_a_killed_worker_loses_its_own_requests_and_is_replaced(workers: Running) -> None:
+    killed, other = workers_of(workers)
+    num_threads, outcomes, is_over = 4, Counter[object](), threading.Event()
+
+    def keep_asking() -> None:
+        while not is_over.is_set():
+            try:
+                outcomes[httpx.post(f"{workers.url}/fill-mask", json=BODY).status_code] += 1
+            except httpx.TransportError:
+                outcomes["lost"] += 1
+
+    threads = [threading.Thread(target=keep_asking) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    psutil.Process(killed).kill()
+    wait_until_started(workers, 3)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert outcomes.keys() <= {200, "lost"}
+    assert outcomes["lost"] <= num_threads
+    assert other in workers_of(workers)
+    assert len(workers_of(workers)) == 2
+    assert workers.log.count(f"worker {killed} was ended by SIGKILL") == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_their_supervisor(bundle_dir: Path, tmp_path: Path) -> None:
     environment = service_environment(bundle_dir, tmp_path / "home")
     with running_service(environment, tmp_path) as service:
         (worker,) = workers_of(service)
         service.process.kill()
-        service.process.wait(timeout=20)
-        give_up_s = time.monotonic() + 20
-        while psutil.pid_exists(worker) and psutil.Process(worker).status() != "zombie":
-            assert time.monotonic() < give_up_s, service.log
-            time.sleep(0.1)
+        service.process.wait(timeout=SOON_S)
+        wait_until_gone(worker)
     with pytest.raises(httpx.ConnectError):
         httpx.get(service.url)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_service_ends_whose_weights_were_cut_short_in_place(
+def test_a_service_ends_whose_workers_cannot_start_any_more(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
-    bundle = tmp_path / "bundle"
-    shutil.copytree(bundle_dir, bundle)
+    """Its weights are cut short in place: one worker dies of it, and the next ones at once."""
+    bundle = shutil.copytree(bundle_dir, tmp_path / "bundle")
     environment = service_environment(bundle, tmp_path / "home")
-    environment |= before_each_program(tmp_path, QUICK_RESTARTS)
     with running_service(environment, tmp_path) as service:
         (worker,) = workers_of(service)
         os.truncate(bundle / "model.safetensors", 100)
         with pytest.raises(httpx.TransportError):
             ask(service.url)
         assert service.process.wait(timeout=300) == 1
-        assert service.log.count(f"worker {worker} was ended by SIGBUS: a file of a served") == 1
-        assert service.log.count("died 2 times in a row before they served") == 1
+    assert service.log.count(f"worker {worker} was ended by SIGBUS: a file of a served") == 1
+    assert service.log.count("this worker cannot start: ") == 5
+    assert service.log.count("workers died 5 times in a row before they served") == 1
+    assert "Traceback" not in service.log
 
 
-@pytest.mark.extended
-def test_services_of_one_user_have_metrics_of_their_own(bundle_dir: Path, tmp_path: Path) -> None:
+def test_without_room_for_metrics_the_service_has_none(bundle_dir: Path, tmp_path: Path) -> None:
     environment = service_environment(bundle_dir, tmp_path / "home")
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    with running_service(environment, tmp_path / "first") as first:
-        for _ in range(3):
-            ask(first.url)
-        with running_service(environment, tmp_path / "second") as second:
-            assert num_asked(second.url) == 0
-            ask(second.url)
-            assert num_asked(second.url) == 1
-            assert num_asked(first.url) == 3
+    environment |= before_each_program(tmp_path, FULL_DISK)
+    with running_service(environment, tmp_path) as service:
+        ask(service.url)
+        assert httpx.get(f"{service.url}/metrics").status_code == 404
+        assert service.log.count("this worker serves without metrics: ") == 1
+        assert "File too large" in service.log
+
+
+def test_all_files_of_metrics_have_their_room(workers: Running) -> None:
+    """A file with holes would end the worker by SIGBUS when the disk is full."""
+    ask(workers.url)
+    folder = Path(psutil.Process(workers_of(workers)[0]).environ()["PROMETHEUS_MULTIPROC_DIR"])
+    files = list(folder.glob("*.db"))
+    assert len(files) > 4
+    for file in files:
+        assert file.stat().st_blocks * 512 >= file.stat().st_size, file
+
+
+def wait_until_gone(pid: int) -> None:
+    give_up_s = time.monotonic() + SOON_S
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.1)
+
+
+def ask(url: str) -> object:
+    reply = httpx.post(f"{url}/fill-mask", json=BODY, timeout=30)
+    assert reply.status_code == 200
+    return reply.json()
 
 
 def num_asked(url: str) -> float:

@@ -12,8 +12,6 @@ import pytest
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
-from albert_serve.server.models.effort import effort_of
-from albert_serve.server.process.threads import Effort
 from albert_serve.tasks import TASKS, TaskSetup, open_task, prepare_request
 from albert_serve.tasks.fill_mask import targets
 from albert_serve.tasks.question_answering import spans
@@ -41,27 +39,8 @@ def test_answers_that_take_much_memory_are_refused(task_setup: TaskSetup) -> Non
     several = {"question": "Who?", "context": WORDS * 20}
     assert prepare(task_setup, "question-answering", [several] * 30) == 30
     assert prepare(task_setup, "question-answering", several, top_k=1000) == 1
-    for compat in (True, False):
-        with pytest.raises(TooMuchAtOnceError, match="lower top_k"):
-            prepare(
-                task_setup,
-                "question-answering",
-                [several] * 200,
-                top_k=1000,
-                max_answer_len=512,
-                compat=compat,
-            )
-
-
-def test_masks_filled_together_count_with_their_widest_round(task_setup: TaskSetup) -> None:
-    task = open_task("fill-mask", task_setup)
-    for text, num_readings in (("A [MASK] run.", 1), ("A [MASK] [MASK].", 8)):
-        task_request = request("fill-mask", [text] * 4, joint=True)
-        num_tokens = sum(item.num_tokens for item in prepare_request(task, task_request))
-        most = num_readings * num_tokens
-        assert len(prepare_request(task, task_request, max_tokens=most)) == 4
-        with pytest.raises(TooMuchAtOnceError, match=f"has over {most - 1} tokens"):
-            prepare_request(task, task_request, max_tokens=most - 1)
+    with pytest.raises(TooMuchAtOnceError, match="lower top_k"):
+        prepare(task_setup, "question-answering", [several] * 200, top_k=1000, max_answer_len=512)
 
 
 def test_items_past_what_is_read_at_once_are_not_made_ready(task_setup: TaskSetup) -> None:
@@ -92,24 +71,11 @@ def test_each_choice_counts_with_its_context(task_setup: TaskSetup) -> None:
         prepare_request(task, task_request, max_tokens=40 * least)
 
 
-def test_a_question_is_work_for_each_of_its_choices() -> None:
-    alone = {"context": "a", "choices": ["b"] * 100}
-    assert effort_of(request("multiple-choice", alone)) < Effort.LARGE
-    question = request("multiple-choice", {**alone, "question": "q" * 100})
-    assert effort_of(question) is Effort.LARGE
-
-
 def test_targets_are_read_once_for_all_texts(task_setup: TaskSetup) -> None:
     words = [f"word{number}" for number in range(50)]
     targets.read_first_pieces.cache_clear()
     assert prepare(task_setup, "fill-mask", ["A [MASK]."] * 20, targets=words) == 20
     assert targets.read_first_pieces.cache_info().misses == 1
-
-
-def test_targets_at_very_many_masks_are_refused(task_setup: TaskSetup) -> None:
-    words = [chr(97 + i % 26) + chr(97 + i // 26) for i in range(26 * 26)]
-    with pytest.raises(InvalidInputError, match="pieces at all masks"):
-        prepare(task_setup, "fill-mask", "[MASK] " * 100, targets=words, multi_token_targets=True)
 
 
 def test_windows_and_spans_without_bound_are_refused(task_setup: TaskSetup) -> None:

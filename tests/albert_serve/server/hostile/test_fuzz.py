@@ -1,56 +1,102 @@
 """Thousands of hostile requests to a real process: none breaks it, hangs it, or learns secrets.
 
-`make fuzz` sends 20,000. A failure prints the seed, the number and the bytes; with both,
-`hostile_request(seed, number)` makes them again.
+Requests that are HTTP have something wrong in their JSON, bytes, headers or path; schemathesis asks
+what the API document allows (documents/test_api_document.py). Request number n of a seed is always
+the same one: a failure prints both. `make fuzz` sends 20,000.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import http.client
-import io
 import json
 import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from tqdm import tqdm
 
-from albert_serve.api.embeddings import OpenAIErrorReply
-from albert_serve.api.examples import EXAMPLES
+from albert_serve.api.embeddings import EMBEDDINGS_PATH, OpenAIErrorReply
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES
 from albert_serve.api.schemas import ErrorReply
-from tests.albert_serve.server.hostile.fuzz_requests import Hostile, hostile_request
-from tests.albert_serve.support import ROOT, Running, running_service, service_environment
+from albert_serve.server.bentoml.http import MAX_HEAD_BYTES
+from tests.albert_serve.support import (
+    MAX_BODY_BYTES,
+    ROOT,
+    Running,
+    running_service,
+    service_environment,
+)
 
 SEED = 20_260_101
 NUM_THREADS = 8
 # After this without a reply a request hangs; they take milliseconds.
 HANG_S = 10.0
-# For what broken HTTP waits for before it is told that nothing more comes.
-PATIENCE_S = 0.2
-PART = 500
-# Of what the processes hold. It grows until each thread has had its largest request; from half of
-# the way on, a leak of 5 kB a request would be past it.
+# Of what the processes hold. It grows until each thread has had its largest request.
 MAX_GROWTH_BYTES = 250 << 20
-MAX_LATE_GROWTH_BYTES = 50 << 20
-NO_REPLY = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Got:
-    """A reply as it came."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
+BODIES = {
+    **{f"/{task}": [each.body for each in examples] for task, examples in EXAMPLES.items()},
+    EMBEDDINGS_PATH: [each.body for each in EMBEDDINGS_EXAMPLES],
+}
+# Texts of JSON, put in the place of a value.
+VALUES = (
+    *("null", "true", "-1", "1001", "1e308", "1e999", "NaN", "0x10", "'a'", "9" * 5000),
+    *('""', '"[MASK]"', '"\\ud800"', '"\\u0000"', '"\\x41"', '"[MASK]' + "a" * 3000 + '"'),
+    *('"%s"' % ("[MASK]" * 40), '"\ufdfa \u202e \ufeff e%s [MASK]"' % ("\u0301" * 300)),
+    *('"../../../etc/passwd"', '"{{7*7}} ${jndi:ldap://localhost/a} <script>alert(1)</script>"'),
+    *("[]", "{}", "[[]]", "[null]", '{"": ""}', '{"text": "a"}', '{"sentences": ["a", "b"]}'),
+    *('{{"sentences": [{}]}}'.format(", ".join(['"a"'] * 257)), '{"__class__": "os.system"}'),
+    *("[" * 3000 + "]" * 3000, '{"a":' * 3000 + "1" + "}" * 3000, "[" * 50_000),
+)
+NOISE = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\0", b"\xef\xbb\xbf", b"{}", b"]", b"\n\n")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+PATHS = (
+    *("/", "/info", "/metrics", "/docs", "/docs.json", "/schema.json", "/web/app.js", "/v1/models"),
+    *("/fill-mask/", "//fill-mask", "/FILL-MASK", "/v1/models/none/fill-mask", "/v1/models/%2e%2e"),
+    *("/static_content/../../../etc/passwd", "/web/..%2f..%2fetc%2fpasswd", "/%2e%2e/etc/passwd"),
+    *("/%00", "/%0a%0dSet-Cookie:a=b", "/%ff%fe", "/%ZZ", "/%", "/?a=b", "/" + "../" * 500),
+)
+HEADERS = (
+    *("X-Request-ID: " + "a" * 129, "X-Request-ID: \x80\xff", "X-Priority: urgent"),
+    *("Authorization: Basic \xff", "Origin: null", "Accept: application/xml", "Cookie: a=b"),
+    *("Content-Encoding: gzip", "Range: bytes=0-1,5-,-9", "Expect: 200-ok", "traceparent: ff-\xff"),
+    *("X-Forwarded-For: 127.0.0.1, \xff", "X-HTTP-Method-Override: DELETE", "X: " + "b" * 3000),
+    *("Content-Type: application/vnd.bentoml+pickle", "Content-Type: multipart/form-data"),
+    *("Content-Type: application/json; charset=utf-16", "Content-Type: \xff\xfe"),
+)
+POST = b"POST /fill-mask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+# What is not HTTP by the rules: a bare 400 or no reply will do.
+BROKEN = (
+    *(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 40, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"),
+    *(b"GET /info\r\n\r\n", b"GET  /info  HTTP/1.1\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n"),
+    *(b"GET /inf\0o HTTP/1.1\r\nHost: a\r\n\r\n", b"GET / HTTP/9.9\r\nHost: a\r\n\r\n"),
+    *(b"GET * HTTP/1.1\r\n\r\n", b"GET /info HTTP/1.1\r\nX y: z\r\n\r\n", b"\r\n\r\r\n\n\r" * 9),
+    (
+        b"GET /info HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n\x81\x05hello"
+    ),
+    *(b"GET / HTTP/1.1\r\nX: " + b"a" * size + b"\r\n\r\n" for size in (70_000, 300_000)),
+    *(
+        POST + line + b"\r\n\r\n" + b'{"inputs": "[MASK]"}GET /info HTTP/1.1\r\n\r\n'
+        for line in (
+            *(b"Content-Length: -1", b"Content-Length: 0x10", b"Content-Length: 5, 5"),
+            *(b"Content-Length: 9999999999999999999999", b"Content-Length:"),
+            b"Content-Length: 5\r\nContent-Length: 20",
+            b"Content-Length: 20\r\nTransfer-Encoding: chunked",
+            *(b"Transfer-Encoding: xchunked", b"Transfer-Encoding : chunked"),
+        )
+    ),
+    *(
+        POST + b"Transfer-Encoding: chunked\r\n\r\n" + size + b'\r\n{"inputs": "a"}\r\n0\r\n\r\n'
+        for size in (b"zz", b"-5", b"0x5", b"ffffffffffffffffff", b"", b"7fffffff")
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,138 +106,142 @@ def fuzzed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield started
 
 
+@pytest.fixture(scope="module")
+def secrets(fuzzed: Running, bundle_dir: Path) -> list[bytes]:
+    """What no reply may have in it."""
+    folders = (str(ROOT), sys.prefix, str(bundle_dir), str(fuzzed.log_file.parent))
+    return [*map(str.encode, folders), b"Traceback", b"site-packages", b'File "']
+
+
 @pytest.mark.parametrize(
     "num_requests",
     [
-        pytest.param(1_000, id="some"),
+        pytest.param(800, id="some"),
         pytest.param(20_000, id="many", marks=pytest.mark.slow),
     ],
 )
 def test_no_request_breaks_the_service(
-    num_requests: int, fuzzed: Running, bundle_dir: Path
+    num_requests: int, fuzzed: Running, secrets: list[bytes]
 ) -> None:
-    secrets = [
-        name.encode()
-        for name in (str(ROOT), sys.prefix, str(bundle_dir), str(fuzzed.log_file.parent))
-    ]
-    secrets += [b"Traceback", b"site-packages", b'File "']
-    expected = reference_answers(fuzzed)
-    counted: collections.Counter[tuple[str, int]] = collections.Counter()
-    held_bytes: list[int] = []
-    progress = tqdm(total=num_requests, unit=" requests", disable=None)
-    with progress, ThreadPoolExecutor(NUM_THREADS) as threads:
-        for first in range(0, num_requests, PART):
-            numbers = range(first, min(first + PART, num_requests))
-            for counts in threads.map(lambda number: attack(fuzzed, number, secrets), numbers):
-                counted.update(counts)
-                progress.update()
-            assert_alive(fuzzed, expected)
-            held_bytes.append(memory_of(fuzzed))
-    shown = " ".join(f"{held / 2**20:.0f}" for held in held_bytes)
-    sys.stdout.write(f"\nMiB held after every {PART}: {shown}\n{table(counted)}\n")
-    assert held_bytes[-1] - held_bytes[0] < MAX_GROWTH_BYTES
-    assert held_bytes[-1] - held_bytes[len(held_bytes) // 2] < MAX_LATE_GROWTH_BYTES
+    expected, held_bytes = reference_answers(fuzzed), memory_of(fuzzed)
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        for _ in threads.map(lambda number: attack(fuzzed, number, secrets), range(num_requests)):
+            pass
+    assert fuzzed.process.poll() is None, fuzzed.log[-4000:]
+    assert reference_answers(fuzzed) == expected
+    assert memory_of(fuzzed) - held_bytes < MAX_GROWTH_BYTES
     assert "Traceback" not in fuzzed.log, fuzzed.log[fuzzed.log.index("Traceback") - 500 :][:4000]
 
 
-def attack(running: Running, number: int, secrets: list[bytes]) -> list[tuple[str, int]]:
-    """Send a request and hold what comes against the contract."""
-    hostile = hostile_request(SEED, number)
-    try:
-        replies = exchange(running, hostile)
-        for reply in replies:
-            assert_harmless(reply, secrets)
-        if hostile.is_http:
-            assert len(replies) == hostile.num_replies, f"{len(replies)} replies"
-            for reply in replies:
-                assert_contract(reply, hostile)
-    except (AssertionError, OSError, ValueError, http.client.HTTPException) as error:
-        shown = hostile.data[:3000]
-        pytest.fail(
-            f"{type(error).__name__}: {error}\nto hostile_request({SEED}, {number}), "
-            f"{hostile.kind}, {len(hostile.data)} bytes:\n{shown!r}"
-        )
-    return [(hostile.kind, reply.status) for reply in replies] or [(hostile.kind, NO_REPLY)]
-
-
-def exchange(running: Running, hostile: Hostile) -> list[Got]:
-    """The replies, over a connection of its own."""
-    host, port = httpx.URL(running.url).host, httpx.URL(running.url).port
-    with socket.create_connection((host, port), timeout=HANG_S) as connection:
-        # The service may refuse, and close, before it has read everything.
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_broken_http_is_refused_or_ends_the_connection(
+    number: int, fuzzed: Running, secrets: list[bytes]
+) -> None:
+    with connection_to(fuzzed) as connection:
+        received = b""
         with contextlib.suppress(ConnectionError):
-            connection.sendall(hostile.data)
-        if not hostile.is_http:
-            return read_replies(_Reader(io.BytesIO(read_rest(connection))), hostile)
-        reader = _Reader(connection.makefile("rb", buffering=0))
-        return [read_reply(reader, hostile) for _ in range(hostile.num_replies)]
-
-
-class _Reader(io.BufferedReader):
-    """A reader that outlives the reply which is read from it, and serves as its socket."""
-
-    def makefile(self, _mode: str) -> _Reader:
-        return self
-
-    def close(self) -> None:
-        """The connection is closed by whoever opened it."""
-
-
-def read_reply(reader: _Reader, hostile: Hostile) -> Got:
-    response = http.client.HTTPResponse(reader, method=hostile.method)  # type: ignore[arg-type]
-    response.begin()
-    return Got(status=response.status, headers=response.headers, body=response.read())
-
-
-def read_replies(reader: _Reader, hostile: Hostile) -> list[Got]:
-    replies = []
-    while reader.peek(1):
-        replies.append(read_reply(reader, hostile))
-    return replies
-
-
-def read_rest(connection: socket.socket) -> bytes:
-    """All that comes up to the end of the connection."""
-    received = bytearray()
-    connection.settimeout(PATIENCE_S)
-    with contextlib.suppress(ConnectionError):
-        try:
-            _receive(connection, received)
-        except TimeoutError:
-            connection.settimeout(HANG_S)
+            connection.sendall(BROKEN[number])
             connection.shutdown(socket.SHUT_WR)
-            _receive(connection, received)
-    return bytes(received)
+            while part := connection.recv(1 << 16):
+                received += part
+    assert not received or received.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")), received[:500]
+    assert not [secret for secret in secrets if secret in received]
+    assert httpx.get(f"{fuzzed.url}/health").status_code == 200
+    assert "Traceback" not in fuzzed.log
 
 
-def _receive(connection: socket.socket, received: bytearray) -> None:
-    while part := connection.recv(1 << 16):
-        received += part
+def attack(running: Running, number: int, secrets: list[bytes]) -> None:
+    """Send a request and hold what comes against the contract."""
+    method, data = hostile_request(Random(f"{SEED}/{number}"))
+    try:
+        with connection_to(running) as connection:
+            # The service may refuse, and close, before it has read everything.
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(data)
+            reply = http.client.HTTPResponse(connection, method=method)
+            reply.begin()
+            assert_contract(reply, reply.read(), secrets, method)
+    except (AssertionError, OSError, ValueError, http.client.HTTPException) as error:
+        pytest.fail(f"{type(error).__name__}: {error}\nto request {number}:\n{data[:3000]!r}")
 
 
-def assert_harmless(reply: Got, secrets: list[bytes]) -> None:
-    assert reply.status < 500, reply
-    for secret in secrets:
-        assert secret not in reply.body, f"the reply names {secret!r}: {reply.body[:2000]!r}"
-        assert secret not in str(reply.headers).encode("utf-8", "replace")
-    for name, value in reply.headers.items():
-        assert not {"\r", "\n"} & set(value), f"a line's end in {name}"
-        assert name.lower() != "set-cookie"
+def hostile_request(random: Random) -> tuple[str, bytes]:
+    """A method, and the bytes of a request that is HTTP by the rules."""
+    path = random.choice([*BODIES])
+    body = _damaged(random, _mutated(random, random.choice(BODIES[path])).encode())
+    method, headers = "POST", ["Content-Type: application/json"]
+    if random.random() < 0.2:
+        method, path = random.choice(METHODS), random.choice(PATHS)
+    if random.random() < 0.3:
+        headers += random.sample(HEADERS, 2)
+    if random.random() < 0.05:
+        body += b" " * random.choice([MAX_BODY_BYTES, 500_000])
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
+    if random.random() < 0.1 and len(body) < MAX_HEAD_BYTES:
+        size = random.choice([13, 1000])
+        chunks = [body[start : start + size] for start in range(0, len(body), size)]
+        body = b"".join(b"%x;a=b\r\n%s\r\n" % (len(one), one) for one in chunks)
+        lines.append("Transfer-Encoding: chunked")
+        body += b"0\r\nX-Trailer: a\r\n\r\n"
+    else:
+        lines.append(f"Content-Length: {len(body)}")
+    return method, "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def assert_contract(reply: Got, hostile: Hostile) -> None:
-    assert reply.headers["X-Request-ID"]
-    if reply.status < 400:
+def _mutated(random: Random, value: Any) -> str:
+    """JSON with some value in it replaced, repeated, or named otherwise."""
+    if isinstance(value, dict) and value and random.random() < 0.8:
+        changed = random.choice([*value])
+        names = {changed: random.choice([changed] * 8 + ["model", "__proto__", ""])}
+        pairs = [
+            (names.get(name, name), _mutated(random, part) if name == changed else json.dumps(part))
+            for name, part in value.items()
+        ]
+        pairs += random.choice([[], [], pairs])
+        return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in pairs) + "}"
+    if isinstance(value, list) and value and random.random() < 0.6:
+        place = random.randrange(len(value))
+        parts = [json.dumps(part) for part in value]
+        parts[place] = _mutated(random, value[place])
+        return "[" + ", ".join(parts * random.choice([1, 1, 1, 33])) + "]"
+    return random.choice(VALUES)
+
+
+def _damaged(random: Random, body: bytes) -> bytes:
+    """Mostly the bytes as they are, else with noise in them, cut off, or in another encoding."""
+    place = random.randrange(len(body) + 1)
+    kind = random.randrange(12)
+    if kind == 0:
+        return body[:place] + random.choice(NOISE) + body[place:]
+    if kind == 1:
+        return body[:place]
+    if kind == 2:
+        return body.decode().encode(random.choice(["utf-16", "utf-32", "utf-7"]), "replace")
+    return body
+
+
+def connection_to(running: Running) -> socket.socket:
+    url = httpx.URL(running.url)
+    assert url.port is not None
+    return socket.create_connection((url.host, url.port), timeout=HANG_S)
+
+
+def assert_contract(
+    reply: http.client.HTTPResponse, body: bytes, secrets: list[bytes], method: str
+) -> None:
+    assert reply.status < 500, reply.status
+    text = body + str(reply.headers).encode("utf-8", "replace")
+    assert not [secret for secret in secrets if secret in text]
+    assert "set-cookie" not in reply.headers
+    request_id = reply.headers["X-Request-ID"]
+    assert request_id
+    if reply.status < 400 or method == "HEAD":
         return
-    assert reply.headers["content-type"] == "application/json"
-    if hostile.method == "HEAD":
-        return
-    assert set(json.loads(reply.body)) == {"error", "error_type", "request_id"}
-    is_openai = isinstance(json.loads(reply.body)["error"], dict)
-    error: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.body)
+    is_openai = isinstance(json.loads(body)["error"], dict)
+    error: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(body)
     assert error.error
-    assert error.request_id == reply.headers["X-Request-ID"]
-    assert len(reply.body) < 8_000, "an error that repeats what it was given"
+    assert error.request_id == request_id
+    assert len(body) < 8_000, "an error that repeats what it was given"
 
 
 def reference_answers(running: Running) -> list[Any]:
@@ -204,26 +254,8 @@ def reference_answers(running: Running) -> list[Any]:
         ]
 
 
-def assert_alive(running: Running, expected: list[Any]) -> None:
-    assert running.process.poll() is None, running.log[-4000:]
-    assert reference_answers(running) == expected
-
-
 def memory_of(running: Running) -> int:
     """The memory of the service's processes, without pages that are shared with files."""
     first = psutil.Process(running.process.pid)
     held = [one.memory_info() for one in [first, *first.children(recursive=True)]]
     return sum(info.rss - info.shared for info in held)
-
-
-def table(counted: collections.Counter[tuple[str, int]]) -> str:
-    statuses = sorted({status for _, status in counted})
-    names = ["-" if status == NO_REPLY else str(status) for status in statuses]
-    lines = [f"{'replies':12}" + "".join(f"{name:>8}" for name in names)]
-    for kind in [*sorted({kind for kind, _ in counted}), "all"]:
-        numbers = [
-            sum(n for key, n in counted.items() if key[1] == status and kind in (key[0], "all"))
-            for status in statuses
-        ]
-        lines.append(f"{kind:12}" + "".join(f"{number:8}" for number in numbers))
-    return "\n".join(lines)

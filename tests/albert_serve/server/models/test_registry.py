@@ -134,17 +134,17 @@ def test_a_wrong_folder_is_one_clear_error(
         load(Settings.from_environment({"ALBERT_SERVE_MODELS": str(tmp_path)}))
 
 
-def test_bundles_of_the_same_weights_have_one_encoder(bundle_dir: Path, tmp_path: Path) -> None:
+def test_bundles_of_the_same_weights_have_one_encoder(
+    bundle_dir: Path, tmp_path: Path, sessions: list[tuple[str, str]]
+) -> None:
     for name in ("a", "b"):
         shutil.copytree(bundle_dir, tmp_path / name)
     (tmp_path / "models.yaml").write_text(
         "models: {a: {bundle: a}, b: {bundle: b}, c: {bundle: a, threads: 2}}"
     )
-    loaded = load(settings_of(tmp_path / "models.yaml"))._loaded
-    encoders = [loaded[name].engine._encoder.encoder for name in "abc"]
-    assert encoders[0] is encoders[1]
-    assert encoders[0] is not encoders[2]  # other threads are another session
-    assert all(each.options.spinning for each in loaded.values())
+    load(settings_of(tmp_path / "models.yaml"))
+    # Other threads are another session.
+    assert sessions == [("a", "1"), ("a", "1")]
 
 
 def test_bundles_of_the_same_vocabulary_have_one_tokenizer(
@@ -158,15 +158,15 @@ def test_bundles_of_the_same_vocabulary_have_one_tokenizer(
         return read[-1]
 
     monkeypatch.setattr(AlbertTokenizer, "from_file", note)
-    models = load(settings_of(shelf))
-    assert set(models._loaded) == {"first", "second"}
+    assert load(settings_of(shelf)).names == ["first", "second"]
     assert len(read) == 1
 
 
-def test_threads_of_different_models_do_not_wait_actively(shelf: Path) -> None:
-    loaded = load(settings_of(shelf))._loaded
-    assert len(loaded) == 2
-    assert not any(each.options.spinning for each in loaded.values())
+def test_threads_of_different_models_do_not_wait_actively(
+    shelf: Path, sessions: list[tuple[str, str]]
+) -> None:
+    load(settings_of(shelf))
+    assert sessions == [("first", "0"), ("second", "0")]
 
 
 def test_the_default_can_be_set(shelf: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_bundle_without_heads_is_served_for_its_embeddings(
     async def names() -> list[str]:
         models = Models.load(settings, Metrics(CollectorRegistry()))
         models.start()
-        served = [task.name for task in models.default.info().tasks]
+        served = [task.name for task in models.default.description.tasks]
         await models.close()
         return served
 

@@ -56,7 +56,7 @@ def test_a_reload_adds_replaces_and_removes(
     shelf: Path, bundle_dir: Path, int8_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     models = load(settings_of(shelf))
-    before = dict(models._loaded)
+    before = models.get("second").description.revision
     shutil.move(shelf / "first", shelf / ".first")
     put(bundle_dir, shelf / "second")
     shutil.copytree(int8_dir, shelf / "third")
@@ -65,7 +65,7 @@ def test_a_reload_adds_replaces_and_removes(
     assert models.names == ["second", "third"]
     assert models.default.name == "second"
     revision = Bundle.open(bundle_dir).manifest.revision
-    assert models.default.info().revision == revision != before["second"].bundle.manifest.revision
+    assert models.default.description.revision == revision != before
     assert f"model second is now revision {revision}" in caplog.text
     assert "model first is no longer served" in caplog.text
     with pytest.raises(NotFoundError):
@@ -82,9 +82,9 @@ def test_a_new_first_model_is_not_the_default(shelf: Path, int8_dir: Path) -> No
 
 def test_what_has_not_changed_is_not_opened_again(shelf: Path) -> None:
     models = load(settings_of(shelf))
-    before = {name: loaded.engine for name, loaded in models._loaded.items()}
+    before = [models.get(name) for name in ("first", "second")]
     reloaded(models)
-    assert all(models._loaded[name].engine is engine for name, engine in before.items())
+    assert [models.get(name) for name in ("first", "second")] == before
 
 
 def forget(folder: Path) -> None:
@@ -107,29 +107,28 @@ def test_a_bundle_that_does_not_verify_changes_nothing(
     registry = CollectorRegistry()
     settings = Settings(bundle=tmp_path / "tiny", num_threads=1)
     models = Models.load(settings, Metrics(registry))
-    revision = models._loaded["tiny"].bundle.manifest.revision
+    revision = models.default.description.revision
     put(int8_dir, tmp_path / "tiny")
     spoil(tmp_path / "tiny")
     reloaded(models)
-    assert models.default.info().revision == revision
+    assert models.default.description.revision == revision
     assert "model tiny was not loaded, the one before goes on: " in caplog.text
     labels = {"model": "tiny", "outcome": "rejected"}
     assert registry.get_sample_value("albert_serve_reloads_total", labels) == 1
 
 
 def test_what_was_rejected_is_not_opened_for_other_settings_either(
-    bundle_dir: Path, int8_dir: Path, tmp_path: Path
+    bundle_dir: Path, int8_dir: Path, tmp_path: Path, sessions: list[tuple[str, str]]
 ) -> None:
     folder = tmp_path / "bundles"
     shutil.copytree(bundle_dir, folder / "first")
     models = load(settings_of(folder))
-    kept = models._loaded["first"]
-    assert kept.options.spinning
+    kept = models.get("first")
     damage(folder / "first")
     shutil.copytree(int8_dir, folder / "second")  # different weights: threads no longer spin
     reloaded(models)
-    assert not models._loaded["second"].options.spinning
-    assert models._loaded["first"] is kept
+    assert sessions == [("first", "1"), ("second", "0")]
+    assert models.get("first") is kept
 
 
 def test_a_list_that_cannot_be_read_changes_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,7 +16,6 @@ import pytest
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.errors import ConfigError
-from albert_serve.server.process import pid_file
 from albert_serve.server.process.pid_file import check_pid_file, hold_pid_file
 from tests.albert_serve.support import (
     ROOT,
@@ -100,16 +100,16 @@ def test_a_reload_signals_no_process_that_only_has_the_number(
 def test_a_file_that_its_holder_removes_meanwhile_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, lock = tmp_path / "served.pid", pid_file._lock
+    file, lock = tmp_path / "served.pid", fcntl.flock
     opened: list[IO[str]] = []
 
-    def lock_late(stream: IO[str]) -> bool:
+    def lock_late(stream: IO[str], kind: int) -> None:
         opened.append(stream)
         if len(opened) == 1:
             file.unlink()
-        return lock(stream)
+        lock(stream, kind)
 
-    monkeypatch.setattr(pid_file, "_lock", lock_late)
+    monkeypatch.setattr(fcntl, "flock", lock_late)
     hold_pid_file(file)
     assert len(opened) == 2
     assert file.read_text() == f"{os.getpid()}\n"

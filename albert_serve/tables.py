@@ -1,0 +1,378 @@
+"""Tables in files: CSV, TSV, JSONL and Parquet, plain or compressed, read as streams.
+
+Lines are read by the standard library, one row at a time, so that a bad row is the error of one
+row: pyarrow's readers of CSV and JSON end at a row with another number of fields, with values of
+another type than before, or with bytes that are not UTF-8. pyarrow reads Parquet and Zstandard.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
+
+from albert_serve.errors import (
+    BodyTooLargeError,
+    ConfigError,
+    InvalidInputError,
+    MalformedRequestError,
+    RequestError,
+    how_to_install,
+)
+
+Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet"]
+
+_MAX_LINE_BYTES: Final = 16 << 20
+DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
+_SUFFIXES: Final[dict[str, Format]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+_PARQUET_MAGIC: Final = b"PAR1"
+_COMPRESSION_MAGIC: Final = {
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+}
+_COMPRESSIONS: Final = tuple(_COMPRESSION_MAGIC.values())
+# Tables that are not read, by their files' suffixes or first bytes.
+_REFUSED_SUFFIXES: Final = {".xlsx": "Excel", ".xls": "Excel"}
+_REFUSED_MAGIC: Final = {b"PK\x03\x04": "Zip or Excel"}
+_UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+_UTF_8_MARK: Final = b"\xef\xbb\xbf"
+_DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+_BATCH_BYTES: Final = 4 << 20
+# Of a column, so that row groups may have any size.
+_PARQUET_READ_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableType:
+    """A format, and its compression: a suffix such as ".gz", or none."""
+
+    format: Format
+    compression: str = ""
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether all rows have the same columns."""
+        return self.format != "jsonl"
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of a file of this type."""
+        return f".{self.format}{self.compression}"
+
+
+def type_by_name(name: str, chosen: Format | None = None) -> TableType:
+    """Return the type of a file by its name; JSONL if the name does not tell.
+
+    Args:
+        chosen: the format, whatever the name.
+
+    Raises:
+        ConfigError: Parquet is named as compressed.
+    """
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes[-2:]]
+    compression = suffixes[-1] if suffixes and suffixes[-1] in _COMPRESSIONS else ""
+    named = [_SUFFIXES[suffix] for suffix in suffixes if suffix in _SUFFIXES]
+    form: Format = chosen or (named[-1] if named else "jsonl")
+    if form == "parquet" and compression:
+        raise ConfigError(f"{name}: Parquet is compressed inside; name it .parquet")
+    return TableType(format=form, compression=compression)
+
+
+def has_known_suffix(path: Path) -> bool:
+    """Whether a file's name tells its format."""
+    return any(suffix.lower() in _SUFFIXES for suffix in path.suffixes[-2:])
+
+
+def detect_type(path: Path, chosen: Format | None = None) -> TableType:
+    """Return the type of a file that is read, by its name and its first bytes.
+
+    Raises:
+        InvalidInputError: it is of a format or an encoding that is not read.
+        OSError: the file cannot be read.
+    """
+    named = type_by_name(path.name, chosen)
+    if is_stream(path):
+        return named
+    with path.open("rb") as stream:
+        beginning = stream.read(8)
+    refused = [kind for suffix, kind in _REFUSED_SUFFIXES.items() if path.suffix.lower() == suffix]
+    refused += [kind for magic, kind in _REFUSED_MAGIC.items() if beginning.startswith(magic)]
+    if refused and chosen is None:
+        raise InvalidInputError(
+            f"{path} is {refused[0]}; the input must be {', '.join(get_args(Format))}"
+        )
+    if beginning.startswith(_UTF_16_MARKS):
+        raise InvalidInputError(f"{path} is UTF-16; convert it to UTF-8")
+    if beginning.startswith(_PARQUET_MAGIC):
+        return TableType(format="parquet")
+    packed = [end for magic, end in _COMPRESSION_MAGIC.items() if beginning.startswith(magic)]
+    return TableType(format=named.format, compression=packed[0] if packed else "")
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is a pipe or a device, which can be read or written only once."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def open_lines(
+    path: Path, compression: str = ""
+) -> Iterator[tuple[io.BufferedReader, Callable[[], int]]]:
+    """Open a file of lines: its content, and a function for how many bytes on disk were read.
+
+    Raises:
+        InvalidInputError: within the block, the file turns out to be damaged or incomplete.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as raw:
+        try:
+            yield _decompressed(raw, compression), raw.tell if raw.seekable() else lambda: 0
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
+        except OSError as error:
+            # Those of bz2 and pyarrow about the content have no number.
+            if error.errno is not None:
+                raise
+            raise _damaged(path, error) from error
+
+
+def _decompressed(raw: io.BufferedReader, compression: str) -> io.BufferedReader:
+    if compression == ".gz":
+        return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=raw)))
+    if compression == ".bz2":
+        return io.BufferedReader(cast("Any", bz2.BZ2File(raw)))
+    if compression == ".xz":
+        return io.BufferedReader(cast("Any", lzma.LZMAFile(raw)))
+    if compression == ".zst":
+        pa = _import("pyarrow", ".zst")
+        return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
+    return raw
+
+
+def _damaged(path: Path, error: Exception) -> InvalidInputError:
+    return InvalidInputError(f"{path} is damaged or incomplete: {first_line(error)}")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's message; the error's type if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _import(name: str, purpose: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{purpose} needs pyarrow: {how_to_install('score')}") from error
+
+
+def _bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
+    """Yield the lines; None for one of more than `_MAX_LINE_BYTES`, which is passed over."""
+    is_first = True
+    while line := stream.readline(_MAX_LINE_BYTES + 1):
+        if len(line) > _MAX_LINE_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(_MAX_LINE_BYTES)
+            yield None
+        else:
+            yield line.removeprefix(_UTF_8_MARK) if is_first else line
+        is_first = False
+
+
+def text_lines(path: Path, stream: io.BufferedReader) -> Iterator[str]:
+    """Yield the lines as text; bytes that are not UTF-8 become lone surrogates (`is_utf8`).
+
+    Raises:
+        InvalidInputError: a line has more than `_MAX_LINE_BYTES`.
+    """
+    for number, line in enumerate(_bounded_lines(stream), start=1):
+        if line is None:
+            raise InvalidInputError(f"{path}, line {number} has more than {_MAX_LINE_BYTES} bytes")
+        yield line.decode("utf-8", errors="surrogateescape")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def csv_fields(line: str, delimiter: str) -> list[str]:
+    """Return the fields of a line of its own."""
+    csv.field_size_limit(_MAX_LINE_BYTES)  # of all readers of the process
+    return next(csv.reader([line], delimiter=delimiter), [])
+
+
+def csv_rows(
+    path: Path, lines: Iterator[str], delimiter: str, *, has_quotes: bool, advice: str = ""
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows that are not blank, each with the number of its first line.
+
+    Args:
+        has_quotes: whether fields may be quoted as in RFC 4180.
+        advice: where the quotes of a row are wrong.
+
+    Raises:
+        InvalidInputError: the quotes of a row are wrong, so that the next row is not known.
+    """
+    csv.field_size_limit(_MAX_LINE_BYTES)  # of all readers of the process
+    reader = csv.reader(
+        lines,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        strict=True,
+    )
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise InvalidInputError(
+                f"{path}, line {number}: in line {reader.line_num} {error}; a quoted field ends at "
+                f"its second quote, and quotes in it are doubled{advice}"
+            ) from error
+        if cells is None:
+            return
+        if cells:
+            yield number, cells
+
+
+def json_rows(
+    stream: io.BufferedReader, loads: Callable[[bytes], Any] = json.loads
+) -> Iterator[tuple[int, dict[str, Any], RequestError | None]]:
+    """Yield the objects of the lines that are not blank, with their numbers and errors."""
+    for number, line in enumerate(_bounded_lines(stream), start=1):
+        if line is None:
+            message = (
+                f"line {number} has more than {_MAX_LINE_BYTES} bytes; make several rows of it"
+            )
+            yield number, {}, BodyTooLargeError(message)
+        elif line.strip():
+            try:
+                values = loads(line)
+            except (ValueError, RecursionError) as error:
+                yield number, {}, MalformedRequestError(f"line {number} is not JSON: {error}")
+                continue
+            if isinstance(values, dict):
+                yield number, values, None
+            else:
+                yield number, {}, MalformedRequestError(f"line {number} is not a JSON object")
+
+
+def repeated_names(names: Sequence[str]) -> list[str]:
+    """Return the names of columns that a table has several times."""
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def parquet_schema(path: Path) -> tuple[Any, int]:
+    """Return the schema of a Parquet file, of pyarrow, and the number of its rows.
+
+    Raises:
+        InvalidInputError: it is damaged, or a pipe.
+        ConfigError: pyarrow is not installed.
+        OSError: it cannot be read.
+    """
+    if is_stream(path):
+        raise InvalidInputError(f"Parquet cannot be read from a pipe; write {path} to a file")
+    with _parquet_errors(path):
+        metadata = _import("pyarrow.parquet", f"{path} is Parquet, which").read_metadata(path)
+        return metadata.schema.to_arrow_schema(), metadata.num_rows
+
+
+def parquet_batches(
+    path: Path, columns: Sequence[str] | None = None, *, max_rows: int = 1024, num_skipped: int = 0
+) -> Iterator[tuple[int, float, Any]]:
+    """Yield record batches of pyarrow, of about 4 MiB at most whatever the size of row groups.
+
+    Each comes with the number of rows before it, and the share of the file that ends with it.
+
+    Args:
+        columns: those that are read; None for all.
+        num_skipped: the rows that are passed over.
+
+    Raises:
+        InvalidInputError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    parquet = _import("pyarrow.parquet", f"{path} is Parquet, which")
+    with (
+        _parquet_errors(path),
+        parquet.ParquetFile(
+            path,
+            pre_buffer=False,
+            buffer_size=_PARQUET_READ_BYTES,
+            page_checksum_verification=True,  # of files that have checksums
+        ) as file,
+    ):
+        number = 0
+        for group in range(file.num_row_groups):
+            about = file.metadata.row_group(group)
+            if number + about.num_rows <= num_skipped:
+                number += about.num_rows
+                continue
+            num_fitting = _BATCH_BYTES * about.num_rows // max(1, about.total_byte_size)
+            for batch in file.iter_batches(
+                min(max(1, num_fitting), max_rows),
+                row_groups=[group],
+                columns=columns,
+                # Each of Arrow's threads would keep memory that others have freed.
+                use_threads=False,
+            ):
+                start = max(0, num_skipped - number)
+                end = number + batch.num_rows
+                if start < batch.num_rows:
+                    yield number + start, end / file.metadata.num_rows, batch.slice(start)
+                number = end
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    pa = _import("pyarrow", f"{path} is Parquet, which")
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _damaged(path, error) from error
+    except pa.ArrowException as error:
+        raise _damaged(path, error) from error
+
+
+def compressor(raw: BinaryIO, compression: str) -> BinaryIO:
+    """Return a stream that compresses into `raw`; several after another are one file."""
+    stream: Any = raw
+    if compression == ".gz":
+        stream = gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6)
+    elif compression == ".bz2":
+        stream = bz2.BZ2File(raw, "wb")
+    elif compression == ".xz":
+        stream = lzma.LZMAFile(raw, "wb")  # noqa: SIM115  # the caller closes it
+    elif compression == ".zst":
+        pa = _import("pyarrow", ".zst")
+        stream = pa.CompressedOutputStream(pa.PythonFile(raw, "w"), "zstd")
+    return cast("BinaryIO", stream)

@@ -1,0 +1,192 @@
+"""What holds of every task: refusals by reason, limits, lists, truncation, damaged logits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from albert_serve.api.schemas import MAX_MASKS, MAX_REORDERED, TaskRequest
+from albert_serve.errors import (
+    EngineError,
+    InvalidInputError,
+    NoMaskError,
+    TextTooLongError,
+    TooMuchAtOnceError,
+)
+from albert_serve.tasks import TASKS, Prepared, TaskSetup, open_task, prepare_request, read_cuts
+
+ITEMS: Final[dict[str, Any]] = {
+    "fill-mask": "a [MASK]",
+    "text-classification": "a",
+    "question-answering": {"question": "Who?", "context": "a b c"},
+    "sentence-order": {"sentences": ["a", "b", "c"]},
+    "multiple-choice": {"context": "a", "choices": ["b", "c"]},
+    "feature-extraction": "a",
+}
+LONG = "a " * 200
+# Of a text that does not fit: the item, and the place of the cut.
+LONG_ITEMS: Final[dict[str, tuple[Any, str]]] = {
+    "fill-mask": (f"[MASK] {LONG}", ""),
+    "text-classification": ({"text": "b", "text_pair": LONG}, ".text_pair"),
+    "question-answering": ({"question": LONG, "context": "a b c"}, ".question"),
+    "sentence-order": ({"text": LONG, "text_pair": "b"}, ".text"),
+    "multiple-choice": ({"context": LONG, "choices": ["b", "c"]}, ".context"),
+    "feature-extraction": (LONG, ""),
+}
+TWO_TEXTS = {"text": "a", "text_pair": "b"}
+BLANKS = {"context": "a", "choices": ["b" * 500_000] * 2, "question": "_ " * 2000}
+
+
+def read(task: str, inputs: Any, **parameters: Any) -> TaskRequest:
+    return TASKS[task].request.model_validate({"inputs": inputs, "parameters": parameters})
+
+
+def prepare(setup: TaskSetup, task: str, inputs: Any, **parameters: Any) -> list[Prepared[Any]]:
+    return prepare_request(open_task(task, setup), read(task, inputs, **parameters))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("task", TASKS)
+def test_logits_that_are_not_finite_are_no_answer(
+    task: str, value: float, task_setup: TaskSetup
+) -> None:
+    [prepared] = prepare(task_setup, task, ITEMS[task])
+    shape = (128, 64 if task == "feature-extraction" else 2)
+    logits = [np.zeros(shape, np.float32) for _ in prepared.inputs]
+    for each in logits:
+        each[0, 0] = value
+    with pytest.raises(EngineError, match="not finite"):
+        prepared.finish(logits)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: TaskSetup) -> None:
+    item, place = LONG_ITEMS[task]
+    with pytest.raises(TextTooLongError, match=r"^inputs\[1\]: .*truncation"):
+        prepare(task_setup, task, [ITEMS[task], item])
+    request = read(task, [ITEMS[task], item], truncation=True)
+    whole, cut = prepare_request(open_task(task, task_setup), request)
+    assert (whole.num_truncated, whole.cuts) == (0, {})
+    assert cut.num_truncated > 0
+    assert max(len(each.ids) for each in cut.inputs) <= 128
+    assert list(read_cuts(request, [whole, cut])) == [f"inputs[1]{place}"]
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "parameters", "error", "message"),
+    [
+        ("fill-mask", "a", {}, NoMaskError, r"write \[MASK\]"),
+        ("fill-mask", f"{LONG}[MASK]", {"truncation": True}, NoMaskError, "were cut off"),
+        ("fill-mask", "[MASK]", {"targets": ""}, InvalidInputError, "none of the targets"),
+        ("fill-mask", "[MASK]", {"targets": [" ", "\u0301"]}, InvalidInputError, "none of the"),
+        (
+            *("fill-mask", "[MASK] " * 17, {"joint": True}, InvalidInputError),
+            "17 masks; joint fills at most 16",
+        ),
+        ("text-classification", "a", {"head": "topic"}, InvalidInputError, "no head 'topic'"),
+        ("text-classification", "a", {"max_layers": 1}, InvalidInputError, "--adaptive-depth"),
+        ("text-classification", "a b " * 250_000, {}, TextTooLongError, "over 128 tokens.*cuts"),
+        ("text-classification", "a " * 128, {}, TextTooLongError, "130 tokens with.*most 128"),
+        (
+            *("text-classification", {"text": "a " * 70, "text_pair": "b " * 70}, {}),
+            *(TextTooLongError, "at most 128"),
+        ),
+        ("sentence-order", {"text": " ", "text_pair": "b"}, {}, InvalidInputError, "^text is em"),
+        ("sentence-order", {"text": "a", "text_pair": ""}, {}, InvalidInputError, "^text_pair is"),
+        (
+            *("sentence-order", {"sentences": ["a", "\u0301", "b"]}, {}, InvalidInputError),
+            r"^sentences\[1\] is empty",
+        ),
+        ("sentence-order", TWO_TEXTS, {"reorder": True}, InvalidInputError, "as sentences"),
+        (
+            *("sentence-order", {"sentences": ["a"] * 33}, {"reorder": True}, InvalidInputError),
+            f"more than the {MAX_REORDERED}",
+        ),
+        (
+            *("multiple-choice", {"context": " ", "choices": ["a", "b"]}, {}, InvalidInputError),
+            "^context is empty",
+        ),
+        (
+            *("multiple-choice", {"context": "a", "choices": ["a", "\n"]}, {}, InvalidInputError),
+            r"^choices\[1\] is empty",
+        ),
+        (
+            *("multiple-choice", {"context": "a " * 100, "choices": ["b", "a " * 50]}, {}),
+            *(TextTooLongError, r"^context and choices\[1\] together: the text is"),
+        ),
+        ("multiple-choice", BLANKS, {}, TextTooLongError, "in the 2000 blanks of the question"),
+        (
+            *("question-answering", {"question": "", "context": "a"}, {}, InvalidInputError),
+            "^question is empty",
+        ),
+        (
+            *("question-answering", {"question": "a", "context": "\u0301"}, {}),
+            *(InvalidInputError, "^context is empty"),
+        ),
+        (
+            *("question-answering", ITEMS["question-answering"], {"max_seq_len": 129}),
+            *(InvalidInputError, "at most 128"),
+        ),
+        (
+            *("question-answering", {"question": "a", "context": LONG}, {"doc_stride": 124}),
+            *(InvalidInputError, "choose at most"),
+        ),
+        (
+            *("question-answering", {"question": "a", "context": "b " * 999}, {"doc_stride": 120}),
+            *(InvalidInputError, "windows of 128"),
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_the_reason(
+    task: str,
+    inputs: Any,
+    parameters: dict[str, Any],
+    error: type[InvalidInputError],
+    message: str,
+    task_setup: TaskSetup,
+) -> None:
+    with pytest.raises(error, match=message):
+        prepare(task_setup, task, inputs, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("text", "targets", "error", "message"),
+    [
+        ("a [MASK]", ["☃"], InvalidInputError, "does not know"),
+        ("a [MASK]", ["a ☃"], InvalidInputError, "does not know"),
+        ("a [MASK]", [" "], InvalidInputError, "stands for nothing"),
+        ("[MASK]", ["e " * 200], TextTooLongError, "shorten either"),
+        (
+            "[MASK] " + "e " * 61,
+            ["encyclopedic"],
+            TextTooLongError,
+            "longest target, of .* pieces",
+        ),
+        ("[MASK]" * 90, ["jukebox", "photographs"], InvalidInputError, "over 256 readings"),
+    ],
+)
+def test_whole_targets_that_cannot_be_scored_are_refused_with_the_reason(
+    text: str, targets: list[str], error: type[Exception], message: str, task_setup: TaskSetup
+) -> None:
+    with pytest.raises(error, match=message):
+        prepare(task_setup, "fill-mask", text, targets=targets, multi_token_targets=True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_masks"),
+    [
+        pytest.param({}, 13, id="each by itself"),
+        pytest.param({"joint": True, "top_k": 16}, 5, id="together"),
+        pytest.param({"targets": ["encyclopedic"], "multi_token_targets": True}, 5, id="whole"),
+    ],
+)
+def test_a_request_of_very_many_masks_is_refused(
+    parameters: dict[str, Any], num_masks: int, task_setup: TaskSetup
+) -> None:
+    """Each mask's logits are as wide as the vocabulary, and all are held until the answer."""
+    inputs = ["[MASK] " * num_masks] * 80
+    with pytest.raises(TooMuchAtOnceError, match=f"at most {MAX_MASKS} are read at once"):
+        prepare(task_setup, "fill-mask", inputs, **parameters)
+    assert len(prepare(task_setup, "fill-mask", inputs[:3], **parameters)) == 3

@@ -1,0 +1,288 @@
+"""Task streams give every example once an epoch, in bounded batches, and resume at any state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, islice, pairwise
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import TINY, make_part, make_shards, our_model
+from training.data import streams
+from training.data.batch import MicroBatch, TokenisedExample, pad
+from training.data.collate import Collator, Slicing, collate_examples
+from training.data.corpus import CorpusError
+from training.data.examples import ExampleSettings, SentenceTask
+from training.data.labelled.texts import LabelledText
+from training.data.masking import NgramMasking
+from training.data.packing import Plan
+from training.data.questions import SpanExample
+from training.data.streams import (
+    Division,
+    ExampleStream,
+    LabelledExample,
+    PackedStream,
+    TaskStream,
+    example_stream,
+    labelled_examples,
+    shuffled_batches,
+)
+from training.losses import Objective
+from training.model.heads import AlbertForTasks, Task
+
+CPU = torch.device("cpu")
+EXAMPLES = [
+    LabelledExample(ids=[2, *range(5, 5 + size), 3], types=[0] * (size + 2), label=size % 3)
+    for size in range(1, 13)
+]
+SPANS = [
+    SpanExample(
+        ids=[2, 7, 3, *range(9, 9 + size), 3], types=[0] * 3 + [1] * (size + 1), start=s, end=e
+    )
+    for size, s, e in ((4, 3, 5), (9, 0, 0), (2, 4, 4))
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 80), st.integers(1, 120), st.integers(0, 9))
+def test_each_epoch_has_every_example_once(count: int, size: int, seed: int) -> None:
+    batches = list(islice(shuffled_batches(count, size, seed), 3 * count // size + 1))
+    assert {len(batch) for batch in batches} == {size}
+    indices = list(chain.from_iterable(batches))
+    for begin in range(0, len(indices) - count + 1, count):
+        assert sorted(indices[begin : begin + count]) == list(range(count))
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.integers(1, 30), min_size=4, max_size=40),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(1, 50)),
+)
+def test_processes_divide_a_step(
+    sizes: list[int], world_size: int, micro_batch_size: int | None
+) -> None:
+    """Each example goes to one process, in micro-batches of limited and like sizes."""
+    divisions = [
+        Division(rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
+        for rank in range(world_size)
+    ]
+    parts = divisions[0].parts(list(enumerate(sizes)), lambda each: each[1])
+    own = [parts[division.own] for division in divisions]
+    assert all(own)
+    numbers = [number for mine in own for part in mine for number, _ in part]
+    assert sorted(numbers) == list(range(len(sizes)))
+    assert max(map(len, parts)) <= (micro_batch_size or len(sizes))
+    if micro_batch_size is None:
+        assert len(parts) == world_size
+    totals = [sum(size for _, size in part) for part in parts]
+    assert max(totals) - min(totals) <= max(sizes)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 64))
+def test_packed_examples_keep_their_tokens(sizes: list[int], row_length: int) -> None:
+    examples = [
+        LabelledExample(ids=list(range(5, 5 + size)), types=[size % 2] * size, label=number)
+        for number, size in enumerate(sizes)
+    ]
+    batch = collate_examples("text-classification", examples, row_length=row_length)
+    packing = batch.tokens.packing
+    assert packing is not None
+    assert batch.tokens.ids.shape[1] == row_length
+    assert batch.num_tokens == sum(sizes) == int(batch.tokens.real_BS.sum())
+    assert batch.targets.tolist() == list(range(len(sizes)))
+    ids, types = batch.tokens.ids.flatten(), batch.tokens.types.flatten()
+    for first, example in zip(batch.firsts.tolist(), examples, strict=True):
+        within = slice(first, first + len(example.ids))
+        assert ids[within].tolist() == example.ids
+        assert types[within].tolist() == example.types
+        assert packing.positions.flatten()[within].tolist() == list(range(len(example.ids)))
+        assert len(set(packing.sequences.flatten()[within].tolist())) == 1
+    bounds = set(packing.bounds.tolist())
+    assert {*batch.firsts.tolist(), batch.tokens.ids.numel()} <= bounds
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40))
+def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
+    """Of like lengths, in rows that the longest needs."""
+    division = Division(by_length=True)
+    with mock.patch.object(streams, "_TOKENS_A_PASS", 40):
+        passes = list(division.passes(list(enumerate(sizes)), lambda each: each[1]))
+    assert sorted(number for one in passes for number, _ in one) == list(range(len(sizes)))
+    assert len(passes) <= max(1, sum(sizes) // 40)
+    for longer, shorter in pairwise(passes):
+        assert min(size for _, size in longer) >= max(size for _, size in shorter)
+    for one in passes:
+        assert sum(size for _, size in one) <= 2 * 40 + 2 * max(sizes)
+
+
+def test_the_loss_by_length_is_that_of_one_pass() -> None:
+    examples = [
+        LabelledExample(ids=[2, *[7] * size, 3], types=[0] * (size + 2), label=size % 2)
+        for size in (40, 3, 17, 60, 9, 25, 33, 2)
+    ]
+    config = replace(TINY, max_positions=64)
+    model = our_model(config, ("text-classification",))
+    losses, shapes = [], []
+    for by_length in (False, True):
+        feed = example_stream(
+            "text-classification",
+            examples,
+            config,
+            batch_size=len(examples),
+            seed=0,
+            division=Division(by_length=by_length),
+        )
+        with mock.patch.object(streams, "_TOKENS_A_PASS", 50):
+            batches = feed.step()
+        shapes.append([tuple(batch.tokens.ids.shape) for batch in batches])
+        scores = [Objective(model, CPU)(batch)["text-classification"] for batch in batches]
+        losses.append(sum(score.loss.item() for score in scores))
+        assert sum(score.count for score in scores) == len(examples)
+    assert len(shapes[0]) == 1 < len(shapes[1])
+    assert len({length for _, length in shapes[1]}) > 1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def texts_feed(*, batch_size: int, seed: int) -> ExampleStream[TokenisedExample]:
+    return example_stream("text-classification", EXAMPLES, TINY, batch_size=batch_size, seed=seed)
+
+
+def spans_feed(spans: list[SpanExample]) -> ExampleStream[TokenisedExample]:
+    return example_stream("question-answering", spans, TINY, batch_size=len(spans), seed=0)
+
+
+def next_micro_batch(feed: TaskStream) -> MicroBatch:
+    """The one pass of the next step."""
+    (one,) = feed.step()
+    return one
+
+
+def test_spans_are_scored_over_real_positions_alone() -> None:
+    model = our_model(TINY, ("question-answering",))
+    together = next_micro_batch(spans_feed(SPANS))
+    alone = [next_micro_batch(spans_feed([span])) for span in SPANS]
+    got, *parts = (Objective(model, CPU)(one)["question-answering"] for one in (together, *alone))
+    assert got.count == together.counts["question-answering"] == 3
+    assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
+    assert got.right.item() == sum(part.right.item() for part in parts)
+    assert together.num_tokens == sum(len(span.ids) for span in SPANS)
+    with torch.no_grad():
+        hidden = model(pad([(SPANS[0].ids, SPANS[0].types)]))
+        logits = model.logits("question-answering", hidden[0]).log_softmax(0)
+    assert parts[0].loss.item() == pytest.approx(
+        -(logits[3, 0] + logits[5, 1]).item() / 2, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 13])
+def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
+    model = our_model(TINY, ("text-classification",))
+
+    def losses(feed: TaskStream, num: int) -> list[float]:
+        scores = (Objective(model, CPU)(next_micro_batch(feed)) for _ in range(num))
+        return [one["text-classification"].loss.item() for one in scores]
+
+    first, second = (texts_feed(batch_size=5, seed=1) for _ in range(2))
+    losses(first, num_steps)
+    state = first.state()
+    rest = losses(first, 9)
+    second.restore(state)
+    assert second.state() == state
+    assert losses(second, 9) == rest
+    assert second.state() == first.state()
+    first.restore(state)  # one that is further on goes back, too
+    assert losses(first, 9) == rest
+
+
+def test_long_texts_are_cut_and_counted(tokenizer: AlbertTokenizer) -> None:
+    texts = [
+        LabelledText(text="the end", pair=None, label=1),
+        LabelledText(text="the end " * 9, pair=None, label=0, place="a.csv, row 7"),
+        LabelledText(text="the", pair="end", label=0),
+    ]
+    examples, num_cut = labelled_examples(texts, tokenizer, length=12, truncation=True)
+    assert num_cut == 1
+    assert [example.label for example in examples] == [1, 0, 0]
+    whole = tokenizer.encode("the end " * 9)
+    assert examples[1].ids == [*whole.ids[:11], whole.ids[-1]]
+    assert examples[2].ids == tokenizer.encode("the", "end").ids
+    assert examples[2].types == tokenizer.encode("the", "end").types
+    with pytest.raises(CorpusError, match="row 7: over 12 tokens; --truncation cuts"):
+        labelled_examples(texts, tokenizer, length=12, truncation=False)
+
+
+MASKING = NgramMasking(word_starts=np.ones(50, bool))
+# Documents of two sentences, of which one fills half a row and two a whole one.
+DOCUMENTS = [[6, 7], [3, 2], [4, 9], [5, 5], [6, 1]] * 4
+
+
+def pretrain_feed(
+    *, task: SentenceTask = "sop", seed: int = 0, slicing: Slicing | None = None
+) -> PackedStream:
+    """Rows of 16 tokens from two parts of the documents."""
+    shards = make_shards(*[make_part(DOCUMENTS, TINY.vocab_size)] * 2)
+    settings = ExampleSettings(length=16, sentence_task=task)
+    return PackedStream(
+        plan=Plan(shards=shards, settings=settings, seed=seed),
+        collate=Collator(shards=shards, masking=MASKING, length=16, seed=seed),
+        slicing=slicing or Slicing(num_rows=4, rows_a_batch=4),
+    )
+
+
+def figures(feed: PackedStream, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
+    """Loss of each task and real tokens of each pass of the next steps."""
+    passes = [one for _ in range(num_steps) for one in feed.step()]
+    return [
+        {task: score.loss.item() for task, score in Objective(model, CPU)(one).items()}
+        | {"tokens": one.num_tokens}
+        for one in passes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("task", "tasks"),
+    [
+        ("sop", ("fill-mask", "sentence-order")),
+        ("nsp", ("fill-mask", "sentence-order")),
+        ("none", ("fill-mask",)),
+    ],
+)
+def test_pretraining_trains_the_heads_of_its_tasks(
+    task: SentenceTask, tasks: tuple[Task, ...]
+) -> None:
+    feed, model = pretrain_feed(task=task), our_model(TINY, tasks)
+    assert feed.tasks == tasks
+    one = next_micro_batch(feed)
+    scores = Objective(model, CPU)(one)
+    assert tuple(scores) == tasks
+    assert {name: got.count for name, got in scores.items()} == {t: one.counts[t] for t in tasks}
+    assert all(one.counts[name] >= 4 for name in tasks)
+    assert 0 < one.num_tokens <= 64
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 10])
+def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
+    """Over several epochs, of which no two are alike."""
+    model = our_model(TINY, ("fill-mask", "sentence-order"))
+    first, second = pretrain_feed(), pretrain_feed()
+    before = figures(first, model, num_steps)
+    state = first.state()
+    rest = figures(first, model, 12)
+    assert first.state()[0] > 0
+    assert len({one["fill-mask"] for one in before + rest}) == num_steps + 12
+    second.restore(state)
+    assert second.state() == state
+    assert figures(second, model, 12) == rest
+    assert second.state() == first.state()
+    first.restore(state)
+    assert figures(first, model, 12) == rest
+    assert figures(pretrain_feed(seed=1), model, 1) != figures(pretrain_feed(), model, 1)

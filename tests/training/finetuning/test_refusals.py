@@ -1,0 +1,246 @@
+"""Options that do not go together, or not with the data, are refused in one line, without a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.training.support import (
+    RACE,
+    SQUAD,
+    TINY,
+    our_model,
+    refusal,
+    run_command,
+)
+from training import evaluate
+from training.finetune import main
+from training.model.checkpoint import save_checkpoint
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+
+
+@pytest.fixture(scope="module")
+def files(
+    labelled: Path,
+    easy_corpus: Path,
+    finetuned: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, str]:
+    """The words that stand for options and files in the tables."""
+    folder = tmp_path_factory.mktemp("files")
+    cola, lists = folder / "cola", folder / "lists.jsonl"
+    cola.mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (cola / name).write_text("x\t1\t\tGood is it.\nx\t0\t*\tIt good is.\n" * 4)
+    rows = [("a good game", ["glad"]), ("a lost war", ["sad"]), ("a great war", ["glad", "sad"])]
+    lists.write_text("\n".join(json.dumps({"text": t, "label": each}) for t, each in rows))
+    empty = json.loads(SQUAD.read_text())
+    empty["data"][0]["paragraphs"][0]["qas"][0]["question"] = " "
+    (folder / "empty.json").write_text(json.dumps(empty))
+    (folder / "no-tokenizer").mkdir()
+    save_checkpoint(our_model(TINY, ("fill-mask",)), folder / "no-tokenizer")
+    shutil.copytree(finetuned / "checkpoint", folder / "damaged")
+    (folder / "damaged" / "model.safetensors").write_bytes(b"")
+    return {
+        "TEXTS": f"--text-classification {labelled}",
+        "COLA": f"--task cola --data {cola}",
+        "RACE": f"--task RACE --data {RACE}",
+        "LISTS": f"--text-classification {lists}",
+        "QUESTIONS": f"--question-answering {SQUAD}",
+        "CHOICES": f"--multiple-choice {RACE / 'train'}",
+        "CORPUS": f"--pretraining {easy_corpus}",
+        "LOSS": "--metric loss",
+        "texts": str(labelled),
+        "lists": str(lists),
+        "questions": str(SQUAD),
+        "empty": str(folder / "empty.json"),
+        "no-tokenizer": str(folder / "no-tokenizer"),
+        "damaged": str(folder / "damaged"),
+        "finetuned": str(finetuned / "checkpoint"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # the run and its sizes
+        ("--steps 1", "nothing to train: give --text-classification"),
+        ("QUESTIONS --length 4", "--length 4: a sequence has from 8 tokens to the model's 64"),
+        ("TEXTS --length 65", "--length 65: a sequence"),
+        ("TEXTS QUESTIONS --epochs 2", "epochs are those of one task; with several tasks give"),
+        ("TEXTS QUESTIONS --weights 1", "--weights [1.0]: give one for each of text-classificat"),
+        ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3: give one number, or one for"),
+        ("TEXTS --initialize-from ./nowhere", "./nowhere is not there, and cannot be a model"),
+        ("QUESTIONS --initialize-from no-tokenizer --length 16", "tokenizer.json cannot be read"),
+        ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
+        # files
+        ("--text-classification none.tsv", "No such file or directory: 'none.tsv'"),
+        ("--question-answering none.json", "No such file or directory: 'none.json'"),
+        ("--pretraining none.txt", "none.txt does not exist"),
+        ("TEXTS --labels only", "label '1' (20 rows); allowed are only"),
+        ("TEXTS --delimiter ab", "--delimiter 'ab': give one character"),
+        ("TEXTS --label-column class", "no column class for --label-column; its columns are text,"),
+        ("TEXTS --label-column a a", "--label-column a a: give each column once"),
+        ("TEXTS --label-separator , --label-column a b", "--label-separator divides one column"),
+        # tasks and recipes
+        ("--data cola", "--data cola is the folder of a task; give --task"),
+        ("COLA --labels a --text-column b", "leave out --labels, --text-column\n"),
+        ("--task cola --data nowhere", "nowhere is not a folder"),
+        ("--task race", "--task RACE needs --data, the folder of its files"),
+        ("TEXTS --recipe paper", "--recipe paper differs from task to task; give --task"),
+        ("RACE --multiple-choice a.csv", "--task has its own files, columns and labels"),
+        ("RACE --choice-columns a b", "leave out --choice-columns"),
+        ("RACE --data nyu-mll/glue@main", "nyu-mll/glue@main is not a folder"),
+        # validation and metrics
+        ("TEXTS --patience 2", "--patience goes with --validation"),
+        ("TEXTS --metric f1", "--metric goes with --validation"),
+        ("CORPUS --validation texts", "--validation takes labelled data; it goes with --text-cl"),
+        ("TEXTS --validation questions", "the format is unknown; name it .csv"),
+        ("COLA --metric pearson", "--metric pearson is none of 2 labels; take accuracy, "),
+        ("QUESTIONS --validation questions --metric accuracy", "--metric accuracy is none of ques"),
+        ("QUESTIONS --validation empty", "the question or its context is empty"),
+        ("QUESTIONS --validation questions questions", "33 ids stand for several questions"),
+        ("RACE --metric f1", "--metric f1 is none of multiple choice; take accuracy or loss"),
+        ("RACE --validation nowhere.csv", "nowhere.csv"),
+        (
+            "TEXTS --question-head start-conditioned",
+            "--question-head is of question answering",
+        ),
+        # kinds of labels
+        ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0: give `balanced`, or one num"),
+        ("LISTS --problem-type regression", "lists.jsonl, line 1: column label holds lists"),
+        ("LISTS --label-separator , --problem-type regression", "this is regression"),
+        ("LISTS --labels a b --problem-type regression", "a regression has one score; 2 "),
+        (
+            "LISTS --problem-type multi_label_classification --class-weights balanced",
+            "--class-weights goes with one label a text; this is multi_label_classification",
+        ),
+        (
+            "LISTS --problem-type multi_label_classification --validation lists --metric accuracy",
+            "is none of multi_label_classification; take micro_f1, macro_f1, subset_accuracy or",
+        ),
+        # multiple choice
+        ("CHOICES --problem-type regression", "--problem-type goes with --text-classification"),
+        ("RACE --class-weights balanced", "--class-weights goes with --text-classification"),
+        ("TEXTS CHOICES", "--text-classification and --multiple-choice do not go together"),
+        # continued pretraining
+        ("CORPUS --order-share 1", "--order-share 1 leaves no step to masked tokens; give less"),
+        ("CORPUS --order-length 65", "--order-length 65: a pair has from 8 tokens to the model's"),
+        ("CORPUS --mask-rate 0.3 0.2 0.1", "--mask-rate takes one rate, or the first and the last"),
+        ("TEXTS --mask-rate 0.3", "--mask-rate is of the masked rows of --pretraining; give its"),
+        ("TEXTS --order-sentences 1", "--order-share is a fraction of the steps on --pretraining"),
+        # a teacher
+        ("QUESTIONS --teacher nowhere", "--teacher labels texts; give them with --text-classifi"),
+        ("TEXTS --teacher nowhere --labels a b", "--labels goes with labelled texts; with --teach"),
+        ("TEXTS --teacher nowhere --no-truncation", "--no-truncation goes with labelled texts"),
+        ("TEXTS --teacher nowhere --class-weights 1 2", "--class-weights goes with labelled texts"),
+        ("TEXTS --teacher nowhere --adaptive-depth", "--adaptive-depth goes with labelled texts, "),
+        ("TEXTS --teacher /nowhere", "teacher /nowhere cannot be loaded: "),
+        # further classifiers
+        ("TEXTS --head a", "--head a is a classifier of texts; give its data after it"),
+        ("TEXTS --head a --task race --data x", "is a classifier of texts"),
+        ("TEXTS --head default TEXTS", "--head default names the default classifier"),
+        ("TEXTS --head a TEXTS --metric accuracy", "--metric goes with --validation"),
+        (
+            "TEXTS --validation texts --head a TEXTS --validation texts --metric loss",
+            "--validate-every",
+        ),
+        (
+            "--validate-every 1 TEXTS --validation texts --head a TEXTS --validation texts LOSS",
+            "--metric loss: with several classifiers validated",
+        ),
+        ("TEXTS --head a TEXTS --batch-size 1 2 3", "text-classification/a"),
+        ("TEXTS --head a TEXTS --weights 1 2 3", "text-classification/a"),
+        ("CHOICES --head a TEXTS", "--head and --multiple-choice do not go together"),
+        ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head is of the"),
+        ("--labels sad glad --label-column b --head a TEXTS", "--labels, --label-column: there"),
+        ("QUESTIONS --recipe paper --head a TEXTS", "--recipe paper differs from task to task"),
+        # adaptive depth
+        ("QUESTIONS --adaptive-depth", "--adaptive-depth is of the default text classifier"),
+        (
+            "--initialize-from finetuned --adaptive-depth --head a TEXTS",
+            "--adaptive-depth is of the default text classifier",
+        ),
+    ],
+)
+def test_impossible_options_are_one_line_and_no_run(
+    start: list[str],
+    files: dict[str, str],
+    words: str,
+    message: str,
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    options = [word for each in words.split() for word in files.get(each, each).split()]
+    assert run([*start, *options], tmp_path / "run") == 1
+    assert message in refusal(capsys, tmp_path / "run")
+
+
+@pytest.mark.parametrize("data", [["--question-answering", "none.json"], ["--task", "RTE"]])
+def test_a_run_without_an_end_is_refused_before_its_data_is_read(
+    pretrained: Path, tmp_path: Path, data: list[str], capsys: Capture
+) -> None:
+    options = ["--initialize-from", str(pretrained / "checkpoint"), *data]
+    assert run(options, tmp_path / "run") == 1
+    message = "a run needs an end: give --steps, --epochs, --budget or --recipe paper"
+    assert refusal(capsys, tmp_path / "run") == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text\tlabel\n", "no examples in"),
+        ("text\tlabel\na\tx\nb\tx\n", "all texts have the label x; a classifier needs two"),
+        ("text\tlabel\n" + "long " * 90 + "\t0\n" + "long " * 90 + "\t1\n", "line 2: "),
+    ],
+)
+def test_data_that_teaches_nothing(
+    start: list[str], tmp_path: Path, content: str, message: str, capsys: Capture
+) -> None:
+    data = tmp_path / "a.tsv"
+    data.write_text(content)
+    options = [*start, "--text-classification", str(data), "--no-truncation"]
+    assert run(options, tmp_path / "run") == 1
+    assert message in capsys.readouterr().err
+
+
+def test_files_beside_a_task_are_refused_before_its_own_are_downloaded(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    both = ["--task", "cola", "--text-column", "b", "--multiple-choice", "c"]
+    assert run([*start, *both], tmp_path / "run") == 1
+    assert evaluate.main([start[1], *both]) == 1
+    message = "--task has its own files, columns and labels; leave out --multiple-choice, --text-co"
+    assert capsys.readouterr().err.splitlines() == [f"error: {message}lumn"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--head", "a/b"], "--head 'a/b': a name has lower-case letters"),
+        (["--head", "A"], "--head 'A': a name has"),
+        (["--head="], "--head '': a name has"),
+        (["--head", "a", "--head", "a"], "--head a is given twice"),
+        (["--head", "a", "stray"], "--head a: unrecognized arguments: stray"),
+        (["--hea", "a"], "unrecognized arguments: --hea a"),
+        (["--head", "a", "--label-col", "b"], "unrecognized arguments: --label-col b"),
+        (["--steps", "0"], "argument --steps: '0' is no whole number from 1"),
+        (["--budget", "5"], "argument --budget: '5' is no duration; write 90s, 25m or 1.5h"),
+        (["--dropout", "1.1"], "argument --dropout: '1.1' is no number from 0 to 1"),
+        (["--class-weights", "0"], "argument --class-weights: '0' is no number above 0"),
+        (["--task", "NLI"], "argument --task: "),
+    ],
+)
+def test_values_that_cannot_be_read_are_refused_by_the_parser(
+    start: list[str], tmp_path: Path, capsys: Capture, words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run([*start, *words], tmp_path / "run")
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

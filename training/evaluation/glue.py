@@ -1,0 +1,127 @@
+"""Evaluation of a classifier on the held-out files of a GLUE task, by the official metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.labelled.texts import Label, LabelledText
+from training.errors import EvaluationError
+from training.evaluation.classification import PREFIX, TextPredictions, classify
+from training.evaluation.metrics import COMBINED, mean_metric
+from training.glue.files import read_task
+from training.glue.tasks import GlueTask
+from training.model.heads import AlbertForTasks, Task
+
+
+def classify_task(
+    model: AlbertForTasks,
+    tokenizer: AlbertTokenizer,
+    task: GlueTask,
+    names: Sequence[str],
+    texts: Mapping[str, Sequence[LabelledText]],
+    *,
+    truncation: bool = False,
+    head: Task = CLASSIFICATION,
+) -> dict[str, TextPredictions]:
+    """Classify the texts of each split of a task.
+
+    Args:
+        names: of the model's labels, in the order of its outputs.
+        head: the classifier.
+
+    Raises:
+        EvaluationError: the model's labels are not the task's.
+        CorpusError: as `classify`.
+    """
+    outputs = _outputs_of(task, names)
+    return {
+        split: replace(
+            classify(
+                model,
+                tokenizer,
+                its_texts,
+                task.labels or names,
+                task.problem,
+                truncation=truncation,
+                outputs=outputs,
+                head=head,
+            ),
+            metric=task.metrics[0],
+        )
+        for split, its_texts in texts.items()
+    }
+
+
+def read_for_model(
+    task: GlueTask, files: Sequence[Path], names: Sequence[str]
+) -> list[LabelledText]:
+    """Read the texts of a task's files, with the numbers of a model's outputs as labels.
+
+    Args:
+        names: of the model's labels.
+
+    Raises:
+        EvaluationError: the model's labels are not the task's.
+        CorpusError: a file cannot be read.
+    """
+    outputs = _outputs_of(task, names)
+    (texts,) = read_task(task, {"held-out": files}).texts.values()
+    if task.scale is not None:
+        return texts
+    return [replace(text, label=outputs[int(_number(text.label))]) for text in texts]
+
+
+def _number(label: Label) -> float:
+    assert not isinstance(label, tuple)
+    return label
+
+
+def task_figures(task: GlueTask, classified: Mapping[str, TextPredictions]) -> dict[str, Any]:
+    """Return the figures of a task's splits, with the official metrics.
+
+    Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
+    official metrics there is also the mean, as in transformers' run_glue.
+    """
+    results: dict[str, Any] = {f"{PREFIX}_task": task.title}
+    for number, (split, answers) in enumerate(classified.items()):
+        figures = answers.figures(task.metrics)
+        if len(task.metrics) > 1:
+            official: dict[str, float] = {
+                metric: figures[f"{PREFIX}_{metric}"] for metric in task.metrics
+            }
+            figures[f"{PREFIX}_{COMBINED}"] = mean_metric(official)
+        prefix = PREFIX if number == 0 else f"{PREFIX}_{split}"
+        results |= {prefix + name.removeprefix(PREFIX): value for name, value in figures.items()}
+    return results
+
+
+def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
+    """Return the model's output of each of the task's labels, or the one of a regression.
+
+    Names count without case. Labels without names are in the task's order.
+
+    Raises:
+        EvaluationError: the labels are others.
+    """
+    if task.scale is not None:
+        if len(names) == 1:
+            return [0]
+        raise EvaluationError(
+            f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels"
+        )
+    mine = [name.lower() for name in names]
+    numbers = range(len(task.labels))
+    if sorted(mine) == sorted(task.labels):
+        return [mine.index(label) for label in task.labels]
+    unnamed = ([f"label_{number}" for number in numbers], [str(number) for number in numbers])
+    if mine in unnamed:
+        return list(numbers)
+    raise EvaluationError(
+        f"the labels of {task.title} are {', '.join(task.labels)}; "
+        f"those of the checkpoint's classifier are {', '.join(names)}"
+    )

@@ -1,0 +1,107 @@
+"""A model in memory as an engine, and the predictions of any engine on items of its tasks.
+
+The engine in torch is that of evaluation, and the reference for a bundle's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+import torch
+from tqdm import tqdm
+
+from albert_serve.progress import progress_bar
+from albert_serve.tasks.base import EncoderInput, Logits, Runner
+from albert_serve.tasks.grouping import group_by_length
+from training.data.batch import pad
+from training.model.heads import AlbertForTasks
+
+_TOKENS_A_BATCH: Final = 8192
+_TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """Inputs that are scored together.
+
+    Attributes:
+        read: the predictions that its logits are, one (R, K) array an input.
+        rights: what they are marked by, one for each; None where that is not known.
+    """
+
+    inputs: list[EncoderInput]
+    read: Callable[[list[Logits]], list[Any]]
+    rights: list[Any] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all inputs."""
+        return sum(len(encoded.ids) for encoded in self.inputs)
+
+
+def predict(
+    runner: Runner, items: Sequence[Item], *, max_tokens_at_once: int, bar: tqdm[Any] | None = None
+) -> list[Any]:
+    """Return the predictions of all items, in order; those of like lengths run together.
+
+    Args:
+        max_tokens_at_once: tokens whose logits are held in memory together.
+        bar: to show the tokens that are done.
+
+    Raises:
+        EngineError: the runner failed.
+    """
+    lengths = [item.num_tokens for item in items]
+    predictions: list[list[Any]] = [[]] * len(items)
+    for indices in group_by_length(lengths, max_tokens_at_once):
+        chunk = [items[index] for index in indices]
+        logits = iter(runner.run([encoded for item in chunk for encoded in item.inputs]))
+        for index, item in zip(indices, chunk, strict=True):
+            predictions[index] = item.read(list(islice(logits, len(item.inputs))))
+        if bar is not None:
+            bar.update(sum(item.num_tokens for item in chunk))
+    return [prediction for each in predictions for prediction in each]
+
+
+class TorchEngine:
+    """Counterpart of `albert_serve.runtime.engine.Engine` on a model in memory, in fp32.
+
+    Inputs are sorted by length into batches of at most `max_batch_tokens` tokens.
+    """
+
+    def __init__(self, model: AlbertForTasks, *, max_batch_tokens: int = _TOKENS_A_BATCH) -> None:
+        self.max_batch_tokens = max_batch_tokens
+        self._model = model.eval()
+        self._device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        """Return the logits (R, K) of each input, in their order."""
+        results: dict[int, Logits] = {}
+        for batch in group_by_length([len(item.ids) for item in inputs], self.max_batch_tokens):
+            results |= self._run_batch({index: inputs[index] for index in batch})
+        return [results[index] for index in range(len(inputs))]
+
+    def _run_batch(self, batch: dict[int, EncoderInput]) -> dict[int, Logits]:
+        padded = pad([(encoded.ids, encoded.types) for encoded in batch.values()])
+        hidden_BSH = self._model(padded.to(self._device))
+        results: dict[int, Logits] = {}
+        for (index, encoded), hidden_SH in zip(batch.items(), hidden_BSH, strict=True):
+            rows = list(range(len(encoded.ids))) if encoded.rows is None else encoded.rows
+            logits_RK = self._model.logits(encoded.task, hidden_SH[rows])
+            results[index] = logits_RK.float().cpu().numpy()
+        return results
+
+
+def predict_in_torch(model: AlbertForTasks, items: Sequence[Item], title: str) -> list[Any]:
+    """Return the predictions of all items, in order.
+
+    Args:
+        title: of the progress bar.
+    """
+    num_tokens = sum(item.num_tokens for item in items)
+    with progress_bar(title=title, total=num_tokens, unit="tokens", unit_scale=True) as bar:
+        return predict(TorchEngine(model), items, max_tokens_at_once=_TOKENS_AT_ONCE, bar=bar)

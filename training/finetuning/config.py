@@ -1,0 +1,205 @@
+"""Configuration of a finetuning run, by the names of the command's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from albert_serve.bundle.manifest import ProblemType
+from albert_serve.bundle.weights import QuestionHead
+from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
+from training.conversion.source import REFERENCE_HELP
+from training.finetuning.recipes import DEFAULTS
+from training.glue.tasks import TASKS, Metric
+from training.loop.progress import RunError
+from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
+from training.run.flags import Options, flag
+from training.run.labelled import ChoiceFiles, LabelledTexts
+from training.run.options import Count, Parsed, Part, Positive, parse_positive
+
+_Figure = Literal["loss", Metric, "exact_match"]
+
+
+def _parse_class_weight(text: str) -> str | float:
+    """Parse `balanced`, or a number above 0."""
+    return text if text == "balanced" else parse_positive(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(LabelledTexts, title="labelled texts"):
+    """The data of a classifier of texts, and its validation."""
+
+    problem_type: ProblemType | None = flag(
+        "of those files: one label a text, any number of labels, or a number "
+        "(single_label_classification)"
+    )
+    labels: tuple[str, ...] = flag("names of the labels 0, 1, ... of those files", ())
+    class_weights: tuple[Annotated[str | float, Parsed(_parse_class_weight)], ...] = flag(
+        "factors of the loss of each label, in their order; `balanced` weighs a label by the "
+        "inverse of its frequency",
+        (),
+        metavar="WEIGHT",
+    )
+    validation: tuple[Path, ...] = flag(
+        "held-out files of text classification or multiple choice, or else of question answering, "
+        "measured during training; the best checkpoint is kept as `best` (with --task: val.tsv if "
+        "there is one, or its dev files)",
+        (),
+    )
+    metric: _Figure | None = flag(
+        "figure that decides which is the best (the task's; with several classifiers validated, "
+        "their mean)"
+    )
+
+    @property
+    def problem(self) -> ProblemType:
+        """The kind of the task: as --task or --problem-type says, or as the columns tell."""
+        if self.task is not None:
+            return TASKS[self.task].problem
+        if self.problem_type is None and self.columns.has_several_labels:
+            return "multi_label_classification"
+        return self.problem_type or "single_label_classification"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EarlyStopping(Options, title="validation"):
+    validate_every: Count | None = flag(
+        "steps between validations (an epoch); the end of the run is validated in any case"
+    )
+    patience: Count | None = flag("stop after so many validations without a new best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Teacher(Options, title="teacher"):
+    teacher: str | None = flag(
+        "a finetuned encoder of transformers, a folder or a name on the hub, whose logits replace "
+        "the labels; --text-classification may then be .txt files, one text per line"
+    )
+    temperature: Positive = flag("of the teacher's and the student's probabilities", 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Questions(Options, title="questions"):
+    question_answering: tuple[Path, ...] = flag("SQuAD files", ())
+    question_head: QuestionHead | None = flag(
+        "start and end of an answer by themselves, or the end given the start with a beam search, "
+        "and a logit of no answer, as the paper has it for SQuAD 2.0 (the checkpoint's, or "
+        "independent)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pretraining(MaskedText, title="continued pretraining"):
+    pretraining: tuple[Path, ...] = flag("text for continued pretraining", ())
+    order_short_rate: Part | None = flag(
+        "fraction of the documents cut into pairs of a random shorter length (0.1)"
+    )
+
+    def __post_init__(self) -> None:
+        """Check that there is text for the options of continued pretraining."""
+        super().__post_init__()
+        if self.pretraining:
+            return
+        if self.mask_rate:
+            raise RunError("--mask-rate is of the masked rows of --pretraining; give its text")
+        order = (self.order_share, self.order_length, self.order_sentences, self.order_short_rate)
+        if any(value is not None for value in order):
+            raise RunError(
+                "--order-share is a fraction of the steps on --pretraining; give its text"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training(Optimization, title="training"):
+    recipe: Literal["paper"] | None = flag(
+        "the paper's hyperparameters (table 14) of --task, or of --question-answering alone"
+    )
+    length: Count | None = flag(
+        "maximum tokens of a sequence; by default of a question with its context "
+        f"{DEFAULT_MAX_SEQ_LEN}, or the model's positions, and of others"
+    )
+    batch_size: tuple[Count, ...] = flag(
+        "examples per step, of pretraining rows of --length tokens; one number, or one for each "
+        "task in the order of --weights",
+        (),
+    )
+    weights: tuple[Positive, ...] = flag(
+        "relative frequency of each task, in the order of classifiers, multiple choice, questions "
+        "and pretraining (1)",
+        (),
+    )
+    micro_batch_size: Count | None = flag(
+        "maximum number of examples per forward pass, for less memory (all of a process)"
+    )
+    dropout: Part | None = flag("of hidden states and attention (the checkpoint's)")
+    classifier_dropout: Part | None = flag("of pooled states (the checkpoint's)")
+    max_positions: Count | None = flag("drop positions that pretraining never used")
+    truncation: bool = flag(
+        "cut longer texts to --length; with --no-truncation they are an error", default=True
+    )
+    adaptive_depth: bool = flag(
+        "train a classifier after each layer, so that a text can be answered as soon as so many "
+        "layers in a row agree",
+        default=False,
+    )
+    compile: bool | None = flag(f"{COMPILE_HELP} (default: no)", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End(End, title=End.title):
+    epochs: Positive | None = flag("passes over the examples, of one task")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(
+    RunFolder,
+    _Training,
+    _End,
+    _Pretraining,
+    _Questions,
+    ChoiceFiles,
+    _Teacher,
+    _EarlyStopping,
+    ClassifierConfig,
+    title="start",
+):
+    """Configuration of a finetuning run; the fields are the command's flags.
+
+    Attributes:
+        initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub.
+        heads: further classifiers, which have a `head` each.
+
+    Raises:
+        RunError: a value is not allowed, options contradict each other, or the run has no end.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+
+    initialize_from: str = flag(REFERENCE_HELP, MISSING, metavar="CHECKPOINT")
+    heads: tuple[ClassifierConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what goes together, before any data is read."""
+        super().__post_init__()
+        if not (self.has_end or self.epochs or self.recipe):
+            raise RunError("a run needs an end: give --steps, --epochs, --budget or --recipe paper")
+        if self.heads and self.multiple_choice:
+            raise RunError(
+                "--head and --multiple-choice do not go together: multiple choice takes the place "
+                "of the default classifier"
+            )
+        if self.question_head is not None and not self.question_answering:
+            raise RunError("--question-head is of question answering; give --question-answering")
+
+    @property
+    def classifiers(self) -> tuple[ClassifierConfig, ...]:
+        """The default classifier, which may have no data, and the further ones."""
+        return (self, *self.heads)
+
+    @property
+    def has_questions_alone(self) -> bool:
+        """Whether the run's only data are questions."""
+        others = (self.text_classification, self.multiple_choice, self.pretraining, self.heads)
+        return bool(self.question_answering) and not any(others)

@@ -1,0 +1,240 @@
+"""The settings of a finetuning run: its configuration with all decided that it leaves open.
+
+Files take the place of folders and tasks, and the values of the recipe that of those not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
+from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.folders import CHOICES, files_of_split, labelled_files
+from training.data.labelled.race import RACE, race_files
+from training.data.questions import some_unanswerable
+from training.finetuning.config import ClassifierConfig, FinetuneConfig
+from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
+from training.glue.files import training_files
+from training.glue.tasks import TASKS
+from training.loop.progress import RunError, read_record
+from training.optim.optimizers import OptimizerName, ScheduleName
+from training.run.flags import flags_of
+from training.run.labelled import with_task_data
+from training.run.recipes import Hyperparameters
+
+_ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
+# Fields that a run may be resumed with other values of. Among them the size of micro-batches
+# changes the dropout that is drawn, so that a run that lacks memory can go on with a smaller one.
+_NOT_RECORDED: Final = frozenset(
+    {
+        *("output", "device", "save_every", "report_every", "keep", "micro_batch_size"),
+        *("validation", "validate_every", "metric", "precision"),
+    }
+)
+# Fields of the labels and columns of a classifier's texts.
+OF_TEXTS: Final = (
+    *("problem_type", "labels", "class_weights"),
+    *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
+)
+# What a run records of a further classifier.
+_OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings(FinetuneConfig):
+    """A configuration whose values are all decided, and whose paths are files.
+
+    Attributes:
+        question_length: maximum tokens of a question with a window of its context; None without
+            questions.
+    """
+
+    length: int
+    batch_size: tuple[int, ...]
+    optimizer: OptimizerName
+    lr: float
+    adamw_lr: float
+    weight_decay: float
+    schedule: ScheduleName
+    warmup: float
+    decay: float
+    sentence_weight: float
+    clip_norm: float
+    seed: int
+    question_length: int | None
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """The hyperparameters; all parameters have the same rate."""
+        names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
+        values = {name: getattr(self, name) for name in names}
+        return Hyperparameters(**values, pooled_factor=1.0)
+
+    def window_length(self, max_positions: int) -> int:
+        """Return the maximum tokens of a question with a window of its context."""
+        return min(self.question_length or self.length, max_positions)
+
+    def record(self) -> dict[str, str]:
+        """Return the content of `run.json` but for the precision, as earlier versions wrote it.
+
+        Lists are recorded as Python's, empty ones as None, and one label column by its name.
+        """
+        names = [each.name for each in flags_of(FinetuneConfig)]
+        record = {name: _recorded(self, name) for name in names if name not in _NOT_RECORDED}
+        if len(self.label_column) == 1:
+            record["label_column"] = self.label_column[0]
+        if self.question_answering:
+            record["question_length"] = str(self.question_length)
+        heads = [{name: _recorded(head, name) for name in _OF_HEAD} for head in self.heads]
+        return {**record, "heads": str(heads)}
+
+
+def _recorded(config: ClassifierConfig, name: str) -> str:
+    value = getattr(config, name)
+    if not isinstance(value, tuple):
+        return str(value)
+    return str(list(value) if value or name == "choice_columns" else None)
+
+
+def settle(config: FinetuneConfig) -> FinetuneSettings:
+    """Decide all that a configuration leaves open; data sets are downloaded if need be.
+
+    Raises:
+        RunError: data and options do not go together.
+        CorpusError: files of tasks are missing; all are listed.
+    """
+    errors: list[str] = []
+    config = with_task_data(config)
+    values = _hyperparameters(config)
+    with collecting(errors):
+        config = _with_files(config)
+    heads = []
+    for head in config.heads:
+        with collecting(errors):
+            heads.append(_with_files(with_task_data(head)))
+    raise_listed(errors)
+    given = {field.name: getattr(config, field.name) for field in fields(FinetuneConfig)}
+    settings = FinetuneSettings(**{**given, **values, "heads": tuple(heads)})
+    _check_validation(settings)
+    return settings
+
+
+def _hyperparameters(config: FinetuneConfig) -> dict[str, Any]:
+    """Return the values of the recipe that are not given, by the fields' names.
+
+    The recipe's number of steps counts only if no end of the run is given.
+    """
+    values = dict(DEFAULTS)
+    if config.order_share:
+        # The default is for one label a sequence among its masked tokens.
+        values["sentence_weight"] = 1.0
+    length = config.length
+    if config.recipe is not None:
+        values |= PAPER[_recipe_name(config)]
+        length = length or values["length"]
+        if config.has_end or config.epochs:
+            del values["steps"]
+    missing = {name: value for name, value in values.items() if getattr(config, name) in (None, ())}
+    windows = length or _known_question_length(config.output)
+    return {**missing, "question_length": windows if config.question_answering else None}
+
+
+def _recipe_name(config: FinetuneConfig) -> str:
+    if config.task is not None:
+        return config.task
+    if config.has_questions_alone:
+        return SQUAD_2 if some_unanswerable(config.question_answering) else SQUAD_1
+    raise RunError(
+        f"--recipe {config.recipe} differs from task to task; give --task, or "
+        "--question-answering alone"
+    )
+
+
+def _known_question_length(folder: Path) -> int:
+    """Return the length of windows of the run in a folder, or else the service's.
+
+    Versions that recorded none had its --length.
+    """
+    known = read_record(folder)
+    return int(known.get("question_length", known.get("length", DEFAULT_MAX_SEQ_LEN)))
+
+
+def _with_files(config: _ConfigT) -> _ConfigT:
+    """Return the configuration with files in place of folders and tasks.
+
+    Raises:
+        CorpusError: a folder has none.
+    """
+    if config.task == RACE:
+        return _with_race(config)
+    if config.task is not None:
+        assert config.data is not None
+        files = training_files(TASKS[config.task], config.data)
+        return _with(config, files.train, config.validation or files.validation)
+    if not config.text_classification:
+        folders = getattr(config, "multiple_choice", ())
+        validation = config.validation or tuple(filter(_has_held_out_choices, folders))
+        return replace(config, validation=validation)
+    return _with_own_files(config)
+
+
+def _with_own_files(config: _ConfigT) -> _ConfigT:
+    """Return the configuration with the files in folders; held-out ones if none are given."""
+    train, validation = config.text_classification, list(config.validation)
+    if not validation and getattr(config, "teacher", None) is None:
+        folders = [path for path in train if path.is_dir()]
+        validation = [file for folder in folders for file in files_of_split(folder, "validation")]
+        if validation:
+            print(f"validation on {', '.join(map(str, validation))}")
+    held_out = validation and labelled_files(validation, "validation")
+    return _with(config, labelled_files(train, "train"), held_out)
+
+
+def _with(config: _ConfigT, train: Sequence[Path], validation: Sequence[Path] | None) -> _ConfigT:
+    return replace(config, text_classification=tuple(train), validation=tuple(validation or ()))
+
+
+def _with_race(config: _ConfigT) -> _ConfigT:
+    assert config.data is not None
+    errors: list[str] = []
+    train: list[Path] = []
+    validation = list(config.validation)
+    with collecting(errors):
+        train = race_files(config.data, "train")
+    if not validation:
+        with collecting(errors):
+            validation = race_files(config.data, "dev")
+    raise_listed(list(dict.fromkeys(errors)))  # both if the folder is none
+    changes: dict[str, Any] = {"multiple_choice": tuple(train), "validation": tuple(validation)}
+    return replace(config, **changes)
+
+
+def _has_held_out_choices(path: Path) -> bool:
+    """Whether a folder, which stays one, has files of validation of multiple choice."""
+    return path.is_dir() and bool(files_of_split(path, "validation", suffixes=CHOICES))
+
+
+def _check_validation(config: FinetuneSettings) -> None:
+    """Check that validation and its options go with the data.
+
+    Raises:
+        RunError: they do not.
+    """
+    has_default = bool(config.text_classification or config.multiple_choice)
+    if config.validation and not (has_default or config.question_answering):
+        raise RunError(
+            "--validation takes labelled data; it goes with --text-classification, "
+            "--multiple-choice or --question-answering"
+        )
+    if config.validation and config.heads and not has_default:
+        raise RunError(
+            "--validation before --head is of the default classifier, which has no data here; "
+            "questions are validated only without classifiers: give it after --head"
+        )
+    if config.patience is not None and not any(each.validation for each in config.classifiers):
+        raise RunError("--patience goes with --validation")
+    if any(each.metric is not None and not each.validation for each in config.classifiers):
+        raise RunError("--metric goes with --validation")
