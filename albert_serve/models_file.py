@@ -31,10 +31,10 @@ STORE_MODULE: Final = "albert_serve"
 _BENTO_FILE: Final = "bento.yaml"
 _MAX_BYTES: Final = 1 << 20
 
-ModelName = Annotated[str, Field(pattern=NAME_PATTERN)]
+_ModelName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
-class ModelEntry(BaseModel):
+class _ModelEntry(BaseModel):
     """One model.
 
     Attributes:
@@ -50,7 +50,7 @@ class ModelEntry(BaseModel):
     threads: int | None = Field(None, ge=1, le=1024)
 
 
-class ModelsFile(BaseModel):
+class _ModelsFile(BaseModel):
     """The content of the file.
 
     Attributes:
@@ -61,7 +61,7 @@ class ModelsFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    models: dict[ModelName, ModelEntry] = Field(min_length=1)
+    models: dict[_ModelName, _ModelEntry] = Field(min_length=1)
     default: str | None = None
     workers: int | None = Field(None, ge=1, le=256)
 
@@ -84,7 +84,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         super().flatten_mapping(node)
 
 
-def read_models_file(file: Path) -> ModelsFile:
+def read_models_file(file: Path) -> _ModelsFile:
     """The models that a file lists, with their folders relative to nothing.
 
     Raises:
@@ -92,7 +92,7 @@ def read_models_file(file: Path) -> ModelsFile:
     """
     try:
         text = read_small_file(file, _MAX_BYTES).decode()
-        read = ModelsFile.model_validate(yaml.load(text, _Loader))  # noqa: S506  # a SafeLoader
+        read = _ModelsFile.model_validate(yaml.load(text, _Loader))  # noqa: S506  # a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the models in {file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -102,7 +102,7 @@ def read_models_file(file: Path) -> ModelsFile:
     except (ValueError, RecursionError) as error:  # numbers or nesting that no such file has
         raise ConfigError(f"{file} lists no models: {error}") from error
     models = {
-        name: entry.model_copy(update={"bundle": in_folder(entry.bundle, file.parent)})
+        name: entry.model_copy(update={"bundle": _in_folder(entry.bundle, file.parent)})
         for name, entry in read.models.items()
     }
     return read.model_copy(update={"models": models})
@@ -114,7 +114,7 @@ def store_tag(bundle: Path) -> str | None:
     return text.removeprefix(STORE_PREFIX) if text.startswith(STORE_PREFIX) else None
 
 
-def in_folder(bundle: Path, folder: Path) -> Path:
+def _in_folder(bundle: Path, folder: Path) -> Path:
     """Return a bundle's path relative to a folder; a tag stays as it is."""
     return bundle if store_tag(bundle) is not None else folder / bundle
 

@@ -29,7 +29,7 @@ _LINE_OF_UNKNOWN: Final = "{desc}: {n_fmt} {unit} in {elapsed}{postfix}"
 
 _IS_QUIET: Final[ContextVar[bool]] = ContextVar("is_quiet", default=False)
 
-ItemT = TypeVar("ItemT")
+_ItemT = TypeVar("_ItemT")
 if TYPE_CHECKING:
     _Bar = tqdm[Any]
 else:
@@ -37,8 +37,8 @@ else:
 
 
 def progress(
-    items: Iterable[ItemT], *, title: str, unit: str = "items", is_step: bool = True
-) -> Iterator[ItemT]:
+    items: Iterable[_ItemT], *, title: str, unit: str = "items", is_step: bool = True
+) -> Iterator[_ItemT]:
     """Yield the items, and show how many of them are done.
 
     Args:

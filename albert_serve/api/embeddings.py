@@ -33,7 +33,7 @@ EMBEDDINGS_PATH: Final = f"/v1/{EMBEDDINGS}"
 Pooling: TypeAlias = Literal["mean", "cls", "none"]
 Pooled: TypeAlias = Literal["mean", "cls"]
 TruncationDirection: TypeAlias = Literal["right", "left"]
-EncodingFormat: TypeAlias = Literal["float", "base64"]
+_EncodingFormat: TypeAlias = Literal["float", "base64"]
 
 # What Hugging Face's clients can send and no model here has a use for.
 _REFUSED: Final = {
@@ -134,7 +134,7 @@ class EmbeddingsRequest(Request):
     model: str | None = Field(
         None, description="The name of the model that answers at this path, if it is given."
     )
-    encoding_format: EncodingFormat = Field(
+    encoding_format: _EncodingFormat = Field(
         "float", description="base64: the float32 numbers, little-endian."
     )
     dimensions: int | None = Field(

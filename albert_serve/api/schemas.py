@@ -131,7 +131,7 @@ def _pair_or_sentences(value: object) -> str:
     return _SENTENCES if many else _PAIR
 
 
-TextItem: TypeAlias = Annotated[
+_TextItem: TypeAlias = Annotated[
     Annotated[Text, Tag(_TEXT)] | Annotated[TextInput, Tag(_OBJECT)],
     Discriminator(_text_or_object),
 ]
@@ -141,7 +141,7 @@ Targets: TypeAlias = Annotated[
     | Annotated[list[Target], Field(min_length=1, max_length=MAX_TARGETS), Tag(MANY)],
     Discriminator(one_or_many),
 ]
-OrderItem: TypeAlias = Annotated[
+_OrderItem: TypeAlias = Annotated[
     Annotated[TextPair, Tag(_PAIR)] | Annotated[Sentences, Tag(_SENTENCES)],
     Discriminator(_pair_or_sentences),
 ]
@@ -268,7 +268,7 @@ class FillMaskRequest(TaskRequest):
 class TextClassificationRequest(TaskRequest):
     """Classify one text, or pair of texts, or several."""
 
-    inputs: OneOrMany[TextItem]
+    inputs: OneOrMany[_TextItem]
     parameters: OrNull[TextClassificationParameters] = TextClassificationParameters()
 
 
@@ -282,7 +282,7 @@ class QuestionAnsweringRequest(TaskRequest):
 class SentenceOrderRequest(TaskRequest):
     """Say whether the second text follows the first, or how well sentences follow each other."""
 
-    inputs: OneOrMany[OrderItem]
+    inputs: OneOrMany[_OrderItem]
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 

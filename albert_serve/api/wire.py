@@ -140,7 +140,7 @@ def contradiction(message: str) -> PydanticCustomError:
 ONE: Final = "<one>"
 MANY: Final = "<many>"
 
-ItemT = TypeVar("ItemT")
+_ItemT = TypeVar("_ItemT")
 _RequestT = TypeVar("_RequestT", bound=Request)
 
 
@@ -155,9 +155,9 @@ def _default_if_null(value: object) -> object:
 
 # Tagged, so that an error refers only to the form that the caller used.
 OneOrMany: TypeAlias = Annotated[
-    Annotated[ItemT, Tag(ONE)]
+    Annotated[_ItemT, Tag(ONE)]
     # Fails at the first wrong item, because 65,536 errors would take seconds.
-    | Annotated[list[ItemT], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag(MANY)],
+    | Annotated[list[_ItemT], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag(MANY)],
     Discriminator(one_or_many),
 ]
 Text: TypeAlias = Annotated[str, Field(max_length=MAX_CHARS)]

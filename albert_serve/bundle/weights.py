@@ -138,11 +138,11 @@ def expected_shapes(config: AlbertConfig, heads: Mapping[str, int]) -> dict[str,
     for block in sorted(set(ffns)):
         shapes |= _ffn_shapes(config, layer_name(block, config))
     for head, num_outputs in heads.items():
-        shapes |= head_shapes(config, head, num_outputs)
+        shapes |= _head_shapes(config, head, num_outputs)
     return shapes
 
 
-def head_shapes(config: AlbertConfig, head: str, num_outputs: int) -> dict[str, Shape]:
+def _head_shapes(config: AlbertConfig, head: str, num_outputs: int) -> dict[str, Shape]:
     """The shapes of the weights of one head, the pooler among them where it has one."""
     h, e = config.hidden_size, config.embedding_size
     if head == "fill-mask":

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.doctor.footprint import Footprint, measure_footprint
+from albert_serve.doctor.footprint import Footprint, measure_footprint, read_memory
 from albert_serve.doctor.layout import columns, in_bytes, rounded, section, table
-from albert_serve.doctor.memory import read_memory
-from albert_serve.doctor.speed import Speed, measure_speeds
+from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import processor_name
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
+from albert_serve.tasks.base import EncoderInput
+
+# Tokens of a single sequence; the longest that the model takes is added.
+_LENGTHS: Final = (8, 32, 128)
+_BUDGET_S: Final = 2.0  # of one shape
+_MAX_RUNS: Final = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Speed:
+    """The speed of inputs of one shape that run together, without padding.
+
+    Attributes:
+        num_sequences: inputs.
+        num_tokens: of each.
+        num_runs: the number of runs.
+        median_ms: of the runs.
+        tokens_per_s: of all sequences, in the median run.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    num_runs: int
+    median_ms: float
+    tokens_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +74,7 @@ class Measurement:
     num_workers: int
     footprint: Footprint | None
     workers_footprint: Footprint | None
-    speeds: list[Speed]
+    speeds: list[_Speed]
 
 
 def measure_bundle(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1) -> Measurement:
@@ -76,8 +105,57 @@ def measure_bundle(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1
         num_workers=num_workers,
         footprint=footprint,
         workers_footprint=workers,
-        speeds=measure_speeds(engine),
+        speeds=_measure_speeds(engine),
     )
+
+
+def _measure_speeds(engine: Engine) -> list[_Speed]:
+    """Measure single sequences of some lengths, and full batches.
+
+    Raises:
+        EngineError: the runtime failed.
+    """
+    longest = engine.config.max_positions
+    lengths = sorted({min(length, longest) for length in (*_LENGTHS, longest)})
+    batched = min(_LENGTHS[-1], longest)
+    shapes = [(1, length) for length in lengths]
+    if engine.max_batch_tokens >= 2 * batched:
+        shapes.append((engine.max_batch_tokens // batched, batched))
+    return [
+        _measure_speed(engine, *shape) for shape in progress(shapes, title="speed", unit="shapes")
+    ]
+
+
+def _measure_speed(engine: Engine, num_sequences: int, num_tokens: int) -> _Speed:
+    inputs = _random_inputs(engine.config.vocab_size, num_sequences, num_tokens)
+    engine.run(inputs)  # what only a first run does is not counted
+    times_s: list[float] = []
+    while not times_s or (sum(times_s) < _BUDGET_S and len(times_s) < _MAX_RUNS):
+        started_s = time.perf_counter()
+        engine.run(inputs)
+        times_s.append(time.perf_counter() - started_s)
+    median_s = statistics.median(times_s)
+    return _Speed(
+        num_sequences=num_sequences,
+        num_tokens=num_tokens,
+        num_runs=len(times_s),
+        median_ms=1e3 * median_s,
+        tokens_per_s=num_sequences * num_tokens / median_s,
+    )
+
+
+def _random_inputs(vocab_size: int, num_sequences: int, num_tokens: int) -> Sequence[EncoderInput]:
+    """Return inputs of random ids whose hidden states are read at [CLS]: the encoder's time."""
+    chance = random.Random(0)
+    return [
+        EncoderInput(
+            ids=[chance.randrange(vocab_size) for _ in range(num_tokens)],
+            types=[0] * num_tokens,
+            task=FEATURE_EXTRACTION,
+            rows=[0],
+        )
+        for _ in range(num_sequences)
+    ]
 
 
 def measurement_text(measured: Measurement) -> str:
@@ -124,7 +202,7 @@ def _footprint_lines(footprint: Footprint) -> Iterator[str]:
     yield f"sessions were made in {footprint.sessions_s:.3f} s"
 
 
-def _speed_lines(speeds: list[Speed]) -> list[str]:
+def _speed_lines(speeds: list[_Speed]) -> list[str]:
     rows = [
         (
             f"{speed.num_sequences} x {speed.num_tokens}",

@@ -18,7 +18,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.runtime.cuda import later_on_cuda_thread
 from albert_serve.tasks.base import EarlyExit
 
-Ints = NDArray[np.int64]
+_Ints = NDArray[np.int64]
 
 # S of a bucket is a multiple of the first, or of the second past so many positions; B is a power of
 # two. So at most 79 shapes are captured of a model of 512 positions.
@@ -43,9 +43,9 @@ _NO_LIMIT: Final = 1 << 16
 class PaddedBatch:
     """Right-padded sequences: ids and types (B, S), lengths without padding (B); all int64."""
 
-    ids: Ints
-    types: Ints
-    lengths: Ints
+    ids: _Ints
+    types: _Ints
+    lengths: _Ints
 
     def padded_to(self, num_sequences: int, num_positions: int) -> PaddedBatch:
         """Return the batch with more padding, and with sequences of one padding token."""
@@ -57,7 +57,7 @@ class PaddedBatch:
             lengths=np.pad(self.lengths, pads[0], constant_values=1),
         )
 
-    def feed(self) -> dict[str, Ints]:
+    def feed(self) -> dict[str, _Ints]:
         """Return the arrays by the names of the graph's inputs."""
         return {"input_ids": self.ids, "token_type_ids": self.types, "lengths": self.lengths}
 
@@ -74,7 +74,7 @@ class _Exits:
 
     hidden: ort.OrtValue
     logits: NDArray[np.float32]
-    layers: Ints
+    layers: _Ints
 
 
 class Encoder(Protocol):
@@ -132,7 +132,7 @@ class CpuEncoder:
         hidden, logits, layers = self._run(feed, [_OUTPUT, EXIT_LOGITS, EXIT_LAYERS])
         return _Exits(hidden=hidden, logits=logits.numpy(), layers=layers.numpy())
 
-    def _run(self, feed: Mapping[str, Ints], outputs: Sequence[str]) -> list[ort.OrtValue]:
+    def _run(self, feed: Mapping[str, _Ints], outputs: Sequence[str]) -> list[ort.OrtValue]:
         binding = self.session.io_binding()
         for name, array in feed.items():
             binding.bind_cpu_input(name, array)

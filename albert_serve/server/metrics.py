@@ -114,7 +114,7 @@ class Metrics:
         )
         self._precisions: dict[str, str] = {}
 
-    def observer(self, model: str, precision: str, tasks: Iterable[str]) -> PrometheusObserver:
+    def observer(self, model: str, precision: str, tasks: Iterable[str]) -> _PrometheusObserver:
         """Return the batch observer of a model that is now served.
 
         Args:
@@ -125,7 +125,7 @@ class Metrics:
         self._models.labels(model, precision).set(1)
         for outcome in ("loaded", "rejected", "removed"):
             self._reloads.labels(model, outcome)
-        return PrometheusObserver(self, model, tasks)
+        return _PrometheusObserver(self, model, tasks)
 
     def count_reload(self, model: str, outcome: Literal["loaded", "rejected", "removed"]) -> None:
         """Count a reload of a model."""
@@ -141,7 +141,7 @@ class Metrics:
             self._models.labels(model, self._precisions.pop(model)).set(0)
 
 
-class PrometheusObserver(BatchObserver):
+class _PrometheusObserver(BatchObserver):
     """Counts the events of a model's batcher."""
 
     def __init__(self, metrics: Metrics, model: str, tasks: Iterable[str]) -> None:

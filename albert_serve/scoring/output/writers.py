@@ -29,7 +29,7 @@ _PAGE_ROWS: Final = 64
 
 
 @contextmanager
-def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[Writer]:
+def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[_Writer]:
     """Open the writer of a layout; the end is written if the block did not fail."""
     if layout.type.format == "parquet":
         schema = layout.schema()
@@ -47,7 +47,7 @@ def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[
         stream.close()
 
 
-class Writer(Protocol):
+class _Writer(Protocol):
     """Writes rows into a stream."""
 
     def write(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:

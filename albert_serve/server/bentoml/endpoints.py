@@ -40,7 +40,7 @@ class Info(_Described, InfoReply):
     """The hosted model, and the service's limits."""
 
 
-class Hosting(Protocol):
+class _Hosting(Protocol):
     """What a service with these endpoints has."""
 
     @property
@@ -61,7 +61,7 @@ def endpoint(task: str, reply: Any, description: str) -> Any:
         description: the method's docstring, which the API document has.
     """
 
-    async def answer(self: Hosting, inputs: Any, parameters: Any = None) -> Any:
+    async def answer(self: _Hosting, inputs: Any, parameters: Any = None) -> Any:
         try:
             return await answer_call(self.hosted.default, task, inputs, parameters)
         except AlbertServeError as error:

@@ -35,7 +35,7 @@ _MAX_SPANS: Final = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AskedQuestion:
+class _AskedQuestion:
     """A question ready for the engine.
 
     Attributes:
@@ -96,7 +96,7 @@ class QuestionAnswering:
             answer_bytes=_answer_bytes(parameters, asked.decoder.context),
         )
 
-    def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> AskedQuestion:
+    def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> _AskedQuestion:
         """Encode one question with its context, and return the decoder of its logits.
 
         Raises:
@@ -126,7 +126,7 @@ class QuestionAnswering:
             threshold=self.null_score_diff_threshold if threshold is None else threshold,
             head=self.head,
         )
-        return AskedQuestion(
+        return _AskedQuestion(
             inputs=inputs,
             decoder=decoder,
             num_truncated=len(question) - len(kept),

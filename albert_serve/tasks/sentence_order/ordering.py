@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 MAX_EXACT: Final = 14
 _BEAM_WIDTH: Final = 1024
 
-Weights = NDArray[np.float64]
+_Weights = NDArray[np.float64]
 
 
-def weigh(weights_NN: Weights, order: Sequence[int]) -> float:
+def weigh(weights_NN: _Weights, order: Sequence[int]) -> float:
     """Return the sum of the weights of an order's adjacent pairs.
 
     Args:
@@ -31,7 +31,7 @@ def weigh(weights_NN: Weights, order: Sequence[int]) -> float:
     return float(weights_NN[list(order[:-1]), list(order[1:])].sum())
 
 
-def find_best_order(weights_NN: Weights) -> list[int]:
+def find_best_order(weights_NN: _Weights) -> list[int]:
     """Return the order of all N sentences of largest weight; the original order if none is better.
 
     Exact up to `MAX_EXACT` sentences. Beyond, the best order of a beam search, and never worse than
@@ -48,7 +48,7 @@ def find_best_order(weights_NN: Weights) -> list[int]:
     return best if weigh(weights_NN, best) > weigh(weights_NN, original) + 1e-9 else original
 
 
-def _search_all(weights_NN: Weights) -> list[int]:
+def _search_all(weights_NN: _Weights) -> list[int]:
     """Search by Held and Karp: the best path through each set of sentences to each member."""
     num_sentences = len(weights_NN)
     best = np.full((1 << num_sentences, num_sentences), -np.inf)
@@ -73,7 +73,7 @@ def _search_all(weights_NN: Weights) -> list[int]:
     return order[::-1]
 
 
-def _search_beam(weights_NN: Weights) -> list[int]:
+def _search_beam(weights_NN: _Weights) -> list[int]:
     """Extend orders from their first sentence; keep the best of equal sets and last sentences."""
     num_sentences = len(weights_NN)
     orders = np.arange(num_sentences)[:, None]

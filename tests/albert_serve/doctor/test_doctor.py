@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.doctor.footprint import measure_footprint
+from albert_serve.doctor.footprint import measure_footprint, read_memory
 from albert_serve.doctor.measurement import Measurement, measure_bundle, measurement_text
-from albert_serve.doctor.memory import read_memory
 from albert_serve.errors import EngineError
 from albert_serve.settings import RuntimeOptions
 
