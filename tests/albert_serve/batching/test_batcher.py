@@ -52,23 +52,6 @@ callers_lists = st.lists(st.lists(id_lists, min_size=1, max_size=4), min_size=1,
 
 
 @settings(max_examples=60, deadline=None)
-@given(callers=callers_lists)
-def test_every_caller_gets_its_own_results_in_order_by_batches_within_the_budget(
-    callers: list[list[list[int]]],
-) -> None:
-    engine = FakeEngine()
-    results = asyncio.run(outcomes(make_batcher(engine), callers))
-    for caller, result in zip(callers, results, strict=True):
-        assert isinstance(result, list)
-        assert [logits.tolist() for logits in result] == [[ids] for ids in caller]
-    for batch in engine.batches:
-        padded = len(batch) * max(map(len, batch))
-        assert padded <= engine.max_batch_tokens or len(batch) == 1
-    ran = sorted(ids for batch in engine.batches for ids in batch)
-    assert ran == sorted(ids for caller in callers for ids in caller)
-
-
-@settings(max_examples=60, deadline=None)
 @given(callers=callers_lists, poisoned=st.sets(st.integers(0, 19)))
 def test_a_failing_input_fails_alone(callers: list[list[list[int]]], poisoned: set[int]) -> None:
     callers = [
@@ -171,24 +154,6 @@ async def test_a_request_cancelled_while_its_batch_is_halved_is_not_computed_aga
 
 
 @on_event_loop
-async def test_a_request_late_when_its_batch_is_halved_is_not_computed_again() -> None:
-    async def leave() -> None:
-        clock.now_s += 1
-
-    clock = FakeClock()
-    engine = LosingEngine(leave)
-    batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
-    poisoned = asyncio.create_task(batcher.run([make_input([POISON])], 10.0))
-    late = asyncio.create_task(batcher.run([make_input([2])], 0.1))
-    with pytest.raises(EngineError):
-        await poisoned
-    with pytest.raises(DeadlineExceededError):
-        await late
-    await batcher.close()
-    assert engine.batches == [[[POISON], [2]], [[POISON]]]
-
-
-@on_event_loop
 async def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
     class Forgetful(FakeEngine):
         def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -212,17 +177,6 @@ def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     engine.open.set()
     asyncio.run(batcher.close())
     assert batcher.num_queued_tokens == 0
-
-
-def test_no_inputs_have_no_logits() -> None:
-    assert asyncio.run(make_batcher(FakeEngine()).run([], 10.0)) == []
-
-
-@on_event_loop
-async def test_inputs_without_tokens_reach_the_engine() -> None:
-    engine = FakeEngine(max_batch_tokens=4)
-    assert len(await make_batcher(engine).run([make_input([])] * 9, 10.0)) == 9
-    assert [len(batch) for batch in engine.batches] == [4, 4, 1]
 
 
 @pytest.mark.parametrize(

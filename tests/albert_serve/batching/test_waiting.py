@@ -81,24 +81,6 @@ async def test_batch_jobs_leave_half_of_the_queue_to_interactive_requests() -> N
 
 
 @on_event_loop
-async def test_there_are_two_priorities() -> None:
-    batcher = make_batcher(FakeEngine())
-    with pytest.raises(InvalidInputError, match="'urgent'; allowed are interactive and batch"):
-        await batcher.run([make_input([1])], 10.0, priority="urgent")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
-@on_event_loop
-async def test_a_passed_deadline_is_refused_at_once(deadline_s: float) -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine)
-    with pytest.raises(DeadlineExceededError):
-        await batcher.run([make_input([1])], deadline_s)
-    await batcher.close()
-    assert (engine.batches, batcher.num_queued_tokens) == ([], 0)
-
-
-@on_event_loop
 async def test_an_expired_request_is_not_computed_before_its_timer_runs() -> None:
     engine, clock = FakeEngine(), FakeClock()
     batcher = Batcher(engine, max_queue_tokens=100, clock=clock)

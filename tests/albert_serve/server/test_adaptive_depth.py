@@ -157,10 +157,3 @@ def test_a_client_asks_for_fewer_layers(
     with AlbertClient.local(bundle.folder, device="cpu", num_threads=1) as client:
         scores = by_label(client.text_classification(sentences[0], max_layers=1))
     assert scores == pytest.approx(expected(model, bundle, sentences[0], max_layers=1), abs=1e-4)
-
-
-def test_more_layers_than_the_model_has_are_refused(http: httpx.Client) -> None:
-    body = {"inputs": "a", "parameters": {"max_layers": 4}}
-    reply = http.post("/text-classification", json=body)
-    assert reply.status_code == 422
-    assert "max_layers is 4; the model has 3 layers" in reply.json()["error"]

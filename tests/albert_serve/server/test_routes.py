@@ -121,18 +121,6 @@ async def serving(
         await model.close()
 
 
-def test_a_task_that_the_bundle_lacks_is_404_and_names_those_it_has(
-    engine: Engine, bundle_dir: Path
-) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir) as service:
-            reply = await service.post("sentence-order")
-        assert_error(reply, 404, "not_found")
-        assert "no sentence-order; it has fill-mask, " in reply.json()["error"]
-
-    asyncio.run(check())
-
-
 def test_a_full_queue_is_429_with_retry_after_and_recovers(
     engine: Engine, bundle_dir: Path
 ) -> None:
@@ -172,18 +160,6 @@ def test_a_batch_job_says_so_in_a_header_and_leaves_room_for_others(
         for reply in refused:
             assert_error(reply.result(), 429, "overloaded")
             assert "batch requests may add" in reply.result().json()["error"]
-
-    asyncio.run(check())
-
-
-def test_a_priority_that_there_is_not_is_422_and_names_those_there_are(
-    engine: Engine, bundle_dir: Path
-) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir) as service:
-            reply = await service.post(headers={"X-Priority": "urgent"})
-        assert_error(reply, 422, "invalid_input")
-        assert "'urgent'; allowed are interactive and batch" in reply.json()["error"]
 
     asyncio.run(check())
 
