@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ WORKER = "_bentoml_impl.worker.service"
 MAX_BODY_BYTES = 60_000
 MAX_ITEMS = 32
 START_TIMEOUT_S = 90.0
+NUM_CALLERS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,32 @@ def wait_until_logged(running: Running, text: str) -> None:
     while text not in running.log:
         assert time.monotonic() < give_up_s, f"{text} is not in the log"
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def under_load(running: Running) -> Iterator[Counter[object]]:
+    """While four callers ask all the time; what came of it, by status or error."""
+    seen: Counter[object] = Counter()
+    is_over = threading.Event()
+    body = {"inputs": "The [MASK] run."}
+
+    def ask() -> None:
+        with httpx.Client(base_url=running.url, timeout=30) as client:
+            while not is_over.is_set():
+                try:
+                    seen[client.post("/fill-mask", json=body).status_code] += 1
+                except httpx.TransportError as error:
+                    seen[type(error)] += 1
+
+    callers = [threading.Thread(target=ask) for _ in range(NUM_CALLERS)]
+    for caller in callers:
+        caller.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        for caller in callers:
+            caller.join()
 
 
 def workers_of(running: Running) -> list[int]:

@@ -139,9 +139,9 @@ def test_clients_that_come_back_at_once_are_refused_about_once_a_second() -> Non
     """However many clients there are, and although all of them are refused together at first."""
     clock = FakeClock()
     pacer = RefusalPacer(clock)
-    due_s = [0.0] * 500
-    num_refused = 0
-    while clock.now_s < 10:
+    due_s = [clock.now_s] * 500
+    num_refused, ends_s = 0, clock.now_s + 10
+    while clock.now_s < ends_s:
         clock.now_s = min(due_s)
         for client, at_s in enumerate(due_s):
             if at_s <= clock.now_s:
