@@ -30,6 +30,7 @@ from tests.albert_serve.batching.engines import (
     Diary,
     FakeClock,
     FakeEngine,
+    busy,
     make_batcher,
     make_input,
     occupied,
@@ -62,40 +63,23 @@ def test_a_failing_input_fails_alone(callers: list[list[list[int]]], poisoned: s
         assert isinstance(result, EngineError if index in poisoned else list)
 
 
-async def nearly_filled(engine: FakeEngine) -> tuple[Batcher, asyncio.Future[Any]]:
-    """A queue of 100 tokens in which 90 wait for an engine that is at work, and their answers."""
+@on_event_loop
+async def test_a_full_queue_refuses_with_a_time_all_but_begun_requests() -> None:
+    engine = FakeEngine()
     batcher = make_batcher(engine, max_queue_tokens=100)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1] * 50)
-    queued = await started(batcher, [2] * 90)
-    return batcher, asyncio.gather(running, queued)
-
-
-@on_event_loop
-async def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() -> None:
-    engine = FakeEngine()
-    batcher, accepted = await nearly_filled(engine)
-    with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
-        await batcher.run([make_input([3] * 11)], 10.0)
-    assert caught.value.retry_after_s >= 1
-    assert batcher.num_queued_tokens == 90
-    assert caught.value.retry_after_s <= 60
-    engine.open.set()
-    await accepted
-    assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
-    await batcher.close()
-
-
-@on_event_loop
-async def test_a_begun_request_is_not_refused_by_a_full_queue() -> None:
-    engine = FakeEngine()
-    batcher, accepted = await nearly_filled(engine)
-    second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
-    await asyncio.sleep(0)
-    assert batcher.num_queued_tokens == 90 + 11
-    engine.open.set()
-    await asyncio.gather(accepted, second_round)
-    await batcher.close()
+    async with busy(engine, batcher, [1] * 50) as calls:
+        calls.append(await started(batcher, [2] * 90))
+        with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
+            await batcher.run([make_input([3] * 11)], 10.0)
+        assert 1 <= caught.value.retry_after_s <= 60
+        assert batcher.num_queued_tokens == 90
+        second_round = batcher.run([make_input([3] * 11)], 10.0, is_begun=True)
+        calls.append(asyncio.create_task(second_round))
+        await asyncio.sleep(0)
+        assert batcher.num_queued_tokens == 90 + 11
+        engine.open.set()
+        await asyncio.gather(*calls)
+        assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
 
 
 @on_event_loop
@@ -109,17 +93,13 @@ async def test_a_request_larger_than_the_queue_is_refused() -> None:
 async def test_the_rest_of_a_failed_request_is_not_computed() -> None:
     engine = FakeEngine(max_batch_tokens=4)
     batcher = make_batcher(engine)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    failing = asyncio.create_task(
-        batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
-    )
-    await asyncio.sleep(0)
-    engine.open.set()
+    async with busy(engine, batcher):
+        failing = asyncio.create_task(
+            batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
+        )
+        await asyncio.sleep(0)
     with pytest.raises(EngineError, match="poison"):
         await failing
-    await running
-    await batcher.close()
     assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
 
 

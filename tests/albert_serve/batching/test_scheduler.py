@@ -287,17 +287,6 @@ def test_batch_jobs_are_owed_nothing_from_before_they_came() -> None:
     assert [step.priority for step in steps].index("batch") == 3
 
 
-def test_a_small_request_is_in_the_next_batch_however_many_inputs_are_before_it() -> None:
-    large = Arrival(lengths=[20] * 1024)
-    small = [Arrival(lengths=[length], comes_s=0.01) for length in (20, 7, 90)]
-    steps = list(simulate([large, *small]))
-    served = [{arrival for arrival, _ in step.members} for step in steps]
-    assert served[0] == {large}
-    assert small[1] in served[1]  # it is short
-    assert small[0] in served[1]  # it is not as short, but its length is near
-    assert small[2] in served[3]
-
-
 def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:
     large, other = Arrival(lengths=[8] * 100), Arrival(lengths=[8] * 100)
     for step in list(simulate([large, other]))[:20]:
@@ -308,20 +297,6 @@ def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:
 def test_the_nearest_lengths_run_together() -> None:
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
     assert [sorted(step.lengths) for step in steps] == [[3, 3, 4, 5], [19, 20, 21]]
-
-
-def test_a_request_is_worked_off_from_its_longest_input_on_without_gaps() -> None:
-    lengths = [(7 * number) % 31 + 1 for number in range(31)]
-    steps = list(simulate([Arrival(lengths=lengths)]))
-    ran = [length for step in steps for length in step.lengths]
-    assert ran == sorted(lengths, reverse=True)
-
-
-def test_of_two_lengths_that_fit_the_one_with_less_padding_is_taken() -> None:
-    large = Arrival(lengths=[20, 20])
-    others = [Arrival(lengths=[length]) for length in (23, 17, 19)]
-    first, *_ = simulate([large, *others])
-    assert first.lengths == [20, 20, 19]
 
 
 @settings(max_examples=100, deadline=None)

@@ -70,13 +70,6 @@ def test_every_task_shows_its_examples(task: str, document: dict[str, Any]) -> N
     ]
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_parameter_is_in_an_example(task: str) -> None:
-    used = {name for example in EXAMPLES[task] for name in example.body.get("parameters", {})}
-    of_some_models = {"head", "max_layers", "patience"}  # others refuse them
-    assert used == set(TASKS[task].parameters.model_fields) - of_some_models
-
-
 def test_every_operation_without_a_body_answers_as_it_is(
     document: dict[str, Any], client: httpx.Client
 ) -> None:
