@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ import httpx
 import pytest
 
 from albert_serve.bundle.manifest import file_entry
+from albert_serve.local import LocalTransport
+from albert_serve.settings import RuntimeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "albert_serve.service:AlbertServe"
@@ -61,6 +64,14 @@ def before_each_program(folder: Path, code: str) -> dict[str, str]:
     """Variables by which Python runs code before a program, and before those that it starts."""
     (folder / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+@contextlib.contextmanager
+def local_http(bundle_dir: Path) -> Iterator[httpx.Client]:
+    """A client of the service's routes over a bundle, in this process."""
+    transport = LocalTransport(bundle_dir, RuntimeOptions(device="cpu", num_threads=1))
+    with httpx.Client(transport=transport, base_url="http://local") as client:
+        yield client
 
 
 @contextlib.contextmanager
@@ -146,6 +157,17 @@ def under_load(running: Running) -> Iterator[Counter[object]]:
         is_over.set()
         for caller in callers:
             caller.join()
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """What is freed here has no cycle of references."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def workers_of(running: Running) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import sys
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.requests import Request
 
 from albert_serve.errors import DeadlineExceededError
 from albert_serve.server.bodies import parse_json, read_body
+from tests.albert_serve.support import without_garbage_collection
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -46,13 +46,9 @@ def test_what_came_of_an_unfinished_body_is_freed_without_a_garbage_collection(
         assert reading.cancelled() or isinstance(reading.exception(), DeadlineExceededError)
 
     num_references = sys.getrefcount(chunk)
-    gc.collect()
-    gc.disable()
-    try:
+    with without_garbage_collection():
         asyncio.run(run())
         assert sys.getrefcount(chunk) == num_references - 1  # that of `chunks`
-    finally:
-        gc.enable()
 
 
 @given(value=values, is_ascii=st.booleans())

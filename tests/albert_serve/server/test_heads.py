@@ -12,9 +12,8 @@ import pytest
 from albert_serve.api.schemas import InfoReply
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
-from albert_serve.local import LocalTransport
-from albert_serve.settings import RuntimeOptions
 from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers
+from tests.albert_serve.support import local_http
 
 PATH = "/text-classification"
 
@@ -28,8 +27,7 @@ def bundle(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Bu
 @pytest.fixture(scope="module")
 def http(bundle: Bundle) -> Iterator[httpx.Client]:
     """The service's routes over the bundle, in this process."""
-    transport = LocalTransport(bundle.folder, RuntimeOptions(device="cpu", num_threads=1))
-    with httpx.Client(transport=transport, base_url="http://local") as client:
+    with local_http(bundle.folder) as client:
         yield client
 
 
