@@ -12,6 +12,7 @@ import httpx
 import pytest
 import torch
 
+from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
 from export.write import export_bundle
 from tests.albert_serve.support import ROOT, Running, running_service, service_environment
@@ -125,3 +126,18 @@ def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
         return found
 
     return find
+
+
+@pytest.fixture
+def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Gives the one line of a command that fails."""
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        return line.removeprefix("error: ")
+
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -10,7 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,8 @@ import httpx
 import pytest
 
 from albert_serve.bundle.manifest import file_entry
+from albert_serve.local import LocalTransport
+from albert_serve.settings import RuntimeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "albert_serve.service:AlbertServe"
@@ -26,6 +31,7 @@ WORKER = "_bentoml_impl.worker.service"
 MAX_BODY_BYTES = 60_000
 MAX_ITEMS = 32
 START_TIMEOUT_S = 90.0
+NUM_CALLERS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +64,14 @@ def before_each_program(folder: Path, code: str) -> dict[str, str]:
     """Variables by which Python runs code before a program, and before those that it starts."""
     (folder / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+@contextlib.contextmanager
+def local_http(bundle_dir: Path) -> Iterator[httpx.Client]:
+    """A client of the service's routes over a bundle, in this process."""
+    transport = LocalTransport(bundle_dir, RuntimeOptions(device="cpu", num_threads=1))
+    with httpx.Client(transport=transport, base_url="http://local") as client:
+        yield client
 
 
 @contextlib.contextmanager
@@ -117,6 +131,43 @@ def wait_until_logged(running: Running, text: str) -> None:
     while text not in running.log:
         assert time.monotonic() < give_up_s, f"{text} is not in the log"
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def under_load(running: Running) -> Iterator[Counter[object]]:
+    """While four callers ask all the time; what came of it, by status or error."""
+    seen: Counter[object] = Counter()
+    is_over = threading.Event()
+    body = {"inputs": "The [MASK] run."}
+
+    def ask() -> None:
+        with httpx.Client(base_url=running.url, timeout=30) as client:
+            while not is_over.is_set():
+                try:
+                    seen[client.post("/fill-mask", json=body).status_code] += 1
+                except httpx.TransportError as error:
+                    seen[type(error)] += 1
+
+    callers = [threading.Thread(target=ask) for _ in range(NUM_CALLERS)]
+    for caller in callers:
+        caller.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        for caller in callers:
+            caller.join()
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """What is freed here has no cycle of references."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def workers_of(running: Running) -> list[int]:

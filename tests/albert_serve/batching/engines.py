@@ -6,7 +6,8 @@ import asyncio
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
@@ -15,9 +16,7 @@ import numpy as np
 from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.events import BatchObserver, BatchReport
 from albert_serve.batching.scheduler import Priority
-from albert_serve.errors import (
-    EngineError,
-)
+from albert_serve.errors import EngineError
 from albert_serve.tasks.base import EncoderInput, Logits
 
 P = ParamSpec("P")
@@ -122,6 +121,22 @@ async def occupied(
     while len(engine.batches) == num_batches:
         await asyncio.sleep(0.001)
     return running
+
+
+@asynccontextmanager
+async def busy(
+    engine: FakeEngine, batcher: Batcher, ids: Sequence[int] = (1,)
+) -> AsyncIterator[list[asyncio.Task[list[Logits]]]]:
+    """Keep the engine busy with a request; afterwards that, and those noted, are answered."""
+    engine.open.clear()
+    running = await occupied(engine, batcher, list(ids))
+    calls: list[asyncio.Task[list[Logits]]] = []
+    try:
+        yield calls
+    finally:
+        engine.open.set()
+    await asyncio.gather(running, *calls)
+    await batcher.close()
 
 
 async def started(

@@ -30,6 +30,7 @@ from tests.albert_serve.batching.engines import (
     Diary,
     FakeClock,
     FakeEngine,
+    busy,
     make_batcher,
     make_input,
     occupied,
@@ -52,23 +53,6 @@ callers_lists = st.lists(st.lists(id_lists, min_size=1, max_size=4), min_size=1,
 
 
 @settings(max_examples=60, deadline=None)
-@given(callers=callers_lists)
-def test_every_caller_gets_its_own_results_in_order_by_batches_within_the_budget(
-    callers: list[list[list[int]]],
-) -> None:
-    engine = FakeEngine()
-    results = asyncio.run(outcomes(make_batcher(engine), callers))
-    for caller, result in zip(callers, results, strict=True):
-        assert isinstance(result, list)
-        assert [logits.tolist() for logits in result] == [[ids] for ids in caller]
-    for batch in engine.batches:
-        padded = len(batch) * max(map(len, batch))
-        assert padded <= engine.max_batch_tokens or len(batch) == 1
-    ran = sorted(ids for batch in engine.batches for ids in batch)
-    assert ran == sorted(ids for caller in callers for ids in caller)
-
-
-@settings(max_examples=60, deadline=None)
 @given(callers=callers_lists, poisoned=st.sets(st.integers(0, 19)))
 def test_a_failing_input_fails_alone(callers: list[list[list[int]]], poisoned: set[int]) -> None:
     callers = [
@@ -79,40 +63,23 @@ def test_a_failing_input_fails_alone(callers: list[list[list[int]]], poisoned: s
         assert isinstance(result, EngineError if index in poisoned else list)
 
 
-async def nearly_filled(engine: FakeEngine) -> tuple[Batcher, asyncio.Future[Any]]:
-    """A queue of 100 tokens in which 90 wait for an engine that is at work, and their answers."""
+@on_event_loop
+async def test_a_full_queue_refuses_with_a_time_all_but_begun_requests() -> None:
+    engine = FakeEngine()
     batcher = make_batcher(engine, max_queue_tokens=100)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1] * 50)
-    queued = await started(batcher, [2] * 90)
-    return batcher, asyncio.gather(running, queued)
-
-
-@on_event_loop
-async def test_a_full_queue_refuses_with_a_time_and_takes_work_again_when_drained() -> None:
-    engine = FakeEngine()
-    batcher, accepted = await nearly_filled(engine)
-    with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
-        await batcher.run([make_input([3] * 11)], 10.0)
-    assert caught.value.retry_after_s >= 1
-    assert batcher.num_queued_tokens == 90
-    assert caught.value.retry_after_s <= 60
-    engine.open.set()
-    await accepted
-    assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
-    await batcher.close()
-
-
-@on_event_loop
-async def test_a_begun_request_is_not_refused_by_a_full_queue() -> None:
-    engine = FakeEngine()
-    batcher, accepted = await nearly_filled(engine)
-    second_round = asyncio.create_task(batcher.run([make_input([3] * 11)], 10.0, is_begun=True))
-    await asyncio.sleep(0)
-    assert batcher.num_queued_tokens == 90 + 11
-    engine.open.set()
-    await asyncio.gather(accepted, second_round)
-    await batcher.close()
+    async with busy(engine, batcher, [1] * 50) as calls:
+        calls.append(await started(batcher, [2] * 90))
+        with pytest.raises(QueueFullError, match="90 tokens are waiting and 11 more") as caught:
+            await batcher.run([make_input([3] * 11)], 10.0)
+        assert 1 <= caught.value.retry_after_s <= 60
+        assert batcher.num_queued_tokens == 90
+        second_round = batcher.run([make_input([3] * 11)], 10.0, is_begun=True)
+        calls.append(asyncio.create_task(second_round))
+        await asyncio.sleep(0)
+        assert batcher.num_queued_tokens == 90 + 11
+        engine.open.set()
+        await asyncio.gather(*calls)
+        assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
 
 
 @on_event_loop
@@ -126,17 +93,13 @@ async def test_a_request_larger_than_the_queue_is_refused() -> None:
 async def test_the_rest_of_a_failed_request_is_not_computed() -> None:
     engine = FakeEngine(max_batch_tokens=4)
     batcher = make_batcher(engine)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    failing = asyncio.create_task(
-        batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
-    )
-    await asyncio.sleep(0)
-    engine.open.set()
+    async with busy(engine, batcher):
+        failing = asyncio.create_task(
+            batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
+        )
+        await asyncio.sleep(0)
     with pytest.raises(EngineError, match="poison"):
         await failing
-    await running
-    await batcher.close()
     assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
 
 
@@ -171,24 +134,6 @@ async def test_a_request_cancelled_while_its_batch_is_halved_is_not_computed_aga
 
 
 @on_event_loop
-async def test_a_request_late_when_its_batch_is_halved_is_not_computed_again() -> None:
-    async def leave() -> None:
-        clock.now_s += 1
-
-    clock = FakeClock()
-    engine = LosingEngine(leave)
-    batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
-    poisoned = asyncio.create_task(batcher.run([make_input([POISON])], 10.0))
-    late = asyncio.create_task(batcher.run([make_input([2])], 0.1))
-    with pytest.raises(EngineError):
-        await poisoned
-    with pytest.raises(DeadlineExceededError):
-        await late
-    await batcher.close()
-    assert engine.batches == [[[POISON], [2]], [[POISON]]]
-
-
-@on_event_loop
 async def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
     class Forgetful(FakeEngine):
         def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -212,17 +157,6 @@ def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     engine.open.set()
     asyncio.run(batcher.close())
     assert batcher.num_queued_tokens == 0
-
-
-def test_no_inputs_have_no_logits() -> None:
-    assert asyncio.run(make_batcher(FakeEngine()).run([], 10.0)) == []
-
-
-@on_event_loop
-async def test_inputs_without_tokens_reach_the_engine() -> None:
-    engine = FakeEngine(max_batch_tokens=4)
-    assert len(await make_batcher(engine).run([make_input([])] * 9, 10.0)) == 9
-    assert [len(batch) for batch in engine.batches] == [4, 4, 1]
 
 
 @pytest.mark.parametrize(

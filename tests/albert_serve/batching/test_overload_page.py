@@ -13,14 +13,14 @@ from starlette.requests import Request as HttpRequest
 
 from albert_serve.api.schemas import FillMaskRequest
 from albert_serve.batching.admission import ConcurrencyLimiter, QueueAdmission
-from albert_serve.batching.batcher import Batcher
 from albert_serve.batching.scheduler import Request, Scheduler
 from albert_serve.batching.throughput import Throughput
 from albert_serve.errors import RequestError
 from albert_serve.server.bodies import read_body
 from albert_serve.server.large_requests import LargeRequests
 from albert_serve.settings import Settings
-from albert_serve.tasks import EncoderInput, Logits, Prepared, prepare_request
+from albert_serve.tasks import Prepared, prepare_request
+from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/overload.md"
 ROW = re.compile(
@@ -57,9 +57,7 @@ def fill_queue() -> None:
 def exceed_queue() -> None:
     class Long:
         def prepare(self, item: str, parameters: object) -> Prepared[None]:
-            ids = [1] * 101
-            inputs = [EncoderInput(ids=ids, types=ids, task="fill-mask", rows=None)]
-            return Prepared(inputs=inputs, finish=lambda _: None)
+            return Prepared(inputs=[make_input([1] * 101)], finish=lambda _: None)
 
     prepare_request(Long(), FillMaskRequest(inputs="a"), max_tokens=100)
 
@@ -68,20 +66,8 @@ def wait_long() -> None:
     admission().check(Request(lengths=[5], ends_s=1000.0), 1000.0)
 
 
-class _Engine:
-    max_batch_tokens = 64
-
-    def run_batch(self, inputs: object) -> list[Logits]:
-        raise AssertionError
-
-
 def miss_deadline() -> None:
-    async def run() -> None:
-        batcher = Batcher(_Engine(), max_queue_tokens=100)
-        item = EncoderInput(ids=[1], types=[0], task="fill-mask", rows=None)
-        await batcher.run([item], 0.0)
-
-    asyncio.run(run())
+    asyncio.run(make_batcher(FakeEngine()).run([make_input([1])], 0.0))
 
 
 def send_slowly() -> None:

@@ -19,9 +19,9 @@ from tests.albert_serve.batching.engines import (
     FakeClock,
     FakeEngine,
     TimedEngine,
+    busy,
     make_batcher,
     make_input,
-    occupied,
     on_event_loop,
     started,
 )
@@ -32,18 +32,14 @@ from tests.albert_serve.batching.engines import (
 async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
     engine = FakeEngine()
     batcher = make_batcher(engine)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
-    if how == "cancelled":
-        late.cancel()
-    (error,) = await asyncio.gather(late, return_exceptions=True)
-    expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
-    assert isinstance(error, expected)
-    assert batcher.num_queued_tokens == 0
-    engine.open.set()
-    await running
-    await batcher.close()
+    async with busy(engine, batcher):
+        late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
+        if how == "cancelled":
+            late.cancel()
+        (error,) = await asyncio.gather(late, return_exceptions=True)
+        expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
+        assert isinstance(error, expected)
+        assert batcher.num_queued_tokens == 0
     assert engine.batches == [[[1]]]
 
 
@@ -51,13 +47,9 @@ async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
 async def test_a_batch_job_waits_for_the_interactive_requests_that_come_after_it() -> None:
     engine = FakeEngine(max_batch_tokens=10)
     batcher = make_batcher(engine)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [0] * 10)
-    job = await started(batcher, [1] * 10, priority="batch")
-    person = await started(batcher, [2] * 10)
-    engine.open.set()
-    await asyncio.gather(running, job, person)
-    await batcher.close()
+    async with busy(engine, batcher, [0] * 10) as calls:
+        calls.append(await started(batcher, [1] * 10, priority="batch"))
+        calls.append(await started(batcher, [2] * 10))
     assert [batch[0][0] for batch in engine.batches] == [0, 2, 1]
 
 
@@ -65,89 +57,49 @@ async def test_a_batch_job_waits_for_the_interactive_requests_that_come_after_it
 async def test_batch_jobs_leave_half_of_the_queue_to_interactive_requests() -> None:
     engine = FakeEngine()
     batcher = make_batcher(engine, max_queue_tokens=100)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [0])
-    with pytest.raises(InvalidInputError, match="51 tokens; at most 50"):
-        await batcher.run([make_input([1] * 51)], 10.0, priority="batch")
-    job = await started(batcher, [1] * 50, priority="batch")
-    with pytest.raises(QueueFullError, match="batch requests may add 0"):
-        await batcher.run([make_input([1])], 10.0, priority="batch")
-    person = await started(batcher, [2] * 50)
-    with pytest.raises(QueueFullError, match="interactive requests may add 0"):
-        await batcher.run([make_input([2])], 10.0)
-    engine.open.set()
-    await asyncio.gather(running, job, person)
-    await batcher.close()
-
-
-@on_event_loop
-async def test_there_are_two_priorities() -> None:
-    batcher = make_batcher(FakeEngine())
-    with pytest.raises(InvalidInputError, match="'urgent'; allowed are interactive and batch"):
-        await batcher.run([make_input([1])], 10.0, priority="urgent")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
-@on_event_loop
-async def test_a_passed_deadline_is_refused_at_once(deadline_s: float) -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine)
-    with pytest.raises(DeadlineExceededError):
-        await batcher.run([make_input([1])], deadline_s)
-    await batcher.close()
-    assert (engine.batches, batcher.num_queued_tokens) == ([], 0)
+    async with busy(engine, batcher) as calls:
+        with pytest.raises(InvalidInputError, match="51 tokens; at most 50"):
+            await batcher.run([make_input([1] * 51)], 10.0, priority="batch")
+        calls.append(await started(batcher, [1] * 50, priority="batch"))
+        with pytest.raises(QueueFullError, match="batch requests may add 0"):
+            await batcher.run([make_input([1])], 10.0, priority="batch")
+        calls.append(await started(batcher, [2] * 50))
+        with pytest.raises(QueueFullError, match="interactive requests may add 0"):
+            await batcher.run([make_input([2])], 10.0)
 
 
 @on_event_loop
 async def test_an_expired_request_is_not_computed_before_its_timer_runs() -> None:
     engine, clock = FakeEngine(), FakeClock()
     batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    late = await started(batcher, [2], deadline_s=100.0)
-    clock.now_s += 100
-    engine.open.set()
+    async with busy(engine, batcher):
+        late = await started(batcher, [2], deadline_s=100.0)
+        clock.now_s += 100
     with pytest.raises(DeadlineExceededError):
         await late
-    await running
-    await batcher.close()
     assert engine.batches == [[[1]]]
 
 
 @on_event_loop
 async def test_a_request_that_would_be_late_at_the_measured_rate_is_refused() -> None:
-    clock = FakeClock()
-    engine = TimedEngine(clock)
-    batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
-    await batcher.run([make_input([0] * 10)], 100.0)  # measured: one second a token
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1])
-    waiting = await started(batcher, [2] * 5, deadline_s=100.0)
-    with pytest.raises(DeadlineExceededError):
-        await batcher.run([make_input([3] * 50)], 49.0)
-    with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
-        await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
-    engine.open.set()
-    await asyncio.gather(running, waiting)
-    await batcher.close()
+    engine, batcher = await measured(max_wait_s=1000)
+    async with busy(engine, batcher) as calls:
+        calls.append(await started(batcher, [2] * 5, deadline_s=100.0))
+        with pytest.raises(DeadlineExceededError):
+            await batcher.run([make_input([3] * 50)], 49.0)
+        with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
+            await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
     assert [batch[0][0] for batch in engine.batches] == [0, 1, 2]
 
 
 @on_event_loop
 async def test_a_request_that_will_be_late_is_dropped_for_those_behind_it() -> None:
-    clock = FakeClock()
-    engine = TimedEngine(clock)
-    batcher = Batcher(engine, max_queue_tokens=1000, max_wait_s=1000, clock=clock)
-    await batcher.run([make_input([0] * 10)], 100.0)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [1] * 5)
-    hopeless = await started(batcher, [2] * 50, deadline_s=51.0)
-    behind = await started(batcher, [3] * 20, deadline_s=100.0)
-    engine.open.set()
-    await asyncio.gather(running, behind)
+    engine, batcher = await measured(max_wait_s=1000)
+    async with busy(engine, batcher, [1] * 5) as calls:
+        hopeless = await started(batcher, [2] * 50, deadline_s=51.0)
+        calls.append(await started(batcher, [3] * 20, deadline_s=100.0))
     with pytest.raises(DeadlineExceededError):
         await hopeless
-    await batcher.close()
     assert [batch[0][0] for batch in engine.batches] == [0, 1, 3]
     assert batcher.num_queued_tokens == 0
 
@@ -155,56 +107,48 @@ async def test_a_request_that_will_be_late_is_dropped_for_those_behind_it() -> N
 @on_event_loop
 async def test_a_request_over_the_maximum_wait_is_refused_at_once() -> None:
     engine, batcher = await measured(max_wait_s=20)
-    running = await occupied(engine, batcher, [1])
-    calls = [await started(batcher, [2] * 20, 100.0), await started(batcher, [3], 100.0)]
-    with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
+    async with busy(engine, batcher) as calls:
+        calls.append(await started(batcher, [2] * 20, 100.0))
+        calls.append(await started(batcher, [3], 100.0))
+        with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
+            await batcher.run([make_input([4])], 100.0)
+        assert caught.value.retry_after_s == pytest.approx(21)
+        engine.open.set()
+        await asyncio.gather(*calls)
         await batcher.run([make_input([4])], 100.0)
-    assert caught.value.retry_after_s == pytest.approx(21)
-    engine.open.set()
-    await asyncio.gather(running, *calls)
-    await batcher.run([make_input([4])], 100.0)
-    await batcher.close()
 
 
 @on_event_loop
 async def test_no_request_waits_for_more_than_half_of_its_time() -> None:
     engine, batcher = await measured(max_wait_s=1000)
-    running = await occupied(engine, batcher, [1])
-    calls = [await started(batcher, [2] * 20, 100.0)]
-    with pytest.raises(QueueFullError, match="may wait 19 s"):
-        await batcher.run([make_input([3])], 38.0)
-    calls.append(await started(batcher, [4], 42.0))
-    engine.open.set()
-    await asyncio.gather(running, *calls)
-    await batcher.close()
+    async with busy(engine, batcher) as calls:
+        calls.append(await started(batcher, [2] * 20, 100.0))
+        with pytest.raises(QueueFullError, match="may wait 19 s"):
+            await batcher.run([make_input([3])], 38.0)
+        calls.append(await started(batcher, [4], 42.0))
 
 
 @on_event_loop
 async def test_a_large_request_lets_others_in_for_they_wait_for_one_turn_of_it() -> None:
     engine, batcher = await measured(max_wait_s=70)
-    running = await occupied(engine, batcher, [1])
-    large = asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6))
-    await asyncio.sleep(0)
-    small = await started(batcher, [3] * 10, 200.0)
-    with pytest.raises(QueueFullError, match="wait 74 s"):
-        await batcher.run([make_input([4])], 200.0)
-    engine.open.set()
-    await asyncio.gather(running, large, small)
-    await batcher.close()
+    async with busy(engine, batcher) as calls:
+        calls.append(asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6)))
+        await asyncio.sleep(0)
+        calls.append(await started(batcher, [3] * 10, 200.0))
+        with pytest.raises(QueueFullError, match="wait 74 s"):
+            await batcher.run([make_input([4])], 200.0)
 
 
 @on_event_loop
 async def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
     engine, batcher = await measured(max_wait_s=10)
-    running = await occupied(engine, batcher, [1])
-    calls = [await started(batcher, [2] * 15, 1e4, priority="batch") for _ in range(9)]
-    calls.append(await started(batcher, [3], 100.0))
-    assert not any(call.done() for call in calls)
-    with pytest.raises(QueueFullError, match=r"wait 6.8e\+02 s for its turn, where batch"):
-        await batcher.run([make_input([4] * 20)], 1000.0, priority="batch")
-    engine.open.set()
-    await asyncio.gather(running, *calls)
-    await batcher.close()
+    async with busy(engine, batcher) as calls:
+        for _ in range(9):
+            calls.append(await started(batcher, [2] * 15, 1e4, priority="batch"))
+        calls.append(await started(batcher, [3], 100.0))
+        assert not any(call.done() for call in calls)
+        with pytest.raises(QueueFullError, match=r"wait 6.8e\+02 s for its turn, where batch"):
+            await batcher.run([make_input([4] * 20)], 1000.0, priority="batch")
 
 
 @settings(max_examples=40, deadline=None)
@@ -218,41 +162,34 @@ async def test_admitted_requests_are_answered_in_time_under_any_load(
     arrivals: list[tuple[int, Priority]],
 ) -> None:
     engine, batcher = await measured(max_wait_s=100)
-    running = await occupied(engine, batcher, [1])
-    calls = []
-    for length, priority in arrivals:
-        calls.append(await started(batcher, [2] * length, 1000.0, priority=priority))
-    engine.open.set()
-    results = await asyncio.gather(running, *calls, return_exceptions=True)
-    await batcher.close()
+    async with busy(engine, batcher):
+        calls = [
+            await started(batcher, [2] * length, 1000.0, priority=priority)
+            for length, priority in arrivals
+        ]
+    results = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(result) for result in results} <= {list, QueueFullError}
 
 
-async def measured(*, max_wait_s: float) -> tuple[TimedEngine, Batcher]:
-    """An engine that is known to take a second a token, and stops at what comes next."""
-    clock = FakeClock()
-    engine = TimedEngine(clock)
-    batcher = Batcher(engine, max_queue_tokens=100_000, max_wait_s=max_wait_s, clock=clock)
-    await batcher.run([make_input([0])], 100.0)
-    engine.open.clear()
-    return engine, batcher
-
-
-def test_retry_after_is_the_queues_time_at_the_measured_rate() -> None:
-    async def check(num_queued: int) -> float:
-        clock = FakeClock()
-        engine = TimedEngine(clock)
-        batcher = Batcher(engine, max_queue_tokens=num_queued, max_wait_s=1000, clock=clock)
-        await batcher.run([make_input([0])], 10.0)
-        engine.open.clear()
-        running = await occupied(engine, batcher, [1])
-        queued = await started(batcher, [2] * num_queued, deadline_s=1e6)
+@pytest.mark.parametrize(("num_queued", "retry_after_s"), [(20, 20), (400, 60)])
+@on_event_loop
+async def test_retry_after_is_the_queues_time_at_the_measured_rate(
+    num_queued: int, retry_after_s: float
+) -> None:
+    engine, batcher = await measured(max_wait_s=1000, max_queue_tokens=num_queued)
+    async with busy(engine, batcher) as calls:
+        calls.append(await started(batcher, [2] * num_queued, deadline_s=1e6))
         with pytest.raises(QueueFullError) as caught:
             await batcher.run([make_input([3])], 10.0)
-        engine.open.set()
-        await asyncio.gather(running, queued)
-        await batcher.close()
-        return caught.value.retry_after_s
+    assert caught.value.retry_after_s == pytest.approx(retry_after_s)
 
-    assert asyncio.run(check(20)) == pytest.approx(20)
-    assert asyncio.run(check(400)) == 60
+
+async def measured(
+    *, max_wait_s: float, max_queue_tokens: int = 100_000
+) -> tuple[TimedEngine, Batcher]:
+    """An engine that is known to take a second a token."""
+    clock = FakeClock()
+    engine = TimedEngine(clock)
+    batcher = Batcher(engine, max_queue_tokens=max_queue_tokens, max_wait_s=max_wait_s, clock=clock)
+    await batcher.run([make_input([0])], 100.0)
+    return engine, batcher

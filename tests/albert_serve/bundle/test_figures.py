@@ -29,46 +29,57 @@ def test_held_out_data_comes_before_the_data_of_export() -> None:
     assert figure.percent == pytest.approx(51.2)
 
 
-def test_f1_is_a_percentage_already() -> None:
-    evaluation = {"question_answering_f1": 29.0, "question_answering_questions": 50}
-    figure = read_figure(manifest(evaluation=evaluation), "question-answering")
-    assert figure == TaskFigure(metric="F1", percent=29.0, count=50)
+TEXTS = {"text_classification_texts": 7, "text_classification_loss": 0.1}
 
 
-def test_choices_have_the_accuracy_of_all_groups_together() -> None:
-    evaluation = {
-        "multiple_choice_accuracy": 0.64,
-        "multiple_choice_questions": 4887,
-        "multiple_choice_high_accuracy": 0.6,
-    }
-    figure = read_figure(manifest(evaluation=evaluation), "multiple-choice")
-    assert figure == TaskFigure(metric="accuracy", percent=64.0, count=4887)
+def of_texts(**figures: Any) -> dict[str, Any]:
+    return TEXTS | {f"text_classification_{name}": value for name, value in figures.items()}
 
 
 @pytest.mark.parametrize(
-    ("figures", "metric", "percent"),
+    ("task", "evaluation", "expected"),
     [
-        ({"micro_f1": 0.5, "macro_f1": 0.4, "subset_accuracy": 0.3}, "micro-F1", 50),
-        ({"pearson": -0.25, "spearman": 0.8, "mse": 1.5}, "Pearson", -25),
-        ({"spearman": 0.75, "mse": 1.5}, "Spearman", 75),
         (
-            {"accuracy": 0.8, "macro_f1": 0.7, "matthews_correlation": 0.5},
-            "Matthews correlation",
-            50,
+            "question-answering",
+            {"question_answering_f1": 29.0, "question_answering_questions": 50},
+            ("F1", 29, 50),
         ),
-        ({"f1": 0.9, "accuracy": 0.8}, "accuracy", 80),
-        ({"pearson": math.nan, "spearman": None}, None, None),
-        ({"pearson": 10**400, "spearman": True}, None, None),
+        (
+            "multiple-choice",
+            {
+                "multiple_choice_accuracy": 0.64,
+                "multiple_choice_questions": 4887,
+                "multiple_choice_high_accuracy": 0.6,
+            },
+            ("accuracy", 64, 4887),
+        ),
+        *(
+            ("text-classification", of_texts(**figures), expected)
+            for figures, expected in [
+                ({"micro_f1": 0.5, "macro_f1": 0.4, "subset_accuracy": 0.3}, ("micro-F1", 50, 7)),
+                ({"pearson": -0.25, "spearman": 0.8, "mse": 1.5}, ("Pearson", -25, 7)),
+                ({"spearman": 0.75, "mse": 1.5}, ("Spearman", 75, 7)),
+                (
+                    {"accuracy": 0.8, "macro_f1": 0.7, "matthews_correlation": 0.5},
+                    ("Matthews correlation", 50, 7),
+                ),
+                ({"f1": 0.9, "accuracy": 0.8}, ("accuracy", 80, 7)),
+                ({"pearson": math.nan, "spearman": None}, None),
+                ({"pearson": 10**400, "spearman": True}, None),
+            ]
+        ),
+        ("fill-mask", {}, None),
+        ("fill-mask", {"masked_accuracy": 0.3}, None),
+        ("fill-mask", {"masked_accuracy": "0.3", "masked_tokens": 5}, None),
+        ("fill-mask", {"masked_accuracy": None, "masked_tokens": [5]}, None),
     ],
 )
-def test_texts_have_the_figure_of_their_kind(
-    figures: dict[str, Any], metric: str | None, percent: float
+def test_a_task_has_the_figure_of_its_kind(
+    task: str, evaluation: dict[str, Any], expected: tuple[str, float, int] | None
 ) -> None:
-    evaluation = {f"text_classification_{name}": value for name, value in figures.items()}
-    evaluation |= {"text_classification_texts": 7, "text_classification_loss": 0.1}
-    figure = read_figure(manifest(evaluation=evaluation), "text-classification")
-    expected = metric and TaskFigure(metric=metric, percent=percent, count=7)
-    assert figure == expected
+    agreed = manifest(evaluation=evaluation, quality={"fill-mask": quality("agreement")})
+    figure = read_figure(agreed, task)
+    assert (figure and (figure.metric, figure.percent, figure.count)) == expected
 
 
 def test_export_measured_what_was_not_evaluated() -> None:
@@ -77,20 +88,6 @@ def test_export_measured_what_was_not_evaluated() -> None:
         metric="accuracy", percent=59.5, count=300
     )
     assert read_figure(measured, "sentence-order") is None
-
-
-@pytest.mark.parametrize(
-    "evaluation",
-    [
-        {},
-        {"masked_accuracy": 0.3},
-        {"masked_accuracy": "0.3", "masked_tokens": 5},
-        {"masked_accuracy": None, "masked_tokens": [5]},
-    ],
-)
-def test_what_is_no_figure_is_passed_over(evaluation: dict[str, Any]) -> None:
-    agreed = manifest(evaluation=evaluation, quality={"fill-mask": quality("agreement")})
-    assert read_figure(agreed, "fill-mask") is None
 
 
 @pytest.mark.parametrize(

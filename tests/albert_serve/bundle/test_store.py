@@ -69,21 +69,6 @@ def bentoml(home: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Gives the one line of a command that fails."""
-
-    def run(*arguments: str | Path) -> str:
-        capsys.readouterr()
-        assert main([str(argument) for argument in arguments]) == 1
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        (line,) = printed.err.splitlines()
-        return line.removeprefix("error: ")
-
-    return run
-
-
 def stored(folder: Path, *options: str) -> None:
     assert main(["import", str(folder), *options]) == 0
 

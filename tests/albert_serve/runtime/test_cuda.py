@@ -21,7 +21,6 @@ import pytest
 
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import (
-    QUESTION_OUTPUTS,
     SCALE_SUFFIX,
     expected_shapes,
     read_header,
@@ -122,14 +121,6 @@ def test_auto_serves_on_the_cpu_where_cuda_cannot_be_used(
     assert message.startswith("CUDA is asked for and cannot be used: ")
     assert reason in message
     assert lines == []
-
-
-def test_cudnn_is_needed_only_where_a_kernel_takes_it(emulation: Path, bundle_dir: Path) -> None:
-    """Attention with lengths takes none. A run decides, so either answer is a sound one."""
-    outcome = emulated_cuda.run(
-        emulation, _OPEN, str(bundle_dir), "auto", without=("libcudnn.so.9",)
-    )
-    assert outcome.result == ["cuda", []]
 
 
 def test_the_service_starts_where_there_is_a_driver_and_no_cuda(
@@ -373,24 +364,3 @@ def test_a_model_that_is_loaded_spoils_no_capture(emulation: Path, bundle_dir: P
     assert not [line for line in outcome.log if "SPOILT" in line]
     # The models that went were freed.
     assert "cudaGraphExecDestroy" in outcome.log
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_a_start_conditioned_head_runs_on_cuda(
-    precision: Precision, emulation: Path, tmp_path: Path
-) -> None:
-    config, num_outputs = preset("base"), QUESTION_OUTPUTS["start-conditioned"]
-    write_zeros(
-        config, precision, tmp_path / "model.safetensors", {"question-answering": num_outputs}
-    )
-    stored = read_header(tmp_path / "model.safetensors")
-    head = build_head(config, "question-answering", num_outputs, stored, CUDA_FORM)
-    onnx.save(head, tmp_path / "head.onnx")
-
-    outcome = emulated_cuda.run(emulation, _PLACE, str(tmp_path), str(tmp_path / "head.onnx"))
-
-    assert outcome.errors == ""
-    [(where, nodes)] = outcome.result.values()
-    # Sizes, and the sequence of each row.
-    assert where["CPUExecutionProvider"] == {"Concat": 1, "Sub": 1, "Div": 1}
-    assert not {"DequantizeLinear", "Transpose", "MemcpyToHost"} & set(nodes)

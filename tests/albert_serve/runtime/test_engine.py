@@ -91,10 +91,12 @@ def test_logits_are_those_of_torch(
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 200, 100_000])
-def test_a_mixed_batch_equals_single_runs(engine: Engine, max_batch_tokens: int) -> None:
+def test_a_mixed_batch_equals_single_runs(
+    engine: Engine, bundle_dir: Path, max_batch_tokens: int
+) -> None:
     inputs = mixed_inputs()
     singles = [engine.run([item])[0] for item in inputs]
-    batched = Engine(engine.config, engine._encoder, engine._heads)
+    batched = Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
     batched.max_batch_tokens = max_batch_tokens
     for item, single, logits in zip(inputs, singles, batched.run(inputs), strict=True):
         num_rows = len(item.ids) if item.rows is None else len(item.rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import time
 import weakref
@@ -25,6 +24,7 @@ from albert_serve.server.answering import answer_request
 from albert_serve.server.large_requests import LargeRequests
 from albert_serve.server.models.hosted_model import HostedModel
 from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
+from tests.albert_serve.support import without_garbage_collection
 
 MAX_ITEMS = 3
 
@@ -97,14 +97,10 @@ def test_a_refused_or_late_request_is_freed_without_a_garbage_collection(
     num_chars: int, is_late: bool
 ) -> None:
     model = Refusing(is_late=is_late)
-    gc.collect()
-    gc.disable()
-    try:
+    with without_garbage_collection():
         error = asyncio.run(refuse(model, {"inputs": "a" * num_chars}))
         assert isinstance(error, DeadlineExceededError if is_late else InvalidInputError)
         assert model.held() is None
-    finally:
-        gc.enable()
 
 
 def test_too_many_items_are_refused_before_they_are_validated() -> None:

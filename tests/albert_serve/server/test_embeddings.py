@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH, EmbeddingsReply
-from tests.albert_serve.server.test_service import VALID, assert_close, assert_envelope, post
+from tests.albert_serve.server.test_service import assert_close, assert_envelope, post
 from tests.albert_serve.support import Running
 
 TEXTS = ["It rained.", "An earned run is any run that was not enabled by a fielding error."]
@@ -45,14 +44,6 @@ def test_openais_format(client: httpx.Client, tokenizer: Any) -> None:
     ]
     expected = vectors(client, TEXTS, normalize=True)
     np.testing.assert_allclose([one["embedding"] for one in answered["data"]], expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("texts", ["It rained.", ["It rained."]], ids=["text", "list"])
-def test_one_text_is_answered_with_a_list_of_one(client: httpx.Client, texts: Any) -> None:
-    (only,) = embed(client, input=texts).json()["data"]
-    np.testing.assert_allclose(
-        only["embedding"], vectors(client, "It rained.", normalize=True), atol=1e-5
-    )
 
 
 def test_base64_is_float32(client: httpx.Client) -> None:
@@ -104,29 +95,6 @@ def test_parameters_are_taken_inside_and_beside(client: httpx.Client) -> None:
     )
     for reply in others:
         assert_close(reply, expected)
-
-
-def test_tokens_of_texts_are_answered_unpooled(client: httpx.Client, tokenizer: Any) -> None:
-    reply = post(client, "feature-extraction", TEXTS, {"pooling": "none"}).json()
-    for one, text in zip(reply, TEXTS, strict=True):
-        (tokens,) = one
-        assert len(tokens) == len(tokenizer.encode(text))
-        np.testing.assert_allclose(np.mean(tokens, axis=0), vectors(client, text), atol=1e-5)
-
-
-def test_embeddings_are_right_among_other_tasks(client: httpx.Client) -> None:
-    alone = {task: post(client, task, VALID[task]).json() for task in VALID}
-    expected = embed(client, input=TEXTS).json()
-
-    def ask(number: int) -> None:
-        if number % 2:
-            assert_close(embed(client, input=TEXTS).json(), expected)
-        else:
-            task = [*VALID][number // 2 % len(VALID)]
-            assert_close(post(client, task, VALID[task]).json(), alone[task])
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(ask, range(40)))
 
 
 def test_both_formats_are_counted_as_the_task(client: httpx.Client) -> None:

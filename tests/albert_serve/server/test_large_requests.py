@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 import weakref
@@ -13,6 +12,7 @@ import pytest
 
 from albert_serve.errors import DeadlineExceededError, InvalidInputError, QueueFullError
 from albert_serve.server.large_requests import SMALL_BYTES, LargeRequests
+from tests.albert_serve.support import without_garbage_collection
 
 LARGE_BYTES = SMALL_BYTES + 1
 SOON_S = 20.0
@@ -128,9 +128,5 @@ def test_a_request_that_has_ended_is_freed_without_a_garbage_collection(
         await large.run(Held, num_bytes=LARGE_BYTES, ends_s=in_s())  # the thread is done with it
         return weakref.ref(held)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_garbage_collection():
         assert asyncio.run(run())() is None
-    finally:
-        gc.enable()

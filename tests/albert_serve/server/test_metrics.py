@@ -102,25 +102,6 @@ def test_what_did_not_happen_is_there_at_0(workers: Running) -> None:
     assert total(workers.url, "albert_serve_model", model="tiny", precision="fp32") == 1
 
 
-def test_what_is_shed_is_counted(workers: Running) -> None:
-    many = {"inputs": ["run " * 60] * 6}
-
-    def send(_: int) -> int:
-        url = f"{workers.url}/text-classification"
-        return httpx.post(url, json=many, timeout=30).status_code
-
-    statuses: list[int] = []
-    with ThreadPoolExecutor(8) as threads:
-        for _ in range(20):
-            statuses += threads.map(send, range(8))
-            if 429 in statuses:
-                break
-    assert set(statuses) == {200, 429}
-    shed = {"reason": "shed", "task": "text-classification"}
-    counted = total(workers.url, "albert_serve_requests_given_up_total", **shed)
-    assert counted == statuses.count(429)
-
-
 def test_the_dashboard_asks_for_metrics_that_exist_with_labels_that_they_have(
     workers: Running,
 ) -> None:

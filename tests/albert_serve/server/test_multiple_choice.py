@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
-import bentoml
 import httpx
 import pytest
 
 from albert_serve.api.schemas import (
-    TRUNCATED_AT_HEADER,
-    TRUNCATED_HEADER,
     ChoiceQuestion,
     InfoReply,
 )
@@ -56,15 +52,6 @@ def test_one_question_has_a_list_of_choices_and_several_have_lists(http: httpx.C
     assert post(http, QUESTION, top_k=1).json() == one[:1]
 
 
-def test_a_long_context_is_cut_and_reported(http: httpx.Client) -> None:
-    reply = post(http, [ENDINGS, {**ENDINGS, "context": "a " * 300}], truncation=True)
-    assert reply.status_code == 200
-    assert int(reply.headers[TRUNCATED_HEADER]) > 300
-    cuts = json.loads(reply.headers[TRUNCATED_AT_HEADER])
-    assert list(cuts) == ["inputs[1].context"]
-    assert 0 < cuts["inputs[1].context"] < 2 * 128
-
-
 def test_a_model_without_the_head_answers_404(service: Running) -> None:
     reply = httpx.post(f"{service.url}/multiple-choice", json={"inputs": QUESTION}, timeout=30)
     assert reply.status_code == 404
@@ -99,12 +86,3 @@ def test_both_clients_split_a_list_by_its_choices(choice_service: Running) -> No
             assert [one.index for one in answer] == [one.index for one in alone]
             expected = [one.score for one in alone]
             assert [one.score for one in answer] == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what BentoML imports
-def test_bentomls_client_has_a_method(choice_service: Running, http: httpx.Client) -> None:
-    with bentoml.SyncHTTPClient(choice_service.url) as client:
-        reply = client.multiple_choice(inputs=QUESTION, parameters={"top_k": 2})
-        client._temp_dir.cleanup()  # else it is the interpreter that does it, with a warning
-    expected = post(http, QUESTION, top_k=2).json()
-    assert [one["index"] for one in reply] == [one["index"] for one in expected]

@@ -7,9 +7,10 @@ engine that waits until it is told to go on.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.tasks.load import load_tasks
-from tests.albert_serve.batching.engines import Diary
+from tests.albert_serve.batching.engines import Diary, on_event_loop
 
 REQUEST = {"inputs": "The [MASK] run."}
 MODEL = "/v1/models/tiny"
+Serving = Callable[..., AbstractAsyncContextManager["Service"]]
 
 
 class SlowEngine:
@@ -88,7 +90,7 @@ def engine(bundle_dir: Path) -> Engine:
 
 
 @asynccontextmanager
-async def serving(
+async def serve(
     engine: Engine,
     bundle_dir: Path,
     deadline_s: float = 20.0,
@@ -121,102 +123,69 @@ async def serving(
         await model.close()
 
 
-def test_a_task_that_the_bundle_lacks_is_404_and_names_those_it_has(
-    engine: Engine, bundle_dir: Path
-) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir) as service:
-            reply = await service.post("sentence-order")
-        assert_error(reply, 404, "not_found")
-        assert "no sentence-order; it has fill-mask, " in reply.json()["error"]
-
-    asyncio.run(check())
+@pytest.fixture
+def serving(engine: Engine, bundle_dir: Path) -> Serving:
+    """Opens a service with some settings."""
+    return functools.partial(serve, engine, bundle_dir)
 
 
-def test_a_full_queue_is_429_with_retry_after_and_recovers(
-    engine: Engine, bundle_dir: Path
-) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir, max_queue_tokens=10) as service:
-            running = await service.started()
-            queued = [asyncio.create_task(service.post()) for _ in range(5)]
-            refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
-            service.engine.gate.set()
-            replies = await asyncio.gather(running, *queued)
-            again = await service.post()
-        for reply in refused:
-            assert_error(reply.result(), 429, "overloaded")
-            assert int(reply.result().headers["Retry-After"]) >= 1
-        assert {reply.status_code for reply in replies} == {200, 429}
-        assert again.status_code == 200
-        assert service.counts.counts["shed", "fill-mask"] == len(refused)
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_full_queue_is_429_with_retry_after_and_recovers(serving: Serving) -> None:
+    async with serving(max_queue_tokens=10) as service:
+        running = await service.started()
+        queued = [asyncio.create_task(service.post()) for _ in range(5)]
+        refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
+        service.engine.gate.set()
+        replies = await asyncio.gather(running, *queued)
+        again = await service.post()
+    for reply in refused:
+        assert_error(reply.result(), 429, "overloaded")
+        assert int(reply.result().headers["Retry-After"]) >= 1
+    assert {reply.status_code for reply in replies} == {200, 429}
+    assert again.status_code == 200
+    assert service.counts.counts["shed", "fill-mask"] == len(refused)
 
 
-def test_a_batch_job_says_so_in_a_header_and_leaves_room_for_others(
-    engine: Engine, bundle_dir: Path
-) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir, max_queue_tokens=20) as service:
-            batch = {"X-Priority": " Batch "}
-            running = await service.started()
-            queued = [asyncio.create_task(service.post(headers=batch)) for _ in range(4)]
-            refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
-            interactive = asyncio.create_task(service.post())
-            await asyncio.sleep(0.05)
-            assert not interactive.done()
-            service.engine.gate.set()
-            assert (await interactive).status_code == 200
-            await asyncio.gather(running, *queued)
-        for reply in refused:
-            assert_error(reply.result(), 429, "overloaded")
-            assert "batch requests may add" in reply.result().json()["error"]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_a_batch_job_says_so_in_a_header_and_leaves_room_for_others(serving: Serving) -> None:
+    async with serving(max_queue_tokens=20) as service:
+        batch = {"X-Priority": " Batch "}
+        running = await service.started()
+        queued = [asyncio.create_task(service.post(headers=batch)) for _ in range(4)]
+        refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
+        interactive = asyncio.create_task(service.post())
+        await asyncio.sleep(0.05)
+        assert not interactive.done()
+        service.engine.gate.set()
+        assert (await interactive).status_code == 200
+        await asyncio.gather(running, *queued)
+    for reply in refused:
+        assert_error(reply.result(), 429, "overloaded")
+        assert "batch requests may add" in reply.result().json()["error"]
 
 
-def test_a_priority_that_there_is_not_is_422_and_names_those_there_are(
-    engine: Engine, bundle_dir: Path
-) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir) as service:
-            reply = await service.post(headers={"X-Priority": "urgent"})
-        assert_error(reply, 422, "invalid_input")
-        assert "'urgent'; allowed are interactive and batch" in reply.json()["error"]
-
-    asyncio.run(check())
+@on_event_loop
+async def test_no_answer_in_time_is_504(serving: Serving) -> None:
+    async with serving(deadline_s=0.05) as service:
+        assert_error(await service.post(), 504, "deadline")
+        assert service.counts.counts["expired", "fill-mask"] == 1
 
 
-def test_no_answer_in_time_is_504(engine: Engine, bundle_dir: Path) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir, deadline_s=0.05) as service:
-            assert_error(await service.post(), 504, "deadline")
-            assert service.counts.counts["expired", "fill-mask"] == 1
-
-    asyncio.run(check())
-
-
-def test_a_body_that_does_not_arrive_is_504(engine: Engine, bundle_dir: Path) -> None:
+@on_event_loop
+async def test_a_body_that_does_not_arrive_is_504(serving: Serving) -> None:
     async def trickle() -> AsyncIterator[bytes]:
         yield b'{"inputs": '
         await asyncio.sleep(20)
 
-    async def check() -> None:
-        async with serving(engine, bundle_dir, deadline_s=0.05) as service:
-            headers = {"content-type": "application/json"}
-            reply = await service.http.post(
-                f"{MODEL}/fill-mask", content=trickle(), headers=headers
-            )
-            assert_error(reply, 504, "deadline")
-            assert "the body did not arrive" in reply.json()["error"]
-
-    asyncio.run(check())
+    async with serving(deadline_s=0.05) as service:
+        headers = {"content-type": "application/json"}
+        reply = await service.http.post(f"{MODEL}/fill-mask", content=trickle(), headers=headers)
+        assert_error(reply, 504, "deadline")
+        assert "the body did not arrive" in reply.json()["error"]
 
 
-def test_unfinished_bodies_have_one_bound_and_small_ones_pass_it(
-    engine: Engine, bundle_dir: Path
-) -> None:
+@on_event_loop
+async def test_unfinished_bodies_have_one_bound_and_small_ones_pass_it(serving: Serving) -> None:
     large, complete = b" " * (SMALL_BYTES + 1), asyncio.Event()
 
     async def send(service: Service, body: bytes) -> httpx.Response:
@@ -228,21 +197,18 @@ def test_unfinished_bodies_have_one_bound_and_small_ones_pass_it(
         headers = {"content-type": "application/json"}
         return await service.http.post(f"{MODEL}/fill-mask", content=content(), headers=headers)
 
-    async def check() -> None:
-        async with serving(engine, bundle_dir, max_held_bytes=2 * len(large) + 100) as service:
-            service.engine.gate.set()
-            bodies = [large, large, large, b" " * (SMALL_BYTES - 100)]
-            calls = [asyncio.create_task(send(service, body)) for body in bodies]
-            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            assert done == {calls[2]}
-            assert_error(calls[2].result(), 429, "overloaded")
-            assert calls[2].result().headers["Retry-After"] == "1"
-            complete.set()
-            replies = [*await asyncio.gather(*calls), await send(service, large)]
-            assert [reply.status_code for reply in replies] == [200, 200, 429, 200, 200]
-            assert service.counts.counts["shed", "fill-mask"] == 1
-
-    asyncio.run(check())
+    async with serving(max_held_bytes=2 * len(large) + 100) as service:
+        service.engine.gate.set()
+        bodies = [large, large, large, b" " * (SMALL_BYTES - 100)]
+        calls = [asyncio.create_task(send(service, body)) for body in bodies]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {calls[2]}
+        assert_error(calls[2].result(), 429, "overloaded")
+        assert calls[2].result().headers["Retry-After"] == "1"
+        complete.set()
+        replies = [*await asyncio.gather(*calls), await send(service, large)]
+        assert [reply.status_code for reply in replies] == [200, 200, 429, 200, 200]
+        assert service.counts.counts["shed", "fill-mask"] == 1
 
 
 @pytest.mark.parametrize(
@@ -252,76 +218,67 @@ def test_unfinished_bodies_have_one_bound_and_small_ones_pass_it(
         pytest.param(KeyError("secret"), "internal", "an unexpected error", id="bug"),
     ],
 )
-def test_a_failure_is_500_and_says_no_more_than_it_should(
-    engine: Engine,
-    bundle_dir: Path,
+@on_event_loop
+async def test_a_failure_is_500_and_says_no_more_than_it_should(
+    serving: Serving,
     failure: Exception,
     error_type: str,
     message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir) as service:
-            service.engine.failure = failure
-            service.engine.gate.set()
-            reply = await service.post()
-            assert_error(reply, 500, error_type)
-            (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
-            assert reply.json()["request_id"] in logged.getMessage()
-            assert "secret" in str(logged.exc_info)
-            assert message in reply.json()["error"]
-            assert "secret" not in reply.text
-            service.engine.failure = None
-            assert (await service.post()).status_code == 200
-
-    asyncio.run(check())
+    async with serving() as service:
+        service.engine.failure = failure
+        service.engine.gate.set()
+        reply = await service.post()
+        assert_error(reply, 500, error_type)
+        (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert reply.json()["request_id"] in logged.getMessage()
+        assert "secret" in str(logged.exc_info)
+        assert message in reply.json()["error"]
+        assert "secret" not in reply.text
+        service.engine.failure = None
+        assert (await service.post()).status_code == 200
 
 
-def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
-    engine: Engine, bundle_dir: Path
+@on_event_loop
+async def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
+    serving: Serving,
 ) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir) as service:
-            running = await service.started()
-            service.models.accepting = False
-            closing = asyncio.create_task(service.batcher.close())
-            await asyncio.sleep(0)
-            assert_error(await service.post(), 503, "not_ready")
-            assert_error(await service.http.get("/health"), 503, "not_ready")
-            service.engine.gate.set()
-            assert (await running).status_code == 200
-            await closing
-
-    asyncio.run(check())
+    async with serving() as service:
+        running = await service.started()
+        service.models.accepting = False
+        closing = asyncio.create_task(service.batcher.close())
+        await asyncio.sleep(0)
+        assert_error(await service.post(), 503, "not_ready")
+        assert_error(await service.http.get("/health"), 503, "not_ready")
+        service.engine.gate.set()
+        assert (await running).status_code == 200
+        await closing
 
 
-def test_before_it_is_started_everything_is_503() -> None:
-    async def check() -> None:
-        transport = httpx.ASGITransport(ErrorReplies(make_app(dict)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            assert_error(await http.post(f"{MODEL}/fill-mask", json=REQUEST), 503, "not_ready")
-            assert_error(await http.get("/info"), 503, "not_ready")
-
-    asyncio.run(check())
+@on_event_loop
+async def test_before_it_is_started_everything_is_503() -> None:
+    transport = httpx.ASGITransport(ErrorReplies(make_app(dict)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert_error(await http.post(f"{MODEL}/fill-mask", json=REQUEST), 503, "not_ready")
+        assert_error(await http.get("/info"), 503, "not_ready")
 
 
-def test_work_of_a_caller_who_has_gone_leaves_the_queue(engine: Engine, bundle_dir: Path) -> None:
-    async def check() -> None:
-        async with serving(engine, bundle_dir) as service:
-            running = await service.started()
-            sent: list[Message] = []
-            gone = asyncio.Event()
-            leaving = asyncio.create_task(call_and_leave(service.app, gone, sent))
-            while not service.batcher.num_queued_tokens:
-                await asyncio.sleep(0.001)
-            gone.set()
-            await leaving
-            assert service.batcher.num_queued_tokens == 0
-            service.engine.gate.set()
-            await running
-        assert service.engine.num_inputs == 1
-
-    asyncio.run(check())
+@on_event_loop
+async def test_work_of_a_caller_who_has_gone_leaves_the_queue(serving: Serving) -> None:
+    async with serving() as service:
+        running = await service.started()
+        sent: list[Message] = []
+        gone = asyncio.Event()
+        leaving = asyncio.create_task(call_and_leave(service.app, gone, sent))
+        while not service.batcher.num_queued_tokens:
+            await asyncio.sleep(0.001)
+        gone.set()
+        await leaving
+        assert service.batcher.num_queued_tokens == 0
+        service.engine.gate.set()
+        await running
+    assert service.engine.num_inputs == 1
 
 
 async def call_and_leave(app: ErrorReplies, gone: asyncio.Event, sent: list[Message]) -> None:

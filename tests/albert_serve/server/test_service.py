@@ -1,13 +1,9 @@
-"""The service process over real HTTP: Hugging Face's own clients, every refusal, its end."""
+"""The service process over real HTTP: lists, load, every refusal of a request, its end."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,17 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-from huggingface_hub import AsyncInferenceClient, InferenceClient
-from huggingface_hub.errors import HfHubHTTPError
 
 from albert_serve.api.embeddings import OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply, InfoReply
 from tests.albert_serve.support import (
     MAX_BODY_BYTES,
     MAX_ITEMS,
-    SERVICE,
     Running,
-    free_port,
     running_service,
     service_environment,
 )
@@ -40,80 +32,6 @@ VALID: dict[str, Any] = {
     "sentence-order": {"text": "It rained.", "text_pair": "The game was called off."},
     "feature-extraction": "It rained.",
 }
-
-
-def test_hugging_faces_client_fills_masks(service: Running) -> None:
-    client = InferenceClient(f"{service.url}/fill-mask")
-    filled = client.fill_mask(MASKED, top_k=3)
-    assert len(filled) == 3
-    assert [one.score for one in filled] == sorted((one.score for one in filled), reverse=True)
-    targets = client.fill_mask(MASKED, targets=["run", "the"])
-    assert {one.token_str for one in targets} == {"run", "the"}
-    several = client.fill_mask("The [MASK] run was [MASK].")
-    assert isinstance(several[0], list)
-    assert [len(predictions) for predictions in several] == [5, 5]
-
-
-def test_hugging_faces_client_classifies(service: Running) -> None:
-    client = InferenceClient(f"{service.url}/text-classification")
-    labels = client.text_classification(VALID["text-classification"])
-    assert {one.label for one in labels} == {"negative", "positive"}
-    assert sum(one.score for one in labels) == pytest.approx(1)
-    assert len(client.text_classification(VALID["text-classification"], top_k=1)) == 1
-
-
-def test_hugging_faces_client_answers_questions(service: Running) -> None:
-    client = InferenceClient(f"{service.url}/question-answering")
-    answer = client.question_answering(question="What is it?", context=CONTEXT)
-    assert not isinstance(answer, list)
-    assert CONTEXT[answer.start : answer.end] == answer.answer
-    assert len(client.question_answering(question="What?", context=CONTEXT, top_k=2)) == 2
-
-
-def test_the_threshold_decides_whether_there_is_an_answer(client: httpx.Client) -> None:
-    answers = [
-        client.post(
-            "/question-answering",
-            json={
-                "inputs": VALID["question-answering"],
-                "parameters": {
-                    "handle_impossible_answer": True,
-                    "null_score_diff_threshold": threshold,
-                },
-            },
-        ).json()
-        for threshold in (-1000, 1000)
-    ]
-    assert [bool(answer["answer"]) for answer in answers] == [False, True]
-    assert answers[0]["score"] == pytest.approx(1)
-    assert (answers[0]["start"], answers[0]["end"]) == (0, 0)
-
-
-def test_hugging_faces_asynchronous_client_gets_the_same(service: Running) -> None:
-    async def ask() -> tuple[Any, Any, Any]:
-        async with (
-            AsyncInferenceClient(f"{service.url}/fill-mask") as masks,
-            AsyncInferenceClient(f"{service.url}/text-classification") as labels,
-            AsyncInferenceClient(f"{service.url}/question-answering") as answers,
-        ):
-            return await asyncio.gather(
-                masks.fill_mask(MASKED),
-                labels.text_classification(VALID["text-classification"]),
-                answers.question_answering(question="What is it?", context=CONTEXT),
-            )
-
-    masks, labels, answer = asyncio.run(ask())
-    assert masks == InferenceClient(f"{service.url}/fill-mask").fill_mask(MASKED)
-    assert len(labels) == 2
-    assert CONTEXT[answer.start : answer.end] == answer.answer
-
-
-def test_hugging_faces_client_finds_health_and_info_and_shows_our_errors(service: Running) -> None:
-    client = InferenceClient(service.url, provider="hf-inference")
-    assert client.health_check() is True
-    assert client.get_endpoint_info()["max_positions"] == 128
-    with pytest.raises(HfHubHTTPError, match=r"the text has no \[MASK\]"):
-        InferenceClient(f"{service.url}/fill-mask").fill_mask("no mask")
 
 
 @pytest.mark.parametrize("task", VALID)
@@ -145,48 +63,62 @@ def test_info_health_and_bentomls_own_routes(client: httpx.Client) -> None:
         assert client.get(path).status_code == 200, path
 
 
-def test_bentomls_metrics_count_the_endpoints(client: httpx.Client) -> None:
-    post(client, "sentence-order", VALID["sentence-order"])
-    counted = [
-        line
-        for line in client.get("/metrics").text.splitlines()
-        if line.startswith("bentoml_service_request_total") and 'endpoint="/sentence-order"' in line
-    ]
-    assert any('http_response_code="200"' in line for line in counted)
-
-
 JSON = {"content-type": "application/json"}
+VALID_BODY = json.dumps({"inputs": MASKED}).encode()
+UTF_16 = '{"inputs": "é"}'.encode("utf-16")
+SURROGATE = b'{"inputs": "\xed\xa0\x80"}'
 
 
 @pytest.mark.parametrize(
-    ("status", "error_type", "path", "body"),
+    ("status", "error_type", "request_line", "body", "headers"),
     [
-        pytest.param(400, "malformed", "/fill-mask", b'{"inputs": ', id="cut off"),
-        pytest.param(400, "malformed", "/fill-mask", b"", id="no body"),
-        pytest.param(400, "malformed", "/fill-mask", b"[" * 30_000, id="deep"),
-        pytest.param(400, "malformed", "/fill-mask", b'{"inputs": "\xff"}', id="not UTF-8"),
-        pytest.param(404, "not_found", "/translation", b"{}", id="no such route"),
-        pytest.param(413, "body_too_large", "/fill-mask", b" " * 60_001, id="body"),
+        pytest.param(400, "malformed", "POST /fill-mask", b'{"inputs": ', JSON, id="cut off"),
+        pytest.param(400, "malformed", "POST /fill-mask", b"", JSON, id="no body"),
+        pytest.param(400, "malformed", "POST /fill-mask", b"[" * 30_000, JSON, id="deep"),
+        pytest.param(400, "malformed", "POST /fill-mask", b'{"inputs": "\xff"}', JSON, id="bytes"),
+        pytest.param(400, "malformed", "POST /fill-mask", UTF_16, JSON, id="UTF-16"),
+        pytest.param(400, "malformed", "POST /fill-mask", SURROGATE, JSON, id="half a surrogate"),
+        pytest.param(400, "malformed", "POST /fill-mask", b'{"inputs": NaN}', JSON, id="NaN"),
+        pytest.param(400, "malformed", "POST /fill-mask", b'["\\', JSON, id="half an escape"),
+        pytest.param(422, "invalid_input", "POST /fill-mask", b'{"inputs": 1e999}', JSON, id="inf"),
+        pytest.param(404, "not_found", "POST /translation", b"{}", JSON, id="no such route"),
+        pytest.param(404, "not_found", "GET /static_content/none", b"", {}, id="of BentoML"),
+        pytest.param(404, "not_found", "POST /multiple-choice", b"{}", JSON, id="no such head"),
+        pytest.param(405, "method_not_allowed", "GET /fill-mask", b"", {}, id="method"),
+        pytest.param(413, "body_too_large", "POST /fill-mask", b" " * 60_001, JSON, id="body"),
+        *(
+            pytest.param(415, "unsupported_media", "POST /fill-mask", b"{}", headers)
+            for headers in (
+                {"content-type": "text/plain"},
+                {"content-type": "application/x-www-form-urlencoded"},
+                {},
+                {**JSON, "content-encoding": "gzip"},
+            )
+        ),
+        pytest.param(
+            *(422, "invalid_input", "POST /fill-mask", VALID_BODY),
+            {**JSON, "X-Priority": "urgent"},
+            id="priority",
+        ),
     ],
 )
-def test_every_refusal_of_a_body_has_the_envelope(
-    client: httpx.Client, status: int, error_type: str, path: str, body: bytes
+def test_every_refusal_of_a_request_has_the_envelope(
+    client: httpx.Client,
+    status: int,
+    error_type: str,
+    request_line: str,
+    body: bytes,
+    headers: dict[str, str],
 ) -> None:
-    assert_envelope(client.post(path, content=body, headers=JSON), status, error_type)
+    method, path = request_line.split()
+    reply = client.request(method, path, content=body, headers=headers)
+    assert_envelope(reply, status, error_type)
+    assert status != 405 or reply.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_what_is_not_declared_as_json_is_refused(client: httpx.Client, media: str | None) -> None:
-    headers = {"content-type": media} if media else {}
-    reply = client.post("/fill-mask", content=b'{"inputs": "[MASK]"}', headers=headers)
-    assert_envelope(reply, 415, "unsupported_media")
-
-
-def test_refusals_of_the_router_and_of_bentoml_have_the_envelope(client: httpx.Client) -> None:
-    reply = client.get("/fill-mask")
-    assert_envelope(reply, 405, "method_not_allowed")
-    assert reply.headers["allow"] == "POST"
-    assert_envelope(client.get("/static_content/none"), 404, "not_found")
+def test_a_mark_before_the_json_is_passed_over(client: httpx.Client) -> None:
+    reply = client.post("/fill-mask", content=b"\xef\xbb\xbf" + VALID_BODY, headers=JSON)
+    assert reply.status_code == 200
 
 
 def test_a_body_over_the_limit_is_refused_in_chunks_too(client: httpx.Client) -> None:
@@ -233,30 +165,6 @@ def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) ->
         running.process.wait(timeout=60)
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{running.url}/readyz")
-
-
-def test_a_damaged_bundle_is_refused_at_the_start_in_one_line(
-    bundle_dir: Path, tmp_path: Path
-) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(bundle_dir, damaged)
-    content = bytearray((damaged / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (damaged / "model.safetensors").unlink()
-    (damaged / "model.safetensors").write_bytes(content)
-    ended = subprocess.run(
-        [sys.executable, "-m", "bentoml", "serve", SERVICE, "--port", str(free_port())],
-        env=service_environment(damaged, tmp_path / "home"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert ended.returncode == 1
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "model.safetensors has SHA-256" in line
-    assert "Traceback" not in ended.stderr + ended.stdout
 
 
 def post(

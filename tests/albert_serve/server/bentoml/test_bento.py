@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from albert_serve.api.examples import EXAMPLES
-from tests.albert_serve.support import ROOT, running_service, service_environment
+from tests.albert_serve.support import ROOT, Running, running_service, service_environment
 
 # The bundle that the bentofiles name.
 SHIPPED = "models/albert-small-en"
@@ -63,6 +65,22 @@ def build(checkout: Path, bentofile: str, environment: dict[str, str]) -> tuple[
     return tag, Path(environment["BENTOML_HOME"], "bentos", *tag.split(":"))
 
 
+@contextlib.contextmanager
+def served_elsewhere(
+    tag: str, checkout: Path, environment: dict[str, str], folder: Path
+) -> Iterator[Running]:
+    """Serve an exported bento where neither the checkout nor its BENTOML_HOME is."""
+    archive, empty = str(folder / "exported.bento"), folder / "empty"
+    empty.mkdir()
+    bentoml("export", tag, archive, cwd=empty, environment=environment)
+    shutil.rmtree(checkout)
+    shutil.rmtree(environment["BENTOML_HOME"])
+    elsewhere = {**environment, "BENTOML_HOME": str(folder / "elsewhere")}
+    bentoml("import", archive, cwd=empty, environment=elsewhere)
+    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
+        yield running
+
+
 @pytest.mark.slow
 def test_a_bento_serves_its_own_bundle_on_another_machine(
     checkout: Path, environment: dict[str, str], tmp_path: Path
@@ -70,15 +88,7 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
     tag, bento = build(checkout, "bentofile.yaml", environment)
     held = {path.name for path in (bento / "src").iterdir()}
     assert held - {"bentofile.yaml"} == {"albert_serve", "models"}  # that one BentoML puts there
-    archive, empty = str(tmp_path / "exported.bento"), tmp_path / "empty"
-    empty.mkdir()
-    bentoml("export", tag, archive, cwd=empty, environment=environment)
-    shutil.rmtree(checkout)
-    shutil.rmtree(environment["BENTOML_HOME"])
-
-    elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
-    bentoml("import", archive, cwd=empty, environment=elsewhere)
-    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
+    with served_elsewhere(tag, checkout, environment, tmp_path) as running:
         info = httpx.get(f"{running.url}/info").json()
         assert info["model_id"] == "albert-small-en"
         for path in ("/", "/web/app.js", "/docs", "/docs.json", "/metrics", "/livez"):
@@ -104,14 +114,7 @@ def test_a_bento_serves_the_model_that_it_names(
     bentofile["models"] = ["reviews:latest"]
     (checkout / "mine.yaml").write_text(yaml.safe_dump(bentofile))
     tag, _ = build(checkout, "mine.yaml", environment)
-    archive, empty = str(tmp_path / "exported.bento"), tmp_path / "empty"
-    empty.mkdir()
-    bentoml("export", tag, archive, cwd=empty, environment=environment)
-    shutil.rmtree(environment["BENTOML_HOME"])
-
-    elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
-    bentoml("import", archive, cwd=empty, environment=elsewhere)
-    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
+    with served_elsewhere(tag, checkout, environment, tmp_path) as running:
         assert httpx.get(f"{running.url}/info").json()["model_id"] == "reviews"
         reply = httpx.post(f"{running.url}/fill-mask", json={"inputs": "a [MASK]."})
         assert reply.status_code == 200, reply.text

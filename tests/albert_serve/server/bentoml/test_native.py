@@ -126,22 +126,16 @@ def composed(
         yield client
 
 
-@pytest.mark.parametrize("task", VALID)
-def test_another_service_depends_on_ours(task: str, composed: Any, native: Any) -> None:
-    for inputs in (VALID[task], [VALID[task]] * 2):
-        _, reply = composed.ask(method(task), inputs, {"truncation": "truncate"})
-        assert_close(reply, getattr(native, method(task))(inputs))
-    name, *tasks = composed.names()
-    assert name == "tiny"
-    assert task in tasks
-
-
-def test_another_service_gets_typed_replies(composed: Any) -> None:
+def test_another_service_depends_on_ours(composed: Any, native: Any) -> None:
+    """It gets typed replies, and our refusals."""
+    for task, item in VALID.items():
+        for inputs in (item, [item] * 2):
+            _, reply = composed.ask(method(task), inputs, {"truncation": "truncate"})
+            assert_close(reply, getattr(native, method(task))(inputs))
     kind, _ = composed.ask("question_answering", VALID["question-answering"])
     assert kind == Answer.__name__
-
-
-def test_another_service_gets_our_refusals(composed: Any) -> None:
+    name, *tasks = composed.names()
+    assert (name, {*tasks}) == ("tiny", {*VALID})
     with pytest.raises(UnprocessableEntity, match=r"the text has no \[MASK\]"):
         composed.ask("fill_mask", "none")
 

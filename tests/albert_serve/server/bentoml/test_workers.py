@@ -7,9 +7,7 @@ import os
 import platform
 import shutil
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +17,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.albert_serve.support import (
+    NUM_CALLERS,
     Running,
     before_each_program,
     running_service,
     service_environment,
+    under_load,
     wait_until_started,
     workers_of,
 )
@@ -70,26 +70,13 @@ def test_services_of_one_user_have_metrics_of_their_own(workers: Running, servic
 
 def test_a_killed_worker_loses_its_own_requests_and_is_replaced(workers: Running) -> None:
     killed, other = workers_of(workers)
-    num_threads, outcomes, is_over = 4, Counter[object](), threading.Event()
-
-    def keep_asking() -> None:
-        while not is_over.is_set():
-            try:
-                outcomes[httpx.post(f"{workers.url}/fill-mask", json=BODY).status_code] += 1
-            except httpx.TransportError:
-                outcomes["lost"] += 1
-
-    threads = [threading.Thread(target=keep_asking) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.3)
-    psutil.Process(killed).kill()
-    wait_until_started(workers, 3)
-    is_over.set()
-    for thread in threads:
-        thread.join()
-    assert outcomes.keys() <= {200, "lost"}
-    assert outcomes["lost"] <= num_threads
+    with under_load(workers) as seen:
+        time.sleep(0.3)
+        psutil.Process(killed).kill()
+        wait_until_started(workers, 3)
+    assert 200 in seen
+    assert seen.total() - seen[200] <= NUM_CALLERS
+    assert not {status for status in seen if isinstance(status, int)} - {200}
     assert other in workers_of(workers)
     assert len(workers_of(workers)) == 2
     assert workers.log.count(f"worker {killed} was ended by SIGKILL") == 1

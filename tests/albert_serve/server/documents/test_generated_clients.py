@@ -16,7 +16,6 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from albert_serve.api.examples import EXAMPLES
-from albert_serve.api.schemas import TRUNCATED_AT_HEADER, TRUNCATED_HEADER
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
 from tests.programs import is_ci, needs_program
@@ -129,18 +128,6 @@ def test_a_generated_python_client_reads_errors_and_models(
         assert refused.parsed.error_type == "no_mask"
         listed = generated(".api.service_ap_is.get_v1_models").sync(client=caller)
         assert [model.model_id for model in listed.models] == [listed.default]
-
-
-def test_truncation_is_reported_in_the_header_that_the_document_names(
-    document: dict[str, Any], client: httpx.Client
-) -> None:
-    headers = document["paths"]["/text-classification"]["post"]["responses"]["200"]["headers"]
-    assert "parameters.truncation" in headers[TRUNCATED_HEADER]["description"]
-    body = {"inputs": "a run " * 500, "parameters": {"truncation": True}}
-    reply = client.post("/text-classification", json=body)
-    assert int(reply.headers[TRUNCATED_HEADER]) >= headers[TRUNCATED_HEADER]["schema"]["minimum"]
-    assert set(json.loads(reply.headers[TRUNCATED_AT_HEADER])) == {"inputs"}
-    assert "first character that was left out" in headers[TRUNCATED_AT_HEADER]["description"]
 
 
 @pytest.mark.slow

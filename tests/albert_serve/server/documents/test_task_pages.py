@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from albert_serve.api.schemas import TRUNCATED_AT_HEADER, TRUNCATED_HEADER
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
 
@@ -48,12 +47,6 @@ def shape(value: Any) -> Any:
     return type(value)
 
 
-@pytest.mark.parametrize("task", PAGES)
-def test_every_page_shows_a_command(task: str) -> None:
-    assert f"curl {ADDRESS}/{task} " in PAGES[task]
-    assert EXAMPLE.search(PAGES[task])
-
-
 @pytest.mark.parametrize(("task", "example"), EXAMPLES)
 def test_a_command_works_as_printed(
     task: str, example: re.Match[str], service_of: Callable[[str], Running]
@@ -82,15 +75,6 @@ def test_the_parameters_of_embeddings_are_listed() -> None:
     page = section((DOCS / "embeddings.md").read_text(encoding="utf-8"), "Hugging Face's format")
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert set(listed) == set(TASKS["feature-extraction"].parameters.model_fields)
-
-
-@pytest.mark.parametrize("task", PAGES)
-def test_every_page_tells_of_long_texts_and_differences(task: str) -> None:
-    told = section(PAGES[task], "Long texts")
-    assert TRUNCATED_HEADER in told
-    assert TRUNCATED_AT_HEADER in told
-    assert "`too_long`" in told
-    assert re.search(r"^## (Differences|As `transformers`)", PAGES[task], re.MULTILINE)
 
 
 def test_the_message_of_a_long_text_is_the_services(client: httpx.Client) -> None:

@@ -50,7 +50,7 @@ SPOILED = [link_outside, leave_a_manifest, nest, make_a_pipe, misname, damage, t
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
-def test_one_bad_bundle_of_a_folder_is_named_and_the_others_start(
+def test_a_bad_bundle_is_named_while_others_start_and_alone_it_is_no_start(
     spoil: Callable[[Path], None], shelf: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoil(shelf / "first")
@@ -62,15 +62,8 @@ def test_one_bad_bundle_of_a_folder_is_named_and_the_others_start(
     assert models.names == ["second"]
     reloaded(models)
     assert models.default.name == "second"
-
-
-@pytest.mark.parametrize("spoil", SPOILED)
-def test_without_a_bundle_that_can_be_served_there_is_no_start(
-    spoil: Callable[[Path], None], shelf: Path
-) -> None:
     shutil.rmtree(shelf / "second")
-    spoil(shelf / "first")
     for start in (check_models, load):
         with pytest.raises(AlbertServeError) as caught:
-            start(settings_of(shelf))
+            start(settings)
         assert "\n" not in str(caught.value)

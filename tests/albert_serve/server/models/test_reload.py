@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
 import shutil
 import signal
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -23,7 +20,6 @@ from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models
 from albert_serve.settings import Settings
 from tests.albert_serve.server.models.shelves import (
-    REQUEST,
     damage,
     environment,
     load,
@@ -37,6 +33,7 @@ from tests.albert_serve.support import (
     Running,
     running_service,
     service_environment,
+    under_load,
     wait_until_started,
     workers_of,
 )
@@ -72,18 +69,15 @@ def test_a_reload_adds_replaces_and_removes(
         models.get("first")
 
 
-def test_a_new_first_model_is_not_the_default(shelf: Path, int8_dir: Path) -> None:
+def test_what_has_not_changed_stays_and_a_new_first_model_is_not_the_default(
+    shelf: Path, int8_dir: Path
+) -> None:
     models = load(settings_of(shelf))
+    before = [models.get(name) for name in ("first", "second")]
     shutil.copytree(int8_dir, shelf / "another")
     reloaded(models)
     assert "another" in models.names
     assert models.default.name == "first"
-
-
-def test_what_has_not_changed_is_not_opened_again(shelf: Path) -> None:
-    models = load(settings_of(shelf))
-    before = [models.get(name) for name in ("first", "second")]
-    reloaded(models)
     assert [models.get(name) for name in ("first", "second")] == before
 
 
@@ -143,31 +137,6 @@ def test_a_list_that_cannot_be_read_changes_nothing(
     assert "the models were not reloaded, those before go on: " in caplog.text
 
 
-@contextlib.contextmanager
-def under_load(url: str) -> Iterator[Counter[object]]:
-    """While four callers ask all the time; what came of it, by status or error."""
-    seen: Counter[object] = Counter()
-    stop = threading.Event()
-
-    def ask() -> None:
-        with httpx.Client(base_url=url, timeout=30) as client:
-            while not stop.is_set():
-                try:
-                    seen[client.post("/fill-mask", json=REQUEST).status_code] += 1
-                except httpx.TransportError as error:
-                    seen[type(error)] += 1
-
-    callers = [threading.Thread(target=ask) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
-
-
 def test_hangup_reloads_every_worker_and_drops_nothing(
     bundle_dir: Path, int8_dir: Path, tmp_path: Path
 ) -> None:
@@ -181,7 +150,7 @@ def test_hangup_reloads_every_worker_and_drops_nothing(
         second = Bundle.open(int8_dir).manifest.revision
         wait_until_started(running, num_workers)
         pids = workers_of(running)
-        with under_load(running.url) as seen:
+        with under_load(running) as seen:
             turns = ((int8_dir, second), (bundle_dir, first), (int8_dir, second))
             for turn, (bundle, revision) in enumerate(turns, start=1):
                 put(bundle, place)

@@ -45,20 +45,6 @@ def hold(file: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.fixture
-def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Gives the one line of a command that fails."""
-
-    def run(*arguments: object) -> str:
-        assert main([str(argument) for argument in arguments]) == 1
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        (line,) = printed.err.splitlines()
-        return line.removeprefix("error: ")
-
-    return run
-
-
 def test_a_reload_that_changes_nothing_says_so(
     bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
