@@ -10,6 +10,9 @@ from typing import Final, Literal, TypeAlias
 
 from training.data.corpus import CorpusError, find_files
 
+# The task of RACE, as --task names it.
+RACE: Final = "race"
+
 _Split: TypeAlias = Literal["train", "validation", "test"]
 
 _TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
@@ -90,3 +93,23 @@ def _split_of(file: Path, folder: Path) -> _Split | None:
             if words & its_words:
                 return split
     return None
+
+
+def race_files(folder: Path, split: Literal["train", "dev"]) -> list[Path]:
+    """Find the files of a split of RACE (Lai et al. 2017), or the folder of them, in a folder.
+
+    The official archive has a folder for each split, `train/middle/*.txt` and so on. The same
+    passages may also be in files named after their split, such as `train.middle.jsonl`, one a line.
+
+    Raises:
+        CorpusError: there are none.
+    """
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is not a folder; give that of the task's files")
+    if (folder / split).is_dir():
+        return [folder / split]
+    files = sorted(folder.glob(f"{split}*.jsonl*"))
+    if not files:
+        kind = "training" if split == "train" else "held-out"
+        raise CorpusError(f"{folder} has no {kind} files {split}/ or {split}*.jsonl")
+    return files
