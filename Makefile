@@ -84,7 +84,7 @@ bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the en
 bench-score-memory: $(VENV)/.dev  ## score files of 5 GB in batch, and watch the memory
 	$(BIN)/python -m benchmarks.score_memory
 
-bench-reliability: $(VENV)/.dev  ## ten times too much, signals, kills, and an hour of load
+bench-reliability: $(VENV)/.dev  ## ten times too much, signals and kills
 	$(BIN)/python -m benchmarks.reliability
 
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without docker)

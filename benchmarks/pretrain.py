@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
@@ -60,6 +60,8 @@ _AGAINST: Final = {
 }
 # Tokens a step: more was no faster.
 _BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
+# Rows of `transformers` for each of ours, where as many are not its fastest.
+_HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
 # A rate at which neither side's loss diverges.
 _LR: Final = 1e-4
@@ -79,7 +81,7 @@ class PretrainingCase:
     """One model at one length, and its data.
 
     Attributes:
-        num_rows: rows of a step, of both sides.
+        num_rows: rows of a step of ours.
         shards: folder of the tokenised corpus.
         examples: the same text's examples for `transformers`, as `make_examples` returns them.
         tokenizer: folder of the `tokenizer.json` that the data was made with.
@@ -89,7 +91,7 @@ class PretrainingCase:
     length: int
     num_rows: int
     shards: Path
-    examples: Sequence[Mapping[str, Any]]
+    examples: Sequence[dict[str, Any]]
     tokenizer: Path
 
     @property
@@ -247,7 +249,8 @@ def _jobs(
         num_threads=options.threads,
         compiles=options.compile,
     )
-    peers = [replace(_AGAINST[name], num_rows=num_rows) for name in options.against]
+    hf_rows = num_rows * _HF_ROWS.get(shape, 1)
+    peers = [replace(_AGAINST[name], num_rows=hf_rows) for name in options.against]
     return [ours, *(replace(ours, hf=settings) for settings in peers)]
 
 

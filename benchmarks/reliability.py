@@ -59,6 +59,13 @@ _BACK_TIMEOUT_S: Final = 60.0
 _NOTICE_S: Final = 1.0
 # Nothing is refused and nothing is late, as far as the settings go.
 _PATIENT: Final = {"DEADLINE_S": "55", "MAX_WAIT_S": "55", "MAX_QUEUE_TOKENS": "100000000"}
+# Makes the input of a task of four sentences.
+_ITEMS: Final[dict[str, Callable[[Sequence[str]], Any]]] = {
+    "fill-mask": lambda four: f"{four[0]} [MASK]",
+    "text-classification": ". ".join,
+    "question-answering": lambda four: {"question": "When was it?", "context": ". ".join(four)},
+    "sentence-order": lambda four: {"text": four[0][:120], "text_pair": four[1][:120]},
+}
 _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.reliability
@@ -265,44 +272,24 @@ def _plan(service: ServiceProcess, pattern: LoadPattern) -> LoadPlan:
 
 
 def mixed_requests(num: int = 400) -> list[bytes]:
-    """Return requests of four tasks, one text or a few, of the repository's own texts."""
+    """Return requests of four tasks, one to four texts each, of the repository's own articles."""
     chance = random.Random(0)
     lines = WIKI.read_text(encoding="utf-8").splitlines()
     texts = " ".join(json.loads(line)["text"] for line in lines).replace("\n", " ")
     sentences = [text.strip() for text in texts.split(". ") if 5 <= len(text.split()) <= 25]
-    return [_request(chance, sentences) for _ in range(num)]
-
-
-def _request(chance: random.Random, sentences: Sequence[str]) -> bytes:
-    task = chance.choice(
-        ["fill-mask", "text-classification", "question-answering", "sentence-order"]
-    )
-    items = [_item(task, chance, sentences) for _ in range(chance.choice([1, 1, 1, 4]))]
-    body: dict[str, Any] = {"inputs": items[0] if len(items) == 1 else items}
-    if task == "text-classification":
-        body["parameters"] = {"truncation": "truncate"}
-    return http_request(f"/{task}", body)
-
-
-def _item(task: str, chance: random.Random, sentences: Sequence[str]) -> Any:
-    at = chance.randrange(len(sentences) - 4)
-    if task == "fill-mask":
-        words = sentences[at].split()
-        words[chance.randrange(len(words))] = "[MASK]"
-        return " ".join(words)
-    if task == "sentence-order":
-        return {"text": sentences[at][:120], "text_pair": sentences[at + 1][:120]}
-    if task == "question-answering":
-        return {"question": "When was it?", "context": ". ".join(sentences[at : at + 4])}
-    return ". ".join(sentences[at : at + chance.randint(1, 4)])
+    requests = []
+    for _ in range(num):
+        task, make = chance.choice([*_ITEMS.items()])
+        starts = (chance.randrange(len(sentences) - 4) for _ in range(chance.choice([1, 1, 1, 4])))
+        items = [make(sentences[start : start + 4]) for start in starts]
+        parameters = {"truncation": "truncate"} if task == "text-classification" else {}
+        requests.append(http_request(f"/{task}", {"inputs": items, "parameters": parameters}))
+    return requests
 
 
 def _processes(service: ServiceProcess) -> list[psutil.Process]:
-    try:
-        parent = psutil.Process(service.process.pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+    parent = psutil.Process(service.process.pid)
+    return [parent, *parent.children(recursive=True)]
 
 
 def _workers(service: ServiceProcess) -> list[int]:

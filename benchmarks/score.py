@@ -2,10 +2,10 @@
 
 Classifies texts with `albert-serve score`, in fp32 and int8, and measures the same texts with
 nothing but the engine, and a sample of them with `transformers`: its pipeline in fp32, and the
-model in bf16 (autocast), each at its best batch size. Every measurement is in a process of its own,
-one after another. Speeds are tokens a second, without padding, tokenisation included (but of the
-engine alone); a job's time is without that of a job of one text, which starts a process and opens
-the model. Prints the table, and with `--write` puts it into docs/scoring.md.
+model in bf16 (autocast). Every measurement is in a process of its own, one after another. Speeds
+are tokens a second, without padding, tokenisation included (but of the engine alone); a job's time
+is without that of a job of one text, which starts a process and opens the model. Prints the table,
+and with `--write` puts it into docs/scoring.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +28,10 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engine.contestants import CONTESTANTS, Contestant, ModelJob
-from benchmarks.engine.models import FormPlan, make_form
+from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, run_in_process
+from export.write import export_bundle
 from training.data.corpus import read_documents
 from training.errors import report_errors
 from training.system.command_line import make_parser
@@ -40,13 +41,17 @@ _BEGIN: Final = "<!-- speed: python -m benchmarks.score --texts FILE --write -->
 _END: Final = "<!-- end of speed -->"
 _TASK: Final = "text-classification"
 _PRECISIONS: Final = ("fp32", "int8")
+# In the table of docs/scoring.md by these batch sizes: the fastest of 1, 2, 4, 8, 16 and 32.
 _PEERS: Final = {
-    "pipeline fp32": CONTESTANTS["pipeline-1"],
-    "bf16 autocast": Contestant(
-        name="bf16 autocast", module="hf", form="checkpoint", settings={"dtype": "autocast"}
+    "pipeline fp32, batch 1": CONTESTANTS["pipeline-1"],
+    "bf16 autocast, batch 8": Contestant(
+        name="bf16 autocast",
+        module="hf",
+        form="checkpoint",
+        batch_size=8,
+        settings={"dtype": "autocast"},
     ),
 }
-_BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 _MAX_TOKENS: Final = 512
 _ENGINE_WINDOW: Final = 1024
 _EXAMPLES: Final = """\
@@ -65,26 +70,23 @@ class SpeedJob:
     Attributes:
         model: the folder of a bundle, or of a checkpoint for `transformers`.
         texts: JSONL, one `{"text"}` a line.
-        batch_sizes: those that `transformers` is measured with.
     """
 
     name: str
     model: Path
     texts: Path
     num_threads: int
-    batch_sizes: Sequence[int] = _BATCH_SIZES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringSpeed:
-    """The speed of a process; `note` has what else there is to know."""
+    """The speed of a process."""
 
     name: str
     num_texts: int
     num_tokens: int
     duration_s: float
     cpu_s: float
-    note: str = ""
 
     @property
     def tokens_per_s(self) -> float:
@@ -112,7 +114,6 @@ def measure_score(job: SpeedJob) -> ScoringSpeed:
         num_tokens=summary["num_tokens"] - one["num_tokens"],
         duration_s=all_s - start_s,
         cpu_s=all_cpu_s - start_cpu_s,
-        note=f"{summary['num_duplicates']} like an earlier one",
     )
 
 
@@ -155,7 +156,7 @@ def measure_engine(job: SpeedJob) -> ScoringSpeed:
 
 
 def measure_peer(job: SpeedJob) -> ScoringSpeed:
-    """Measure `transformers` on texts in the order of length; return its best batch size."""
+    """Measure `transformers` on texts in the order of length."""
     from benchmarks.engine.hf import open_player
 
     player = open_player(
@@ -168,23 +169,17 @@ def measure_peer(job: SpeedJob) -> ScoringSpeed:
         )
     )
     texts = sorted(read_documents([job.texts]), key=len)
-    player.process(texts[:4], 1)
-    speeds = []
-    for batch_size in job.batch_sizes:
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        player.process(texts, batch_size)
-        speeds.append(
-            ScoringSpeed(
-                name=job.name,
-                num_texts=len(texts),
-                num_tokens=0,
-                duration_s=time.perf_counter() - began_s,
-                cpu_s=time.process_time() - began_cpu_s,
-                note=f"batch {batch_size}",
-            )
-        )
-    best = min(speeds, key=lambda speed: speed.duration_s)
-    return replace(best, num_tokens=player.tokens(texts, 1).num_real)
+    batch_size = _PEERS[job.name].batch_size
+    player.process(texts[:4], batch_size)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    player.process(texts, batch_size)
+    return ScoringSpeed(
+        name=job.name,
+        num_texts=len(texts),
+        duration_s=time.perf_counter() - began_s,
+        cpu_s=time.process_time() - began_cpu_s,
+        num_tokens=player.tokens(texts, batch_size).num_real,
+    )
 
 
 _MEASURES: Final = {"engine": measure_engine, "job": measure_score}
@@ -200,7 +195,7 @@ def speed_tables(speeds: Sequence[ScoringSpeed], notes: Sequence[str]) -> str:
 
     rows = [
         [
-            f"{speed.name}, {speed.note}" if speed.note else speed.name,
+            speed.name,
             str(speed.num_texts),
             *rates(speed.tokens_per_s, (peer.tokens_per_s for peer in peers)),
             *rates(speed.tokens_per_cpu_s, (peer.tokens_per_cpu_s for peer in peers)),
@@ -234,7 +229,6 @@ def _measure_speeds(options: argparse.Namespace) -> str:
             model=models[form],
             texts=file,
             num_threads=options.threads,
-            batch_sizes=options.batch_sizes,
         )
         speed = run_in_process(_MEASURES.get(name.partition(" ")[0], measure_peer), job)
         print(f"{name}: {speed.tokens_per_s:.0f} tokens/s", flush=True)
@@ -246,8 +240,7 @@ def _measure_speeds(options: argparse.Namespace) -> str:
         speeds += [measure(f"{kind} {precision}", form, every) for kind in _MEASURES]
     of_all = f"{len(texts)} of the {num_all} texts of {options.texts.name}"
     cut = f"{options.preset} with random weights, texts cut to {_MAX_TOKENS} tokens"
-    sizes = f"batch sizes of transformers: {', '.join(map(str, options.batch_sizes))}"
-    return speed_tables(speeds, [f"{of_all}; {cut}; {sizes}", *machine])
+    return speed_tables(speeds, [f"{of_all}; {cut}", *machine])
 
 
 def _spread(texts: Sequence[str], count: int) -> list[str]:
@@ -263,18 +256,13 @@ def _write_texts(texts: Sequence[str], file: Path) -> Path:
 
 def _make_models(options: argparse.Namespace) -> dict[str, Path]:
     """Make a checkpoint at random, and its bundles."""
-    forms = ("checkpoint", *(f"bundle-{precision}" for precision in _PRECISIONS))
-    made = {form: (options.output / form).resolve() for form in forms}
-    for form, target in made.items():
-        plan = FormPlan(
-            form=form,
-            source=made["checkpoint"] if form != "checkpoint" else None,
-            preset=options.preset,
-            tokenizer=options.tokenizer.resolve(),
-            target=target,
-            max_tokens=_MAX_TOKENS,
-        )
-        make_form(plan)
+    folder: Path = options.output.resolve()
+    checkpoint = make_checkpoint(options.preset, folder / "checkpoint", _TASK)
+    made = {"checkpoint": checkpoint}
+    for precision in _PRECISIONS:
+        target = folder / f"bundle-{precision}"
+        export_bundle(checkpoint, target, precision=precision, overwrite=True)
+        made[target.name] = target
     return made
 
 
@@ -299,11 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--texts", type=Path, required=True, help="JSONL with a `text`, or text; compressed or not")
     add("--num-texts", type=int, help="a sample of so many, spread evenly (all)")
     add("--num-peer-texts", type=int, default=96, help="of transformers (%(default)s)")
-    sizes = "of transformers, of which the best counts (%(default)s)"
-    add("--batch-sizes", type=int, nargs="+", default=list(_BATCH_SIZES), help=sizes)
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
-    tokenizer = REPOSITORY / "models" / "albert-small-en" / TOKENIZER_FILE
-    add("--tokenizer", type=Path, default=tokenizer, help="(the shipped model's)")
     add("--threads", type=int, default=num_usable_cpus(), help="(%(default)s)")
     add("--output", type=Path, default=Path("runs/bench-score"), help="(%(default)s)")
     add("--write", action="store_true", help=f"put the table into {_PAGE.name}")

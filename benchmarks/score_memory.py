@@ -12,27 +12,26 @@ import argparse
 import contextlib
 import json
 import random
-import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 import pyarrow
 import torch
 from pyarrow import csv, parquet
-from transformers import AlbertConfig, AlbertForSequenceClassification
 
-from albert_serve.bundle.manifest import TOKENIZER_FILE
+from albert_serve.config import AlbertConfig
 from albert_serve.default_bundle import shipped_bundle
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, last_line
 from export.write import export_bundle
 from training.errors import report_errors
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks
 from training.system.command_line import make_parser
 
 _PAGE: Final = REPOSITORY / "docs" / "scoring.md"
@@ -47,12 +46,11 @@ _SCHEMA: Final = pyarrow.schema(
 _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.score_memory --gigabytes 5 --write
-  python -m benchmarks.score_memory --gigabytes 0.5 --formats parquet
+  python -m benchmarks.score_memory --gigabytes 0.5
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryMeasurement:
+class MemoryMeasurement(NamedTuple):
     """The memory of one job.
 
     Attributes:
@@ -62,7 +60,6 @@ class MemoryMeasurement:
     """
 
     num_rows: int
-    input_bytes: int
     duration_s: float
     at_first_bytes: int
     at_last_bytes: int
@@ -95,7 +92,6 @@ def measure_memory(bundle: Path, source: Path) -> MemoryMeasurement:
     tenth = max(1, len(scoring) // 10)
     return MemoryMeasurement(
         num_rows=json.loads(summary.read_bytes())["num_rows"],
-        input_bytes=source.stat().st_size,
         duration_s=duration_s,
         at_first_bytes=int(median(scoring[:tenth])),
         at_last_bytes=int(median(scoring[-tenth:])),
@@ -131,15 +127,16 @@ def make_tiny_bundle(folder: Path) -> Path:
     """Export a classifier that costs next to nothing."""
     torch.manual_seed(0)
     config = AlbertConfig(
+        vocab_size=12000,
         embedding_size=16,
         hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
+        num_layers=1,
+        num_heads=2,
+        ffn_size=32,
+        max_positions=64,
     )
-    AlbertForSequenceClassification(config).save_pretrained(folder / "checkpoint")
-    shutil.copyfile(shipped_bundle() / TOKENIZER_FILE, folder / "checkpoint" / TOKENIZER_FILE)
+    model = AlbertForTasks(config, {"text-classification": 2})
+    save_checkpoint(model, folder / "checkpoint", tokenizer_from=shipped_bundle())
     return export_bundle(folder / "checkpoint", folder / "bundle", overwrite=True).bundle.folder
 
 
@@ -149,15 +146,15 @@ def _run(options: argparse.Namespace) -> int:
     machine = list(describe_machine(1))
     bundle = make_tiny_bundle(folder)
     rows = []
-    for form in options.formats:
+    for form in _FORMATS:
         source = folder / f"rows.{form}"
         write_rows(source, int(options.gigabytes * 1e9), options.row_bytes)
+        input_gb = f"{source.stat().st_size / 1e9:.2f}"
         measured = measure_memory(bundle, source)
         source.unlink()
-        sizes = (measured.at_first_bytes, measured.at_last_bytes, measured.peak_bytes)
-        counts = [f"{measured.input_bytes / 1e9:.2f}", str(measured.num_rows)]
-        cells = [*counts, f"{measured.duration_s:.0f}", *(f"{size / 1e6:.0f}" for size in sizes)]
-        rows.append([form, *cells])
+        memory = [f"{size / 1e6:.0f}" for size in measured[2:]]
+        counts = [str(measured.num_rows), f"{measured.duration_s:.0f}"]
+        rows.append([form, input_gb, *counts, *memory])
     headings = ["", "input, GB", "rows", "seconds", "PSS at first, MB", "at last", "peak"]
     text = f"{table(headings, rows)}\n\n{bullets(machine)}\n"
     print(text)
@@ -172,7 +169,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--gigabytes", type=float, default=5.0, help="of each input (%(default)s)")
     add("--row-bytes", type=int, default=20000, help="of a row's long column (%(default)s)")
-    add("--formats", nargs="+", choices=_FORMATS, default=_FORMATS, help="(all)")
     add("--output", type=Path, default=Path("runs/bench-score-memory"), help="(%(default)s)")
     add("--write", action="store_true", help=f"put the table into {_PAGE.name}")
     options = parser.parse_args(arguments)

@@ -1,18 +1,15 @@
 """Is the layer stored once, on disk and in memory, at each of the paper's sizes?
 
-Exports random weights of each size in each precision and measures what bundles take on disk, how
-long they take to open, and what one and several processes hold in memory. Writes `sizes.md` and
-`sizes.json` into the output folder.
+Exports random weights of each size in each precision and measures what bundles take on disk, and
+what one and several processes hold in memory. Prints the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, get_args
 
@@ -41,71 +38,35 @@ xxlarge in all precisions wants 6 GB of disk and 4 GB of memory.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SizeRow:
-    """One size in one precision.
-
-    Attributes:
-        fp32_bytes: of the checkpoint's weights.
-        weights_bytes: of the bundle's.
-        graphs_bytes: of all graphs.
-        bundle_bytes: of all files.
-        footprints: of each number of processes.
-    """
-
-    size: str
-    precision: str
-    fp32_bytes: int
-    weights_bytes: int
-    graphs_bytes: int
-    bundle_bytes: int
-    footprints: list[Footprint]
-
-    def cells(self) -> list[str]:
-        """Return the cells of a table's row."""
-        disk = [
-            f"{self.weights_bytes / 1e6:.1f}",
-            f"{self.weights_bytes / self.fp32_bytes:.3f}",
-            f"{self.bundle_bytes / self.fp32_bytes:.3f}",
-            f"{self.graphs_bytes / 1e3:.0f}",
-        ]
-        memory = [f"{one.weights_over_file:.2f}" for one in self.footprints]
-        memory += [f"{one.after.pss_bytes / 1e6:.0f}" for one in self.footprints]
-        opening_s = self.footprints[0].sessions_s
-        return [self.size, self.precision, *disk, *memory, f"{opening_s:.2f}"]
-
-
 def measure(
     checkpoint: Path, size: str, precision: Precision, folder: Path, processes: Sequence[int]
-) -> SizeRow:
-    """Export a checkpoint, and look at its bundle on disk and in memory."""
+) -> list[str]:
+    """Export a checkpoint, look at its bundle on disk and in memory, and return a table's row."""
     target = folder / f"{size}-{precision}"
     exported = export_bundle(checkpoint, target, precision=precision, overwrite=True)
     sizes = {name: entry.size for name, entry in exported.bundle.manifest.files.items()}
     footprints = [_footprint(exported.bundle, folder / "cache", number) for number in processes]
-    row = SizeRow(
-        size=size,
-        precision=precision,
-        fp32_bytes=exported.fp32_bytes,
-        weights_bytes=sizes[WEIGHTS_FILE],
-        graphs_bytes=sum(size for name, size in sizes.items() if name.endswith(".onnx")),
-        bundle_bytes=sum(sizes.values()),
-        footprints=footprints,
-    )
     shutil.rmtree(target)
-    return row
+    graphs_bytes = sum(size for name, size in sizes.items() if name.endswith(".onnx"))
+    return [
+        size,
+        precision,
+        f"{sizes[WEIGHTS_FILE] / 1e6:.1f}",
+        f"{sizes[WEIGHTS_FILE] / exported.fp32_bytes:.3f}",
+        f"{sum(sizes.values()) / exported.fp32_bytes:.3f}",
+        f"{graphs_bytes / 1e3:.0f}",
+        *(f"{one.weights_over_file:.2f}" for one in footprints),
+        *(f"{one.after.pss_bytes / 1e6:.0f}" for one in footprints),
+    ]
 
 
-def size_table(rows: Sequence[SizeRow], processes: Sequence[int]) -> str:
-    """The rows in Markdown."""
+def _headings(processes: Sequence[int]) -> list[str]:
     number = [f"{n} process{'es' if n > 1 else ''}" for n in processes]
-    header = [
+    return [
         *("size", "precision", "weights, MB", "of fp32", "bundle, of fp32 weights", "graphs, kB"),
         *(f"weights in memory over file, {each}" for each in number),
         *(f"PSS in all, MB, {each}" for each in number),
-        "seconds to open",
     ]
-    return table(header, [row.cells() for row in rows]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     folder: Path = options.output
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[SizeRow] = []
+    rows: list[list[str]] = []
     with tqdm(total=len(options.sizes) * len(options.precisions), disable=None) as bar:
         for size in options.sizes:
             checkpoint = _random_checkpoint(size, folder / "checkpoint")
@@ -127,10 +88,7 @@ def _run(options: argparse.Namespace) -> int:
                 bar.update()
             shutil.rmtree(checkpoint)
     shutil.rmtree(folder / "cache", ignore_errors=True)
-    text = size_table(rows, options.processes)
-    (folder / "sizes.md").write_text(text, encoding="utf-8")
-    (folder / "sizes.json").write_text(json.dumps([asdict(row) for row in rows], indent=2))
-    print(text)
+    print(table(_headings(options.processes), rows))
     return 0
 
 

@@ -13,8 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -24,20 +23,18 @@ from tqdm import tqdm
 
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import num_usable_cpus
-from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engine.contest import EngineContest
-from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, ModelJob, Shape
+from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, Contestant, ModelJob, Shape
 from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
 from benchmarks.engine.tables import EngineReport, markdown
+from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import describe_machine
-from benchmarks.harness.process import REPOSITORY, BenchmarkError
+from benchmarks.harness.process import BenchmarkError
 from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
 from training.system.command_line import make_parser
-from training.vocab import build_tokenizer
 
-_TOKENIZER: Final = REPOSITORY / "models" / "albert-small-en" / TOKENIZER_FILE
-_SPIECE_FILE: Final = "spiece.model"
+_NUM_LABELS: Final = 2
 _NUM_CALIBRATION: Final = 64
 # The defaults, and those of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
@@ -48,7 +45,6 @@ _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.engine
   python -m benchmarks.engine --texts imdb/test.jsonl.xz --num-texts 96
-  python -m benchmarks.engine --checkpoint runs/imdb/checkpoint --texts imdb/test.jsonl.xz
   python -m benchmarks.engine --preset large --cases shapes --contestants onnxruntime ours-fp32
   python -m benchmarks.engine --quick
 
@@ -86,29 +82,27 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
     cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
     keys, notes = _present(options.contestants)
-    folder = (options.output / "models").resolve()
-    config, num_labels = _make_checkpoint(options, folder)
+    chosen = [CONTESTANTS[key] for key in keys if set(CONTESTANTS[key].kinds) & set(options.cases)]
+    config = PRESETS[options.preset]
     _check_shapes(shapes, config)
-    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-    drawn = draw_texts(
-        options.texts, tokenizer, options.num_texts + _NUM_CALIBRATION, config.max_positions
-    )
+    folder = (options.output / "models").resolve()
+    checkpoint = make_checkpoint(options.preset, folder / "checkpoint", "text-classification")
+    tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
+    num_drawn = options.num_texts + _NUM_CALIBRATION
+    drawn = draw_texts(options.texts, tokenizer, num_drawn, config.max_positions)
     stream, rest = drawn[: options.num_texts], drawn[options.num_texts :]
-    plan = FormPlan(
-        form="checkpoint",
-        source=folder / "checkpoint",
-        preset=options.preset,
-        tokenizer=folder / TOKENIZER_FILE,
-        target=folder,
-        max_tokens=config.max_positions,
-        calibration=[each.text for each in rest or stream],
-    )
-    forms, failures = _make_forms(dict.fromkeys(CONTESTANTS[key].form for key in keys), plan, bar)
-    jobs = [
-        _job(key, stream, plan, options)
-        for key in keys
-        if CONTESTANTS[key].form in forms and set(CONTESTANTS[key].kinds) & set(options.cases)
-    ]
+    disk = {"checkpoint": size_on_disk(checkpoint)}
+    for form in dict.fromkeys(each.form for each in chosen if each.form != "checkpoint"):
+        bar.set_postfix_str(f"making {form}")
+        plan = FormPlan(
+            form=form,
+            checkpoint=checkpoint,
+            target=folder / form,
+            max_tokens=config.max_positions,
+            calibration=[each.text for each in rest or stream],
+        )
+        disk[form] = make_form(plan)
+    jobs = [_job(each, folder, stream, options) for each in chosen]
     bar.reset(len(jobs) * len(cases) * (options.rounds + 1))
     contest = EngineContest(
         cases=cases,
@@ -121,12 +115,27 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     return EngineReport(
         machine=[*machine, _describe_model(options, config)],
         config=config,
-        num_labels=num_labels,
+        num_labels=_NUM_LABELS,
         lengths=[len(each.ids) for each in stream],
         results=results,
         peaks=peaks,
-        disk=forms,
-        notes=[*notes, *failures],
+        disk=disk,
+        notes=notes,
+    )
+
+
+def _job(
+    contestant: Contestant, folder: Path, stream: Sequence[Text], options: argparse.Namespace
+) -> ModelJob:
+    return ModelJob(
+        contestant=contestant,
+        model=folder / contestant.form,
+        tokenizer=folder / "checkpoint" / TOKENIZER_FILE,
+        num_threads=options.threads,
+        max_tokens=PRESETS[options.preset].max_positions,
+        texts=[each.text for each in stream],
+        pool=[token for each in stream for token in each.ids[1:-1]],
+        shape_s=options.turn,
     )
 
 
@@ -143,41 +152,6 @@ def _present(keys: Sequence[str]) -> tuple[list[str], list[str]]:
     return present, notes
 
 
-def _make_checkpoint(options: argparse.Namespace, folder: Path) -> tuple[AlbertConfig, int]:
-    """Write the tokenizer and the checkpoint, and return its sizes and number of labels.
-
-    Raises:
-        BenchmarkError: it cannot be made, or the tokenizer is not its own.
-    """
-    checkpoint: Path | None = options.checkpoint
-    source = options.tokenizer if checkpoint is None else _tokenizer_of(checkpoint)
-    tokenizer = folder / TOKENIZER_FILE
-    folder.mkdir(parents=True, exist_ok=True)
-    if source.suffix == ".model":
-        build_tokenizer(source).save(str(tokenizer))
-    else:
-        AlbertTokenizer.from_file(source)  # it says what is wrong with the file
-        tokenizer.write_bytes(source.read_bytes())
-    make_form(
-        FormPlan(
-            form="checkpoint",
-            source=checkpoint,
-            preset=options.preset,
-            tokenizer=tokenizer,
-            target=folder / "checkpoint",
-        )
-    )
-    content = json.loads((folder / "checkpoint" / "config.json").read_bytes())
-    config = AlbertConfig.from_hf(content)
-    num_pieces = AlbertTokenizer.from_file(tokenizer).vocab_size
-    if num_pieces > config.vocab_size:
-        raise BenchmarkError(
-            f"the tokenizer has {num_pieces} pieces, the model embeddings for "
-            f"{config.vocab_size}; name the model's own with --tokenizer"
-        )
-    return config, len(content.get("id2label") or range(2))
-
-
 def _check_shapes(shapes: Sequence[str], config: AlbertConfig) -> None:
     lengths = {text: Shape.parse(text).length for text in shapes}
     too_long = [text for text, length in lengths.items() if length > config.max_positions]
@@ -188,63 +162,16 @@ def _check_shapes(shapes: Sequence[str], config: AlbertConfig) -> None:
         )
 
 
-def _make_forms(
-    forms: Iterable[str], plan: FormPlan, bar: tqdm[Any]
-) -> tuple[dict[str, int], list[str]]:
-    """Make forms of the checkpoint; return the bytes of each, and why some could not be made."""
-    sizes, failures = {}, []
-    for form in forms:
-        bar.set_postfix_str(f"making {form}")
-        try:
-            if form == "checkpoint":
-                sizes[form] = size_on_disk(plan.target / form)
-            else:
-                sizes[form] = make_form(replace(plan, form=form, target=plan.target / form))
-        except BenchmarkError as error:
-            failures.append(f"no {form}: {error}")
-    return sizes, failures
-
-
-def _job(key: str, stream: Sequence[Text], plan: FormPlan, options: argparse.Namespace) -> ModelJob:
-    return ModelJob(
-        contestant=CONTESTANTS[key],
-        model=plan.target / CONTESTANTS[key].form,
-        tokenizer=plan.target / "checkpoint" / TOKENIZER_FILE,
-        num_threads=options.threads,
-        max_tokens=plan.max_tokens,
-        texts=[each.text for each in stream],
-        pool=[token for each in stream for token in each.ids[1:-1]],
-        shape_s=options.turn,
-    )
-
-
-def _tokenizer_of(checkpoint: Path) -> Path:
-    for name in (TOKENIZER_FILE, _SPIECE_FILE):
-        if (checkpoint / name).is_file():
-            return checkpoint / name
-    raise BenchmarkError(
-        f"{checkpoint} has neither {TOKENIZER_FILE} nor {_SPIECE_FILE}; "
-        "a checkpoint is a folder with config.json, model.safetensors and one of them"
-    )
-
-
 def _describe_model(options: argparse.Namespace, config: AlbertConfig) -> str:
-    checkpoint: Path | None = options.checkpoint
-    name = f"{options.preset}, random weights" if checkpoint is None else checkpoint.resolve().name
-    return (
-        f"ALBERT {name}: {config.num_layers} layers of {config.hidden_size}, vocabulary "
-        f"{config.vocab_size:,}; medians of {options.rounds} rounds"
-    )
+    sizes = f"{config.num_layers} layers of {config.hidden_size}, vocabulary {config.vocab_size:,}"
+    return f"ALBERT {options.preset}, random weights: {sizes}; medians of {options.rounds} rounds"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("benchmarks.engine", __doc__, _EXAMPLES)
     add = parser.add_argument_group("what is run").add_argument
     add("--output", type=Path, default=Path("runs/bench-engine"), help="(%(default)s)")
-    add("--checkpoint", type=Path, help="a Hugging Face directory; without it, random weights")
-    add("--preset", choices=list(PRESETS), default="base", help="their sizes (%(default)s)")
-    tokenizer_help = "tokenizer.json or spiece.model for random weights (the shipped model's)"
-    add("--tokenizer", type=Path, metavar="FILE", default=_TOKENIZER, help=tokenizer_help)
+    add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
     names = list(CONTESTANTS)
     contestants_help = f"of {', '.join(names)} (all)"
     add("--contestants", nargs="+", choices=names, default=names, help=contestants_help)

@@ -1,6 +1,6 @@
 """The model in the forms that contestants read, each made in a process of its own.
 
-A checkpoint is made at random, or read; from it come the ONNX and OpenVINO files and our bundles.
+From a checkpoint come the ONNX and OpenVINO files and our bundles.
 """
 
 from __future__ import annotations
@@ -24,17 +24,13 @@ class FormPlan:
 
     Attributes:
         form: one of `FORMS`.
-        source: a checkpoint to read; for the form "checkpoint" None makes one at random.
-        preset: its sizes.
-        tokenizer: the `tokenizer.json` of all contestants.
-        calibration: texts, for those who quantise by example.
+        checkpoint: what it is made of.
         target: the folder to write.
+        calibration: texts, for those who quantise by example.
     """
 
     form: str
-    source: Path | None
-    preset: str
-    tokenizer: Path
+    checkpoint: Path
     target: Path
     max_tokens: int = 512
     calibration: Sequence[str] = ()
@@ -47,7 +43,6 @@ def make_form(plan: FormPlan) -> int:
         BenchmarkError: it could not be made.
     """
     shutil.rmtree(plan.target, ignore_errors=True)
-    plan.target.parent.mkdir(parents=True, exist_ok=True)
     run_in_process(FORMS[plan.form], plan)
     return size_on_disk(plan.target)
 
@@ -58,38 +53,12 @@ def size_on_disk(folder: Path) -> int:
     return sum(file.stat().st_size for file in files if not file.name.startswith("tokenizer"))
 
 
-def make_checkpoint(plan: FormPlan) -> None:
-    """Write a Hugging Face directory of a classifier, at random where there is none.
-
-    A standard deviation of H^-0.5 keeps the size of what goes through a matrix, so that the answers
-    depend on the text; with the 0.02 of training's start they hardly do.
-    """
-    import torch
-    import transformers
-
-    from albert_serve.config import PRESETS
-
-    torch.manual_seed(0)
-    if plan.source is None:
-        sizes = PRESETS[plan.preset]
-        config = transformers.AlbertConfig.from_dict(sizes.to_hf())
-        config.initializer_range = sizes.hidden_size**-0.5
-        model = transformers.AlbertForSequenceClassification(config)
-    else:
-        model = transformers.AlbertForSequenceClassification.from_pretrained(
-            plan.source, dtype=torch.float32
-        )
-    model.save_pretrained(plan.target)
-    shutil.copyfile(plan.tokenizer, plan.target / TOKENIZER_FILE)
-
-
 def _load(plan: FormPlan) -> tuple[Any, dict[str, Any]]:
     """Return the model and an example of its inputs, of which the first row has padding."""
     import torch
     import transformers
 
-    assert plan.source is not None
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(plan.source)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(plan.checkpoint)
     arrays = {name: torch.zeros(_EXAMPLE_SHAPE, dtype=torch.int64) for name in _INPUTS}
     arrays["input_ids"] += 1
     arrays["attention_mask"][0, : _EXAMPLE_SHAPE[1] // 2] = 1
@@ -134,7 +103,7 @@ def _quantize(converted: Any, plan: FormPlan) -> Any:
 
     from benchmarks.engine.player import pad, plain_encoder
 
-    encode = plain_encoder(plan.tokenizer, plan.max_tokens)
+    encode = plain_encoder(plan.checkpoint / TOKENIZER_FILE, plan.max_tokens)
     texts = list(plan.calibration)
     dataset = nncf.Dataset([pad([ids]) for ids in encode(texts)])
     return nncf.quantize(
@@ -145,13 +114,11 @@ def _quantize(converted: Any, plan: FormPlan) -> Any:
 def _make_bundle(plan: FormPlan) -> None:
     from export.write import export_bundle
 
-    assert plan.source is not None
     precision: Any = plan.form.removeprefix("bundle-")
-    export_bundle(plan.source, plan.target, precision=precision)
+    export_bundle(plan.checkpoint, plan.target, precision=precision)
 
 
 FORMS: Final[dict[str, Callable[[FormPlan], None]]] = {
-    "checkpoint": make_checkpoint,
     "onnx": _make_onnx,
     "openvino": _make_openvino,
     "openvino-int8": _make_openvino,

@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from benchmarks.harness.process import Channel
 from benchmarks.harness.trainers import Stopwatch, TrainerJob
@@ -49,19 +48,6 @@ class _TakeTurns(transformers.TrainerCallback):
             control.should_training_stop = True
 
 
-class HfRows(Dataset[Any]):
-    """Examples as mappings with the names that the model takes."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self._rows[index]
-
-
 @dataclass(frozen=True, slots=True)
 class PadRows:
     """Pads the rows of a batch to `length`, or to the longest rounded up if that is less."""
@@ -91,7 +77,7 @@ def train_hf_in_turns(
     channel: Channel,
     job: TrainerJob,
     model: Any,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[dict[str, Any]],
     *,
     length: int,
     lr: float,
@@ -99,14 +85,16 @@ def train_hf_in_turns(
     """Train a model of `transformers` until there is no further turn.
 
     Args:
+        rows: examples with the names that the model takes.
         length: that rows are padded to.
     """
     assert job.hf is not None
+    dataset: Any = rows
     with tempfile.TemporaryDirectory() as output:
         trainer = _CountingTrainer(
             model=model,
             args=_arguments(job, lr, output),
-            train_dataset=HfRows(rows),
+            train_dataset=dataset,
             data_collator=PadRows(length, job.hf.padding == "full"),
         )
         watch = Stopwatch(channel, torch.device(job.device), lambda: int(trainer.num_tokens))

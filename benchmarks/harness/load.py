@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -100,8 +101,7 @@ class LoadPlan:
     timeout_s: float = 70.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The reply to a request, or its failure.
 
     Attributes:
@@ -109,7 +109,7 @@ class Reply:
         latency_s: from then to the end of the reply.
         status: of the reply, or NO_REPLY.
         retry_after: the header's text, if there is one.
-        problem: the error, if there is no reply.
+        problem: the error, or the beginning of a body whose status is not 200.
     """
 
     due_s: float
@@ -125,14 +125,12 @@ class LoadResult:
 
     Attributes:
         bodies: of the first reply with status 200 to each request, by the request's index.
-        failures: some of the other replies, in words.
         seconds: from the first request to the last reply.
         cpu_s: that sending took.
     """
 
     replies: list[Reply] = field(default_factory=list)
     bodies: dict[int, bytes] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: float = 0.0
 
@@ -171,10 +169,16 @@ class LoadResult:
         return float(np.percentile(latencies_s, percentile)) * 1000 if latencies_s else float("nan")
 
     @property
+    def failures(self) -> list[str]:
+        """A few of the replies that are not 200, in words."""
+        texts = (f"{reply.status} {reply.problem}" for reply in self.replies if reply.status != 200)
+        return list(islice(dict.fromkeys(texts), _MAX_EXAMPLES))
+
+    @property
     def counts(self) -> str:
         """Counts of replies by status, with the problems of failed ones, in words."""
         text = ", ".join(f"{num} x {status or 'none'}" for status, num in self.statuses.items())
-        problems = Counter(reply.problem for reply in self.replies if reply.problem)
+        problems = Counter(each.problem for each in self.replies if each.status == NO_REPLY)
         return f"{text} {dict(problems)}" if problems else text
 
 
@@ -214,16 +218,11 @@ def _send(plan: LoadPlan) -> LoadResult:
     return asyncio.run(_Sender(plan).run())
 
 
-class _Answer(NamedTuple):
-    status: int
-    retry_after: str | None = None
-    body: bytes = b""
-
-
 _Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _ask(connection: _Connection, request: bytes) -> _Answer:
+async def _ask(connection: _Connection, request: bytes) -> tuple[int, str | None, bytes]:
+    """Return status, Retry-After and body."""
     reader, writer = connection
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
@@ -231,7 +230,7 @@ async def _ask(connection: _Connection, request: bytes) -> _Answer:
     if length is None:
         raise ValueError(f"a reply without a length: {head[:80]!r}")
     body = await reader.readexactly(int(length[1]))
-    return _Answer(int(head[9:12]), retry_after and retry_after[1].decode(), body)
+    return int(head[9:12]), retry_after and retry_after[1].decode(), body
 
 
 class _Sender:
@@ -271,38 +270,25 @@ class _Sender:
         await asyncio.gather(*running)
 
     async def _one(self, index: int, due_s: float) -> None:
-        request = self._plan.requests[index]
+        status, retry_after, body, problem = NO_REPLY, None, b"", ""
         async with self._slots:
-            answer, problem = _Answer(NO_REPLY), ""
             try:
                 async with asyncio.timeout(self._plan.timeout_s):
-                    answer = await self._exchange(request)
+                    answer = await self._exchange(self._plan.requests[index])
+                    status, retry_after, body = answer
             # TimeoutError is an OSError, the end of a connection an EOFError.
             except (OSError, ValueError, EOFError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        self._result.replies.append(
-            Reply(
-                due_s=due_s,
-                latency_s=time.monotonic() - due_s,
-                status=answer.status,
-                retry_after=answer.retry_after,
-                problem=problem,
-            )
-        )
-        self._keep(index, answer, problem)
-        if answer.status == NO_REPLY:
+        latency_s = time.monotonic() - due_s
+        if status == 200:
+            self._result.bodies.setdefault(index, body)
+        else:
+            problem = problem or body[:200].decode(errors="replace")
+        self._result.replies.append(Reply(due_s, latency_s, status, retry_after, problem))
+        if status == NO_REPLY:
             await asyncio.sleep(0.05)  # nor does a client come back at once
 
-    def _keep(self, index: int, answer: _Answer, problem: str) -> None:
-        """Keep one body of each request, and a few examples of failures."""
-        if answer.status == 200:
-            self._result.bodies.setdefault(index, answer.body)
-        elif len(self._result.failures) < _MAX_EXAMPLES:
-            path = self._plan.requests[index].split(b" ", 2)[1].decode()
-            text = problem or f"{answer.status} {answer.body[:200].decode(errors='replace')}"
-            self._result.failures.append(f"{path}: {text}")
-
-    async def _exchange(self, request: bytes) -> _Answer:
+    async def _exchange(self, request: bytes) -> tuple[int, str | None, bytes]:
         while self._idle:
             connection = self._idle.pop()
             if not connection[0].at_eof():  # else the service has closed it

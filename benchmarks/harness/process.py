@@ -96,16 +96,6 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._running.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can answer."""
-        return self._process is not None and self._process.poll() is None
-
     def ask(self, message: Any) -> Any:
         """Send a message, and wait for the answer.
 

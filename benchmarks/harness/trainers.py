@@ -155,6 +155,11 @@ class TrainerResult:
         """Median over turns, of wall clock."""
         return statistics.median(turn.tokens_per_s for turn in self.turns)
 
+    def record(self) -> dict[str, Any]:
+        """All numbers."""
+        turns = [asdict(turn) for turn in self.turns]
+        return {"name": self.job.name, "warm_up_s": self.warm_up_s, "turns": turns}
+
 
 def trainer_table(
     results: Sequence[TrainerResult],
@@ -218,19 +223,7 @@ def compare_trainers(
             groups = [[job] for job in jobs] if jobs[0].device == "cuda" else [jobs]
             case = [each for group in groups for each in _measure_in_turns(group, options, bar)]
             text = f"{text}\n\n{markdown(case)}"
-            cases_done.append(
-                {
-                    "title": jobs[0].title,
-                    "results": [
-                        {
-                            "name": each.job.name,
-                            "warm_up_s": each.warm_up_s,
-                            "turns": [asdict(turn) for turn in each.turns],
-                        }
-                        for each in case
-                    ],
-                }
-            )
+            cases_done.append({"title": jobs[0].title, "results": [each.record() for each in case]})
             content = json.dumps({"machine": list(machine), "cases": cases_done}, indent=1)
             (output / "results.json").write_text(content, encoding="utf-8")
             (output / "tables.md").write_text(f"{text}\n", encoding="utf-8")
@@ -244,9 +237,10 @@ def _measure_in_turns(
 ) -> list[TrainerResult]:
     with ExitStack() as stack:
         started: list[tuple[Worker, TrainerResult]] = []
-        for number, job in enumerate(jobs):
-            bar.set_postfix_str(f"{job.title}: {job.name}, warming up")
-            log = options.output / f"{re.sub('[^a-z0-9]+', '-', job.title.lower())}-{number}.log"
+        for job in jobs:
+            words = f"{job.title}: {job.name}"
+            bar.set_postfix_str(f"{words}, warming up")
+            log = options.output / f"{re.sub('[^a-z0-9]+', '-', words.lower())}.log"
             process = stack.enter_context(
                 Worker(job.name, job.module, job, environment=job.environment, log=log)
             )

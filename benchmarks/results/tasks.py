@@ -77,6 +77,8 @@ class ResultTask:
         Raises:
             BenchmarkError: files are missing.
         """
+        if not (data / self.folder).is_dir():
+            raise _lacking(data / self.folder)
         return [*_options(data / self.folder, self.files), *self._named(data), *self.options]
 
     def evaluation(self, measure: Measure, data: Path) -> list[str]:
@@ -89,29 +91,6 @@ class ResultTask:
         return [] if self.files else ["--data", str(data / self.folder)]
 
 
-def check_data(data: Path, tasks: Mapping[str, ResultTask]) -> None:
-    """Check that the data folder has all files.
-
-    Raises:
-        BenchmarkError: some are missing; the message lists them.
-    """
-    missing: list[str] = []
-    for name, task in tasks.items():
-        try:
-            task.training(data)
-            for measure in task.measures:
-                task.evaluation(measure, data)
-            if not (data / task.folder).is_dir():
-                missing.append(f"{task.folder}/ of {name}")
-        except BenchmarkError as error:
-            missing.append(str(error))
-    if missing:
-        raise BenchmarkError(
-            f"{data} lacks {'; '.join(dict.fromkeys(missing))}. --data is a folder with a folder "
-            "for each task, such as sst2/train.tsv; --tasks leaves tasks out"
-        )
-
-
 def _options(folder: Path, files: _Files) -> list[str]:
     options: list[str] = []
     for option, names in files.items():
@@ -120,9 +99,16 @@ def _options(folder: Path, files: _Files) -> list[str]:
             matching = (sorted(folder.glob(pattern)) for pattern in patterns)
             files_there = next((each for each in matching if each), None)
             if files_there is None:
-                raise BenchmarkError(f"{folder.name}/{' or '.join(patterns)}")
+                raise _lacking(folder / " or ".join(patterns))
             options += map(str, files_there)
     return options
+
+
+def _lacking(path: Path) -> BenchmarkError:
+    return BenchmarkError(
+        f"there is no {path}; --data is a folder with a folder for each task, such as "
+        "sst2/train.tsv, and --tasks leaves tasks out"
+    )
 
 
 def _glue(title: str, folder: str, *figures: Figure, epochs: str, note: str = "") -> ResultTask:

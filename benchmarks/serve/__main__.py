@@ -20,15 +20,19 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
+from albert_serve.bundle.manifest import TOKENIZER_FILE
 from albert_serve.config import PRESETS
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.settings import num_usable_cpus
+from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY
 from benchmarks.harness.texts import WIKI
 from benchmarks.serve.contest import ServeContest
 from benchmarks.serve.stream import (
+    TASKS,
     ServedModel,
-    make_checkpoint,
     make_stream,
     our_service,
     peer_service,
@@ -53,9 +57,8 @@ _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
 _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.serve
-  python -m benchmarks.serve --texts imdb/test.jsonl.xz --json serve.json --write
+  python -m benchmarks.serve --texts imdb/test.jsonl.xz --write
   python -m benchmarks.serve --preset small
-  python -m benchmarks.serve --checkpoint path/to/albert-base-v2 --rounds 3
   python -m benchmarks.serve --quick
 
 Nothing else should run on the machine meanwhile.
@@ -67,8 +70,8 @@ def _run(options: argparse.Namespace) -> int:
     report = _measure(options)
     tables = markdown(report)
     print(tables)
-    if options.json is not None:
-        options.json.write_text(json.dumps(to_dict(report), indent=1), encoding="utf-8")
+    content = json.dumps(to_dict(report), indent=1)
+    (options.output / "results.json").write_text(content, encoding="utf-8")
     if options.write:
         write_between(_DOCS, _BEGIN, _END, tables)
     print(f"this took {(time.monotonic() - began) / 60:.1f} minutes")
@@ -83,10 +86,12 @@ def _measure(options: argparse.Namespace) -> ServeReport:
     folder: Path = options.output
     today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     machine = [*describe_machine(options.threads), today]
-    checkpoint = options.checkpoint or make_checkpoint(options.preset, folder / "checkpoint")
+    num_pieces = AlbertTokenizer.from_file(shipped_bundle() / TOKENIZER_FILE).vocab_size
+    checkpoint = make_checkpoint(
+        options.preset, folder / "checkpoint", *TASKS, vocab_size=num_pieces
+    )
     stream = make_stream(checkpoint, options.texts, amounts["num_requests"], amounts["num_idle"])
-    tasks = list(dict.fromkeys(item.task for item in stream.items))
-    peer = peer_service(checkpoint, tasks, options.threads)
+    peer = peer_service(checkpoint, options.threads)
     bar: tqdm[Any]
     with tqdm(disable=None, unit="load") as bar:
         contest = ServeContest(
@@ -99,7 +104,12 @@ def _measure(options: argparse.Namespace) -> ServeReport:
             bar=bar,
         )
         results = contest.run([peer, *_our_services(checkpoint, options)])
-    return ServeReport(machine=machine, model=_model(options), stream=stream, results=results)
+    return ServeReport(
+        machine=machine,
+        model=f"{options.preset}, random weights, the vocabulary of the shipped model",
+        stream=stream,
+        results=results,
+    )
 
 
 def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[ServedModel]:
@@ -108,12 +118,6 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
         # What int8 costs is measured elsewhere; that of random weights says nothing.
         exported = export_bundle(checkpoint, target, precision=precision, overwrite=True)
         yield our_service(f"ours {precision}", exported.bundle.folder, options.threads)
-
-
-def _model(options: argparse.Namespace) -> str:
-    if options.checkpoint is not None:
-        return f"the checkpoint {options.checkpoint.name}"
-    return f"{options.preset}, random weights, the vocabulary of the shipped model"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,8 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("benchmarks.serve", __doc__, _EXAMPLES)
     add = parser.add_argument_group("what is served, and asked").add_argument
-    add("--checkpoint", type=Path, help="a Hugging Face directory; without it, random weights")
-    add("--preset", choices=list(PRESETS), default="base", help="their sizes (%(default)s)")
+    add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
     add("--precisions", nargs="+", choices=_PRECISIONS, default=_PRECISIONS, help="of ours (all)")
     texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
@@ -141,7 +144,6 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("what is written").add_argument
     where = Path("runs/bench-serve")
     add("--output", type=Path, default=where, help="folder of models and logs (%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="takes every latency")
     add("--write", action="store_true", help="put the tables into docs/serving.md")
     return parser
 

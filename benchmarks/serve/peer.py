@@ -4,7 +4,7 @@ Written as https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html
 class that makes its pipelines, and batchable APIs that take lists and give them to a pipeline.
 The settings are those that were fastest among some (docs/serving.md): batches of 32 of BentoML,
 whose texts the pipeline runs one by one, as it does by default, in one process. `stream.py` starts
-it and says in the environment what it serves.
+it and names the checkpoint in the environment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import bentoml
 from transformers import pipeline
 
 _CHECKPOINT = os.environ["PEER_CHECKPOINT"]
-_TASKS = os.environ["PEER_TASKS"].split(",")
+_TASKS = ("text-classification", "fill-mask")
 _MAX_BATCH_SIZE = 32
 # Longer than anything waits here: past the first, BentoML answers 503 instead of waiting.
 _MAX_LATENCY_MS = 300_000

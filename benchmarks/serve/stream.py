@@ -6,33 +6,27 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import torch
 from tokenizers import Tokenizer
 
-from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
-from albert_serve.bundle.weights import read_header
-from albert_serve.config import PRESETS, AlbertConfig
-from albert_serve.default_bundle import shipped_bundle
-from albert_serve.tokenizer import AlbertTokenizer
-from benchmarks.harness.process import REPOSITORY, BenchmarkError
+from albert_serve.bundle.manifest import TOKENIZER_FILE
+from albert_serve.config import AlbertConfig
+from benchmarks.harness.process import REPOSITORY
 from benchmarks.harness.service import ServiceProcess, running_service
 from benchmarks.harness.texts import draw_texts
-from training.model.checkpoint import find_tasks, read_config, save_checkpoint
-from training.model.heads import AlbertForTasks
-from training.vocab import build_tokenizer
+from training.model.checkpoint import read_config
+from training.model.heads import Task
 
 # The path and the body of a request.
 Call: TypeAlias = tuple[str, dict[str, Any]]
 # Those that both sides have: transformers 5 has no pipeline for questions any more.
-TASKS: Final = ("text-classification", "fill-mask")
+TASKS: Final[tuple[Task, ...]] = ("text-classification", "fill-mask")
 _PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_mask"}
 _IDLE_LENGTHS: Final = (8, 128, 512)
 _MASK: Final = "[MASK]"
-_SPIECE_FILE: Final = "spiece.model"
 _SEED: Final = 0
 
 
@@ -62,22 +56,6 @@ class Stream:
     idle: Mapping[int, Sequence[StreamItem]]
 
 
-def make_checkpoint(preset: str, folder: Path) -> Path:
-    """Write a Hugging Face directory with a head for each task and random weights.
-
-    A standard deviation of H^-0.5 keeps the size of what goes through a matrix, so that the answers
-    depend on the text; with the 0.02 of training's start they hardly do.
-    """
-    tokenizer = shipped_bundle()
-    num_pieces = AlbertTokenizer.from_file(tokenizer / TOKENIZER_FILE).vocab_size
-    sizes = PRESETS[preset]
-    config = replace(sizes, vocab_size=num_pieces, initializer_range=sizes.hidden_size**-0.5)
-    torch.manual_seed(_SEED)
-    model = AlbertForTasks(config, {"fill-mask": num_pieces, "text-classification": 2})
-    save_checkpoint(model, folder, tokenizer_from=tokenizer)
-    return folder
-
-
 def make_stream(
     checkpoint: Path, texts: Sequence[Path], num_requests: int, num_idle: int
 ) -> Stream:
@@ -87,41 +65,24 @@ def make_stream(
         num_idle: texts of each length that are sent one at a time.
 
     Raises:
-        BenchmarkError: there are no fitting texts, or the checkpoint has no head for any task.
-        CheckpointError, CorpusError, BundleError: something cannot be read.
+        BenchmarkError: there are no fitting texts.
+        CorpusError: a file cannot be read.
     """
-    tokenizer, tasks = _tokenizer(checkpoint), _tasks(checkpoint)
+    tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
     most = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
     # A mask in place of a word may be a token more.
     chosen = [each.text for each in draw_texts(texts, tokenizer, num_requests, most - 2)]
     draw = random.Random(_SEED)
     items = [
-        _item(tasks[index % len(tasks)], text, tokenizer, draw) for index, text in enumerate(chosen)
+        _item(TASKS[index % len(TASKS)], text, tokenizer, draw) for index, text in enumerate(chosen)
     ]
     words = " ".join(chosen).split()
     idle = {
-        length: [_cut(words, length, tokenizer, draw, tasks[0]) for _ in range(num_idle)]
+        length: [_cut(words, length, tokenizer, draw) for _ in range(num_idle)]
         for length in _IDLE_LENGTHS
         if length <= min(most, len(words))
     }
     return Stream(items=items, idle=idle)
-
-
-def _tokenizer(checkpoint: Path) -> Tokenizer:
-    file, pieces = checkpoint / TOKENIZER_FILE, checkpoint / _SPIECE_FILE
-    if pieces.is_file() and not file.is_file():
-        return build_tokenizer(pieces)
-    AlbertTokenizer.from_file(file)  # it says what is wrong with the file
-    return Tokenizer.from_file(str(file))
-
-
-def _tasks(checkpoint: Path) -> Sequence[str]:
-    shapes = {name: each.shape for name, each in read_header(checkpoint / WEIGHTS_FILE).items()}
-    known_tasks = find_tasks(shapes, read_config(checkpoint).get("architectures") or ())
-    tasks = [task for task in TASKS if task in known_tasks]
-    if not tasks:
-        raise BenchmarkError(f"{checkpoint} has no head for {' or '.join(TASKS)}")
-    return tasks
 
 
 def _item(task: str, text: str, tokenizer: Tokenizer, draw: random.Random) -> StreamItem:
@@ -133,16 +94,16 @@ def _item(task: str, text: str, tokenizer: Tokenizer, draw: random.Random) -> St
 
 
 def _cut(
-    words: Sequence[str], length: int, tokenizer: Tokenizer, draw: random.Random, task: str
+    words: Sequence[str], length: int, tokenizer: Tokenizer, draw: random.Random
 ) -> StreamItem:
-    """Return that many tokens from anywhere in the texts."""
+    """Return a text to classify of that many tokens from anywhere in the texts."""
     start = draw.randrange(max(1, len(words) - length))
     whole = " ".join(words[start : start + length])
     # The last token is [SEP], which is not in the text.
     text = whole[: tokenizer.encode(whole).offsets[length - 2][1]].strip()
     while (num_tokens := len(tokenizer.encode(text).ids)) > length:
         text = text[:-1]  # a word that was cut may be more tokens than it had in the whole
-    return StreamItem(task=task, text=text, num_tokens=num_tokens)
+    return StreamItem(task=TASKS[0], text=text, num_tokens=num_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,14 +159,13 @@ def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
     )
 
 
-def peer_service(checkpoint: Path, tasks: Sequence[str], num_threads: int) -> ServedModel:
+def peer_service(checkpoint: Path, num_threads: int) -> ServedModel:
     """Return BentoML's batching over pipelines."""
     return ServedModel(
         name="BentoML over pipelines",
         target="benchmarks.serve.peer:Pipelines",
         environment={
             "PEER_CHECKPOINT": str(checkpoint.absolute()),
-            "PEER_TASKS": ",".join(tasks),
             "OMP_NUM_THREADS": str(num_threads),
         },
         call=lambda item: (_PEER_PATHS[item.task], {"texts": [item.text]}),

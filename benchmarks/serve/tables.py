@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -66,7 +66,7 @@ def markdown(report: ServeReport) -> str:
 
 
 def to_dict(report: ServeReport) -> dict[str, Any]:
-    """Everything but the replies, for `--json`."""
+    """Everything but the replies, for `results.json`."""
     return {
         "machine": list(report.machine),
         "model": report.model,
@@ -252,24 +252,15 @@ def _idle_ms(result: ServedResult, length: int) -> tuple[float, float, float]:
 
 
 def _largest_difference(peer: ServedResult, ours: ServedResult) -> float:
-    """Between the scores of both sides' best answers to the same requests."""
+    """Between the scores of the peer's best answers and ours to the same requests."""
     theirs, our = (next(iter(one.levels.values()))[0].bodies for one in (peer, ours))
-    pairs = [(json.loads(theirs[at])[0], json.loads(our[at])) for at in theirs.keys() & our.keys()]
-    return max(
-        (abs(_score(answer, other) - _best(answer)["score"]) for answer, other in pairs),
-        default=float("nan"),
-    )
-
-
-def _best(answer: Any) -> Mapping[str, Any]:
-    """The first of some answers, or the only one."""
-    reply: Mapping[str, Any] = answer[0] if isinstance(answer, list) else answer
-    return reply
-
-
-def _score(theirs: Any, our: Any) -> float:
-    """Return our score of the peer's best answer; 0 if it is not among ours."""
-    answers = our[0] if isinstance(our[0], list) else our
-    key = "label" if "label" in answers[0] else "token"
-    best = _best(theirs)
-    return next((float(one["score"]) for one in answers if one[key] == best[key]), 0.0)
+    largest = 0.0
+    for at in theirs.keys() & our.keys():
+        [best] = json.loads(theirs[at])
+        best = best[0] if isinstance(best, list) else best
+        answers = json.loads(our[at])
+        answers = answers[0] if isinstance(answers[0], list) else answers
+        key = "label" if "label" in best else "token"
+        scores = [one["score"] for one in answers if one[key] == best[key]]
+        largest = max(largest, abs(best["score"] - (scores[0] if scores else 0.0)))
+    return largest

@@ -131,11 +131,6 @@ def test_score_fails_if_no_row_was_answered(
             "none.jsonl",
             id="input",
         ),
-        pytest.param(
-            ["score", "--task", "fill-mask", "--bundle", "{bundle}", "--parameters", "{", "i", "o"],
-            "--parameters is not JSON",
-            id="parameters",
-        ),
     ],
 )  # fmt: skip
 def test_an_error_is_one_line_and_status_1(
@@ -158,6 +153,7 @@ def test_an_error_is_one_line_and_status_1(
     "arguments",
     [
         *([], ["sing"], ["score", "in.jsonl"], ["serve", "--port", "x"]),
+        ["score", "--task", "fill-mask", "--parameters", "{", "in.jsonl", "out.jsonl"],
         *(["serve", "--port", port] for port in ("99999", "65536", "0", "-1", "3000.0")),
         *(["info"], ["doctor", "--device", "tpu"], ["doctor", "--prepack", "disk"]),
     ],

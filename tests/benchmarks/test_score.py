@@ -26,18 +26,17 @@ def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(tmp_path: Pat
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
     def job(name: str, model: Path) -> SpeedJob:
-        return SpeedJob(name=name, model=model, texts=texts, num_threads=1, batch_sizes=(1, 2))
+        return SpeedJob(name=name, model=model, texts=texts, num_threads=1)
 
     scored = run_in_process(measure_score, job("job fp32", bundle))
     engine = run_in_process(measure_engine, job("engine fp32", bundle))
-    pipeline = run_in_process(measure_peer, job("pipeline fp32", tmp_path / "checkpoint"))
+    pipeline = run_in_process(measure_peer, job("pipeline fp32, batch 1", tmp_path / "checkpoint"))
     assert scored.num_texts == engine.num_texts == pipeline.num_texts == 4
     assert engine.num_tokens == pipeline.num_tokens > scored.num_tokens > 0
-    assert scored.note == "1 like an earlier one"
     named = [
         replace(speed, name=name)
         for speed, names in (
-            (pipeline, ("pipeline fp32", "bf16 autocast")),
+            (pipeline, ("pipeline fp32, batch 1", "bf16 autocast, batch 8")),
             (engine, ("engine fp32", "engine int8")),
             (scored, ("job fp32", "job int8")),
         )
@@ -52,7 +51,7 @@ def test_a_jobs_memory_is_sampled(form: str, bundle_dir: Path, tmp_path: Path) -
     source = tmp_path / f"in.{form}"
     write_rows(source, 500_000, 200)
     measured = measure_memory(bundle_dir, source)
-    assert measured.input_bytes == source.stat().st_size > 200_000
+    assert source.stat().st_size > 200_000
     assert measured.num_rows >= 2000
     assert 0 < measured.at_last_bytes <= measured.peak_bytes
 

@@ -6,46 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from albert_serve.config import AlbertConfig
-from albert_serve.default_bundle import shipped_bundle
 from benchmarks.harness.load import LoadResult, Reply
 from benchmarks.serve.__main__ import main
 from benchmarks.serve.contest import ServedResult
 from benchmarks.serve.stream import our_service
 from benchmarks.serve.tables import best_within, saturation
-from training.model.checkpoint import save_checkpoint
-from training.model.heads import AlbertForTasks
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = AlbertConfig(
-        vocab_size=12000,
-        embedding_size=16,
-        hidden_size=32,
-        num_layers=3,
-        num_heads=2,
-        ffn_size=64,
-        max_positions=130,
-        initializer_range=0.2,
-    )
-    model = AlbertForTasks(config, {"fill-mask": 12000, "text-classification": 2})
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_checkpoint(model, folder, tokenizer_from=shipped_bundle())
-    return folder
 
 
 def test_both_services_are_measured_and_answer_alike(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "all.json"
-    what = ["--checkpoint", str(checkpoint), "--num-requests", "12", "--levels", "2", "--quick"]
-    where = ["--precisions", "fp32", "--json", str(file), "--output", str(tmp_path / "out")]
+    what = ["--preset", "small", "--num-requests", "12", "--levels", "2", "--quick"]
+    where = ["--precisions", "fp32", "--output", str(tmp_path)]
     assert main([*what, *where, "--threads", "1"]) == 0
-    content = json.loads(file.read_text())
+    content = json.loads((tmp_path / "results.json").read_text())
     peer, ours = content["services"]
     assert ours["name"] == "ours fp32"
     for one in (peer, ours):
@@ -84,9 +59,11 @@ def test_ours_counts_with_the_best_level_that_is_no_slower() -> None:
     assert best_within(result, 0.05) is None
 
 
-def test_a_missing_checkpoint_is_reported_in_a_line(
+def test_texts_that_are_missing_are_reported_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = str(tmp_path / "missing")
-    assert main(["--quick", "--checkpoint", missing, "--output", str(tmp_path)]) == 1
+    assert (
+        main(["--quick", "--preset", "small", "--texts", missing, "--output", str(tmp_path)]) == 1
+    )
     assert "missing" in capsys.readouterr().err.splitlines()[-1]

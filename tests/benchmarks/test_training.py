@@ -128,7 +128,7 @@ def test_both_sides_train_and_are_compared(
     if command == "pretrain":
         what = ["--cases", "small@32x4", "--against", "eager-kept"]
         assert pretrain.main([*what, *short, "--output", str(tmp_path)]) == 0
-        assert "transformers (4 rows, eager" in (tmp_path / "tables.md").read_text()
+        assert "transformers (8 rows, eager" in (tmp_path / "tables.md").read_text()
     else:
         page = tmp_path / "page.md"
         marks = [f"<!-- written by make bench-finetune: {word} -->" for word in ("begin", "end")]

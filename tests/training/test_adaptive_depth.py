@@ -21,7 +21,6 @@ from tests.training.support import (
     hf_load,
     ragged,
     randomize,
-    refusal,
     run_command,
 )
 from training import evaluate
@@ -246,22 +245,6 @@ def test_classifiers_of_another_run_are_left_out_or_trained_on(
     assert run([*without, *options], tmp_path / "without") == 0
     assert load_checkpoint(tmp_path / "without/checkpoint").exits is None
     assert notice in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--problem-type", "regression"], "--adaptive-depth goes with one label a text"),
-        (["--teacher", "nobody/nothing"], "--adaptive-depth goes with labelled texts"),
-    ],
-)
-def test_options_that_do_not_fit(
-    start: list[str], tmp_path: Path, capsys: Capture, options: list[str], message: str
-) -> None:
-    if "--teacher" in options:
-        start = [*start[: start.index("--validation")], "--adaptive-depth"]
-    assert run([*start, *options], tmp_path / "run") == 1
-    assert message in refusal(capsys, tmp_path / "run")
 
 
 def test_layers_with_weights_of_their_own_are_refused(tmp_path: Path) -> None:

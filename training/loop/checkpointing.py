@@ -45,20 +45,25 @@ class Checkpoints:
     folder: Path
     num_kept: int = 2
 
-    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        state: dict[str, Any],
+        *,
+        anew: bool = False,
+    ) -> None:
         """Write the checkpoint of a step, and remove the oldest ones over `num_kept`.
-
-        A step that has one is passed over: should a validation have changed the state since, a run
-        that resumes from there validates again.
 
         Args:
             write: writes the model, its config and the tokenizer into a folder.
             state: the training state, which `load_state` returns.
+            anew: replaces the checkpoint of a step that has one, which otherwise stays.
 
         Raises:
             RunError: it cannot be written; earlier checkpoints are unchanged.
         """
-        if not self.at(step).is_dir():
+        if anew or not self.at(step).is_dir():
             self._save(step, write, state)
         self._remove_old()
 
@@ -73,8 +78,7 @@ class Checkpoints:
             with (partial / _STATE).open("wb") as stream:
                 torch.save(state, stream)
             _seal(partial)
-            os.replace(partial, final)
-            sync(self._all)
+            self._put_in_place(partial, final)
             self._link(_NEWEST_LINK, final)
         except _UNWRITABLE as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -82,6 +86,28 @@ class Checkpoints:
                 f"the checkpoint of step {step:,} could not be written: {_reason(error)}; "
                 f"{self._last()}"
             ) from error
+
+    def _put_in_place(self, partial: Path, final: Path) -> None:
+        """Rename a complete checkpoint, and remove the one that it replaces.
+
+        A process killed between the two renames leaves the complete one to `_clear_partial`.
+        """
+        replaced = partial_path(partial)
+        if final.is_dir():
+            os.replace(final, replaced)
+        os.replace(partial, final)
+        sync(self._all)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _clear_partial(self) -> None:
+        """Remove what a killed process left, but for a complete checkpoint of a missing step."""
+        for partial in sorted(self._all.glob("*" + _PARTIAL)):
+            final = partial.with_suffix("")
+            is_step = _STEP.fullmatch(final.name) is not None
+            if is_step and not final.exists() and find_damage(partial) is None:
+                os.replace(partial, final)
+            else:
+                shutil.rmtree(partial)
 
     def newest(self) -> Path | None:
         """Return the newest intact checkpoint; None if the run has none at all.
@@ -92,8 +118,7 @@ class Checkpoints:
         Raises:
             RunError: there are checkpoints, and all are damaged.
         """
-        for partial in self._all.glob("*" + _PARTIAL):
-            shutil.rmtree(partial)
+        self._clear_partial()
         damaged: list[Path] = []
         for folder in self._steps():
             damage = find_damage(folder)

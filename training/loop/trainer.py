@@ -62,6 +62,7 @@ class Saver:
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
     _claim: FileLock | None = None
+    _validated_step: int = 0  # as the last checkpoint has it
 
     @property
     def is_due(self) -> bool:
@@ -71,6 +72,8 @@ class Saver:
     def save(self, run: Run) -> None:
         """Write a checkpoint; all processes must call it.
 
+        A step that has one gets another if it was validated since.
+
         Raises:
             RunError: it cannot be written; the last one is kept.
         """
@@ -78,8 +81,12 @@ class Saver:
         state = run.state()
         if run.world.is_main:
             self.checkpoints.save(
-                run.progress.step, lambda folder: self._write(run, folder, tensors), state
+                run.progress.step,
+                lambda folder: self._write(run, folder, tensors),
+                state,
+                anew=run.validated_step != self._validated_step,
             )
+        self._validated_step = run.validated_step
         self._saved_at = time.monotonic()
 
     def _write(self, run: Run, folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -105,6 +112,7 @@ class Saver:
         if newest is None:
             return False
         run.restore(read_weights(newest), load_state(newest))
+        self._validated_step = run.validated_step
         if run.selection is not None and run.world.is_main:
             self.checkpoints.link_best(run.selection.best_step)
         return True

@@ -104,19 +104,6 @@ def test_missing_files_of_all_tasks_are_listed(
     ]
 
 
-def test_more_errors_than_are_printed_are_counted(
-    start: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    rows = write(tmp_path / "a.tsv", "text\tlabel", "a\t0", "b\t1", *["\t1"] * 30)
-    options = [*start, "--text-classification", str(rows)]
-    assert run(options, tmp_path / "run") == 1
-    errors = [f"a.tsv, line {number}: no text" for number in range(4, 34)]
-    assert errors_of(capsys, tmp_path) == [
-        *errors[:20],
-        "and 10 more",
-    ]
-
-
 def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -190,20 +190,6 @@ def test_texts_over_the_length_are_counted(
     assert "1 of 3 texts are cut to 64 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--seed", "3"], "seed '0', not '3'"),
-        (["--weights", "1", "2", "3"], "weights 'None', not '[1.0, 2.0, 3.0]'"),
-    ],
-)
-def test_other_options_on_a_run_are_refused(
-    finetuned: Path, finetune_options: list[str], more: list[str], message: str, capsys: Capture
-) -> None:
-    assert run(finetune_options, finetuned, *more) == 1
-    assert capsys.readouterr().err.startswith(f"error: {finetuned} holds a run with {message}. ")
-
-
 def v2_options(pretrained: Path, file: Path) -> list[str]:
     options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
     return [*options, "--steps", "1", "--device", "cpu", "--question-answering", str(file)]

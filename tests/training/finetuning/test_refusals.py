@@ -162,6 +162,10 @@ def files(
         ("--labels sad glad --label-column b --head a TEXTS", "--labels, --label-column: there"),
         ("QUESTIONS --recipe paper --head a TEXTS", "--recipe paper differs from task to task"),
         # adaptive depth
+        (
+            "TEXTS --adaptive-depth --problem-type regression",
+            "--adaptive-depth goes with one label",
+        ),
         ("QUESTIONS --adaptive-depth", "--adaptive-depth is of the default text classifier"),
         (
             "--initialize-from finetuned --adaptive-depth --head a TEXTS",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,20 @@ def test_partial_checkpoints_are_removed(tmp_path: Path) -> None:
     assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
     assert names(tmp_path) == ["step-00000001"]
     assert not (tmp_path / "checkpoint.partial").is_symlink()
+
+
+def test_a_step_that_is_saved_anew_is_whole_whenever_it_is_killed(tmp_path: Path) -> None:
+    checkpoints = save(tmp_path, 1, keep=1)
+    checkpoints.save(1, write_model, {"step": "other"})
+    assert load_state(checkpoints.at(1))["step"] == 1
+    checkpoints.save(1, write_model, {"step": "anew"}, anew=True)
+    assert names(tmp_path) == ["step-00000001"]
+    # As a kill between the two renames leaves it.
+    newer = checkpoints.at(1).rename(tmp_path / "checkpoints" / "step-00000001.partial")
+    shutil.copytree(newer, newer.with_name("step-00000001.partial.partial"))
+    assert checkpoints.newest() == checkpoints.at(1)
+    assert load_state(checkpoints.at(1))["step"] == "anew"
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def full_disk(folder: Path) -> None:

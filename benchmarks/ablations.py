@@ -1,8 +1,8 @@
 """The paper's ablations at small scale: sharing, size of the embeddings, sentence task.
 
 Every model is pretrained on the same number of tokens and measured on the same held-out text.
-Writes `runs/` and `ablations.md`, a table of figures with their standard errors of sampling for
-each ablation, into the output folder. The same command resumes an ablation that was stopped and
+Writes `runs/` and `ablations.md`, a table of figures with standard errors of sampling for each
+ablation, into the output folder. The same command resumes an ablation that was stopped and
 repeats no finished run; with more `--tables` or another `--seed` it adds runs.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,16 +22,18 @@ import torch
 from albert_serve.config import Sharing
 from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer
-from benchmarks.ablations.measure import PAIR_TASKS, AblationTexts, measure_variant
 from benchmarks.harness.page import table
 from benchmarks.harness.process import BenchmarkError
 from training import pretrain
-from training.data.examples import SentenceTask
+from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking, word_starts
 from training.data.shards import Shards
 from training.errors import report_errors
+from training.evaluation.validation import held_out, measure
 from training.loop.progress import is_known_run, record_run
+from training.losses import Objective, Tally
 from training.model.checkpoint import load_checkpoint
+from training.model.heads import AlbertForTasks
 from training.run.options import add_device, parse_count, parse_part
 from training.system.command_line import make_parser
 
@@ -46,15 +49,9 @@ _SHARED: Final[dict[Sharing, str]] = {
     "ffn": "FFN shared",
     "none": "nothing shared",
 }
+_PAIR_TASKS: Final[tuple[SentenceTask, ...]] = ("nsp", "sop")
 _SENTENCE_TASKS: Final[tuple[SentenceTask, ...]] = ("none", "nsp", "sop")
-_COLUMNS: Final = {
-    "masked loss": "masked_loss",
-    "masked acc.": "masked_accuracy",
-    "NSP, own head": "nsp_head_accuracy",
-    "SOP, own head": "sop_head_accuracy",
-    "NSP, probe": "nsp_probe_accuracy",
-    "SOP, probe": "sop_probe_accuracy",
-}
+_ACCURACIES: Final = {"masked acc.": "masked", "NSP, own head": "nsp", "SOP, own head": "sop"}
 _FIGURES_FILE: Final = "figures.json"
 # Settings that the figures depend on, beside both corpora.
 _SETTINGS: Final = (
@@ -104,10 +101,7 @@ def table_rows(name: TableName, options: argparse.Namespace) -> dict[str, Varian
     if name == "embedding":
         sizes = sorted({*options.embedding_sizes, options.hidden_size})
         return {f"E = {size}": replace(base, embedding_size=size) for size in sizes}
-    # What a probe reads from next to untrained weights.
-    start = replace(base, sentence_task="none", num_steps=1)
-    trained = {f"{task} trained": replace(base, sentence_task=task) for task in _SENTENCE_TASKS}
-    return {"after one step": start, **trained}
+    return {f"{task} trained": replace(base, sentence_task=task) for task in _SENTENCE_TASKS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,7 +149,7 @@ def _make_run(variant: Variant, folder: Path, options: argparse.Namespace) -> in
     if status := pretrain.main(_pretraining(variant, folder, options)):
         return status
     model = load_checkpoint(folder / "checkpoint").to(options.device)
-    figures = measure_variant(model, variant.sentence_task, _texts(options), options.device)
+    figures = _measure(model, variant.sentence_task, options)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     record = {"variant": asdict(variant), "tokens": last["tokens"], **figures}
     write_atomically(folder / _FIGURES_FILE, (json.dumps(record, indent=2) + "\n").encode())
@@ -183,15 +177,43 @@ def _pretraining(variant: Variant, folder: Path, options: argparse.Namespace) ->
     ]
 
 
-def _texts(options: argparse.Namespace) -> AblationTexts:
+def _measure(
+    model: AlbertForTasks, own: SentenceTask, options: argparse.Namespace
+) -> dict[str, float]:
+    """Measure a model on held-out text in the form of its own sentence task.
+
+    One with a head for pairs is also asked to tell the pairs of both sentence tasks.
+    """
     tokenizer = options.tokenizer / "tokenizer.json"
-    return AblationTexts(
-        training=Shards.open(options.shards, tokenizer),
-        held_out=Shards.open(options.validation, tokenizer),
-        masking=NgramMasking(word_starts=word_starts(AlbertTokenizer.from_file(tokenizer))),
-        length=options.length,
-        num_tokens=options.held_out_tokens,
-    )
+    shards = Shards.open(options.validation, tokenizer)
+    masking = NgramMasking(word_starts=word_starts(AlbertTokenizer.from_file(tokenizer)))
+    figures: dict[str, float] = {
+        "parameters": sum(p.numel() for p in model.albert.parameters()),
+    }
+    has_head = "sentence-order" in model.tasks
+    for form in dict.fromkeys((own, *(_PAIR_TASKS if has_head else ()))):
+        batches = held_out(
+            shards,
+            masking,
+            ExampleSettings(length=options.length, sentence_task=form),
+            max_rows=max(1, options.held_out_tokens // options.length),
+        )
+        objective = Objective(model, options.device)
+        tallies = measure(objective, batches, ("fill-mask", "sentence-order"), options.device)
+        assert tallies is not None
+        masked, pairs = tallies["fill-mask"], tallies["sentence-order"]
+        if form == own:
+            figures |= {"masked_loss": masked.loss, **_accuracy("masked", masked)}
+        if has_head:
+            figures |= _accuracy(form, pairs)
+    return figures
+
+
+def _accuracy(name: str, tally: Tally) -> dict[str, float]:
+    """Return an accuracy, its standard error of sampling, and the number of predictions."""
+    accuracy, count = tally.accuracy, tally.count
+    error = math.sqrt(accuracy * (1 - accuracy) / count)
+    return {f"{name}_accuracy": accuracy, f"{name}_error": error, f"{name}_count": count}
 
 
 def _write_tables(
@@ -204,8 +226,12 @@ def _write_tables(
         figures = {label: each for label, each in all_figures.items() if each is not None}
         if figures:
             cells = [[label, *_cells(each)] for label, each in figures.items()]
-            headings = ["", "parameters", "tokens", *_COLUMNS]
-            lines += [f"## {_TITLES[name]}", "", table(headings, cells), "", *_notes(figures)]
+            headings = ["", "parameters", "tokens", "masked loss", *_ACCURACIES]
+            lines += [f"## {_TITLES[name]}", "", table(headings, cells), ""]
+    lines.append(
+        "± is one standard error of sampling, without what another seed would change. Lengths of "
+        "the segments alone tell more than half of the pairs (docs/ablations.md)."
+    )
     text = "\n".join(lines)
     write_atomically(options.output / "ablations.md", text.encode())
     print(text)
@@ -230,29 +256,13 @@ def _read_figures(variant: Variant, options: argparse.Namespace) -> dict[str, An
 def _cells(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{figures['parameters'] / 1e6:.2f}M"
     yield f"{figures['tokens'] / 1e6:.2f}M"
-    for name in _COLUMNS.values():
-        if name not in figures:
+    yield f"{figures['masked_loss']:.3f}"
+    for name in _ACCURACIES.values():
+        if f"{name}_accuracy" in figures:
+            accuracy, error = figures[f"{name}_accuracy"], figures[f"{name}_error"]
+            yield f"{100 * accuracy:.1f} ± {100 * error:.1f}"
+        else:
             yield "–"
-            continue
-        mean, error = figures[name], figures[f"{name}_se"]
-        is_loss = name == "masked_loss"
-        yield f"{mean:.3f} ± {error:.3f}" if is_loss else f"{100 * mean:.1f} ± {100 * error:.1f}"
-
-
-def _notes(by_label: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Describe the held-out text, which is the same for all rows."""
-    figures = next(iter(by_label.values()))
-    counts = ", ".join(f"{figures[f'{task}_pairs']:,} {task.upper()} pairs" for task in PAIR_TASKS)
-    blind = "; ".join(
-        f"{task.upper()} {figures[f'{task}_majority']:.1%} by the more frequent label, "
-        f"{figures[f'{task}_lengths_accuracy']:.1%} by the segments' lengths"
-        for task in PAIR_TASKS
-    )
-    text = (
-        f"Held-out: {figures['masked_tokens']:,} masked tokens, {counts}. ± is one standard error "
-        f"of sampling, without what another seed would change. Without reading the text: {blind}."
-    )
-    return [text, ""]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -277,8 +287,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--length", type=parse_count, default=128, help="tokens a row (%(default)s)")
     add("--batch-size", type=parse_count, default=32, help="rows a step (%(default)s)")
     add("--sentence-weight", type=parse_part, default=1.0, help="of the sentence task's loss (1)")
-    held_out = "text of each form to measure on, and to train a probe on (%(default)s)"
-    add("--held-out-tokens", type=parse_count, default=1 << 18, help=held_out)
+    measured = "held-out text to measure on, in rows of --length tokens (%(default)s)"
+    add("--held-out-tokens", type=parse_count, default=1 << 18, help=measured)
     machine = parser.add_argument_group("the machine")
     add_device(machine)
     compiles = "worth its minutes from some thousand steps on"

@@ -1,1 +1,0 @@
-"""The paper's ablations at small scale."""
