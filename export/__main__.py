@@ -14,8 +14,7 @@ from export.examples import read_examples
 from export.source import read_json_object
 from export.write import Exported, LayerOptions, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
-from training.data.labelled.folders import labelled_files
-from training.data.labelled.race import RACE, race_files
+from training.data.labelled.folders import RACE, labelled_files, race_files
 from training.errors import report_errors
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
@@ -47,11 +46,6 @@ at all.
 Each task is run on real text in torch and from the bundle, and both figures go into the manifest.
 Give a task's own held-out data for its own metric; without, it is how often the two agree.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Labelled(ChoiceFiles, LabelledTexts):
-    """The labelled data."""
 
 
 @dataclass(frozen=True, kw_only=True)

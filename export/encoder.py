@@ -62,7 +62,7 @@ def build_encoder(
     if num_exit_labels is not None:
         x_RH = stack.loop_with_exits(num_exit_labels, x_RH)
         return _adaptive_model(stack, num_exit_labels, x_RH)
-    for turn, num_turns in repetitions(config):
+    for turn, num_turns in _repetitions(config):
         if form.repetition == "loop" and num_turns > 1:
             x_RH = stack.loop(turn, num_turns, x_RH)
         else:
@@ -82,7 +82,7 @@ def _adaptive_model(stack: _Stack, num_labels: int, x_RH: str) -> ModelProto:
     return make_model("albert_encoder", nodes, [*_inputs(), *exit_inputs()], outputs)
 
 
-def repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
+def _repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
     """Split the layer plan into runs: (layers of one iteration, number of iterations)."""
     size = config.num_inner_layers
     plan = config.layer_plan
@@ -163,7 +163,7 @@ class _Stack:
 
     def loop_with_exits(self, num_labels: int, x_RH: str) -> str:
         """Append a Loop that ends when all texts are settled; its hidden states may be fewer."""
-        ((turn, num_turns),) = repetitions(self.config)
+        ((turn, num_turns),) = _repetitions(self.config)
         exits = ExitNodes(self.nodes, self.config, num_labels, ids="input_ids", lengths=_LENGTHS)
         scope = f"layer_{turn[0][0]}/"
         x, number, before = f"{scope}x", f"{scope}turn", f"{scope}go_on"

@@ -52,7 +52,7 @@ _EXITS: Final = "exits"
 # trained ones do not, 0.034 and 0.071; a wrong graph has about 1.
 MAX_CUDA_SHARE: Final[Mapping[Compute, float]] = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 
-Floats = NDArray[np.float32]
+_Floats = NDArray[np.float32]
 
 
 def measure_parity(
@@ -258,7 +258,7 @@ def _differences(
     model: AlbertForTasks,
     heads: Mapping[str, onnxruntime.InferenceSession],
     batch: PaddedBatch,
-    hidden_BSH: Floats,
+    hidden_BSH: _Floats,
 ) -> Iterator[tuple[str, _Difference]]:
     """Return the largest difference from torch on this batch, of the encoder and each head."""
     expected_RH = model(_torch_batch(batch)).flatten(0, 1)
@@ -279,7 +279,7 @@ def _beam_difference(
     head: onnxruntime.InferenceSession,
     batch: PaddedBatch,
     expected_RH: torch.Tensor,
-    hidden_BSH: Floats,
+    hidden_BSH: _Floats,
 ) -> _Difference:
     """Return the same of a start-conditioned head, of each sequence as a window.
 
@@ -326,7 +326,7 @@ def _torch_batch(batch: PaddedBatch) -> Batch:
     )
 
 
-def _compare(expected: torch.Tensor, got: Floats) -> _Difference:
+def _compare(expected: torch.Tensor, got: _Floats) -> _Difference:
     return _Difference(
         difference=float(np.abs(expected.numpy() - got).max()),
         largest=float(expected.abs().max()),

@@ -105,7 +105,7 @@ def _check_fit(model: AlbertForTasks, other: AlbertForTasks, first: Path, second
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageConfig(Options, title="average"):
+class _AverageConfig(Options, title="average"):
     """The checkpoints, their weights and the folder to write."""
 
     checkpoints: Sequence[str]
@@ -117,13 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     parser = make_parser("training.average", __doc__, _EXAMPLES)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=REFERENCE_HELP)
-    add_flags(parser, AverageConfig)
+    add_flags(parser, _AverageConfig)
     values = parser.parse_args(arguments)
     checkpoints = values.checkpoints
-    return report_errors(lambda: _run(read_flags(AverageConfig, values, checkpoints=checkpoints)))
+    return report_errors(lambda: _run(read_flags(_AverageConfig, values, checkpoints=checkpoints)))
 
 
-def _run(config: AverageConfig) -> int:
+def _run(config: _AverageConfig) -> int:
     weights = config.weights or [1.0] * len(config.checkpoints)
     average(config.checkpoints, weights, config.output)
     print(f"the mean of {len(config.checkpoints)} checkpoints is in {config.output}")

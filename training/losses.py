@@ -159,7 +159,7 @@ class PretrainSums(NamedTuple):
     order_right: Tensor | None
 
 
-def pretrain_sums(
+def _pretrain_sums(
     model: AlbertForTasks,
     tokens: Batch,
     reading: Reading,
@@ -182,7 +182,7 @@ def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: Reading) -> Pre
 def pretrain_scores(
     model: AlbertForTasks,
     batch: PretrainBatch,
-    sums: Callable[..., PretrainSums] = pretrain_sums,
+    sums: Callable[..., PretrainSums] = _pretrain_sums,
 ) -> dict[LossName, Score]:
     """Return the scores of masked tokens and, with its head and labels, of the sentence task.
 
@@ -190,10 +190,10 @@ def pretrain_scores(
     the gathered positions only.
 
     Args:
-        sums: `pretrain_sums`, optionally compiled.
+        sums: `_pretrain_sums`, optionally compiled.
     """
     reading = Reading.of(model, batch)
-    if sums is not pretrain_sums:
+    if sums is not _pretrain_sums:
         mark_dynamic(reading)
     return scores_of(batch, sums(model, batch.tokens, reading))
 
@@ -225,7 +225,7 @@ def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     return model.logits(batch.task, model(batch.tokens, batch.firsts))
 
 
-def span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+def _span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return start and end logits (C, S, 2) of the tokens of each example; -inf behind its last."""
     logits_T2 = model.logits("question-answering", model(batch.tokens)).flatten(0, 1).float()
     rows_CS, places_S = example_rows(batch)
@@ -343,12 +343,12 @@ def multi_label_scores(
 
 
 def span_scores(
-    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = span_logits
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _span_logits
 ) -> dict[LossName, Score]:
     """Return the score of question answering: cross-entropy of start and end positions.
 
     Args:
-        logits: `span_logits`, optionally compiled.
+        logits: `_span_logits`, optionally compiled.
     """
     logits_CS2, count = logits(model, batch), len(batch.targets)
     start, end = (score(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1))
@@ -357,18 +357,18 @@ def span_scores(
     return {"question-answering": Score(loss=loss, right=right, count=count)}
 
 
-def choice_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+def _choice_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the logit (C, 1) of each choice, from its [CLS] row."""
     return model.logits("multiple-choice", model(batch.tokens, batch.firsts))
 
 
 def choice_scores(
-    model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = choice_logits
+    model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = _choice_logits
 ) -> dict[LossName, Score]:
     """Return the score of multiple choice: cross-entropy over the choices of each question.
 
     Args:
-        logits: `choice_logits`, optionally compiled.
+        logits: `_choice_logits`, optionally compiled.
     """
     logits_C = logits(model, batch)[:, 0].float()
     places_K = torch.arange(int(batch.num_choices.max()), device=logits_C.device)
@@ -396,10 +396,10 @@ def compiled_losses() -> dict[str, LossFunction]:
     Sizes that differ from step to step are dynamic.
     """
     return {
-        "pretraining": partial(pretrain_scores, sums=torch.compile(pretrain_sums)),
+        "pretraining": partial(pretrain_scores, sums=torch.compile(_pretrain_sums)),
         "text-classification": partial(classification_scores, logits=compile_logits(cls_logits)),
-        "question-answering": partial(span_scores, logits=compile_logits(span_logits)),
-        "multiple-choice": partial(choice_scores, logits=compile_logits(choice_logits)),
+        "question-answering": partial(span_scores, logits=compile_logits(_span_logits)),
+        "multiple-choice": partial(choice_scores, logits=compile_logits(_choice_logits)),
     }
 
 

@@ -20,14 +20,14 @@ from training.model.albert import Batch
 from training.model.heads import AlbertForTasks
 
 
-def order_logits(model: AlbertForTasks, tokens: Batch, firsts: Tensor) -> Tensor:
+def _order_logits(model: AlbertForTasks, tokens: Batch, firsts: Tensor) -> Tensor:
     """Return the logits (2 C, 2) of sentence order, from each sequence's [CLS] row."""
     return model.logits("sentence-order", model(tokens, firsts))
 
 
 def order_loss(*, compiles: bool) -> OrderLoss:
     """Return the loss function, compiled or not."""
-    return OrderLoss(logits=torch.compile(order_logits) if compiles else order_logits)
+    return OrderLoss(logits=torch.compile(_order_logits) if compiles else _order_logits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,14 +41,14 @@ class OrderLoss:
     s(A, B) = -s(B, A) = log(p / (1 - p)). Each is log 2 at chance.
 
     Attributes:
-        logits: `order_logits`, optionally compiled.
+        logits: `_order_logits`, optionally compiled.
     """
 
-    logits: Callable[..., Tensor] = order_logits
+    logits: Callable[..., Tensor] = _order_logits
 
     def __call__(self, model: AlbertForTasks, batch: OrderBatch) -> dict[LossName, Score]:
         """Return both scores; right in `paired-order` is a pair whose right order scores higher."""
-        if self.logits is not order_logits:
+        if self.logits is not _order_logits:
             mark_dynamic([batch.firsts])
         logits = self.logits(model, batch.tokens, batch.firsts).float()
         odds_2C = (logits[:, 0] - logits[:, 1]).view(2, -1)

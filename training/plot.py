@@ -294,7 +294,7 @@ def _draw_over_steps(figure: Figure, axes: Sequence[Axes], run: RecordedLayers) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotConfig(Options, title="picture"):
+class _PlotConfig(Options, title="picture"):
     """Runs by their folders, and the picture to draw of them."""
 
     runs: Sequence[Path]
@@ -307,12 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     parser = make_parser("training.plot", __doc__, _EXAMPLES)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    add_flags(parser, PlotConfig)
+    add_flags(parser, _PlotConfig)
     values = parser.parse_args(arguments)
-    return report_errors(lambda: _run(read_flags(PlotConfig, values, runs=values.runs)))
+    return report_errors(lambda: _run(read_flags(_PlotConfig, values, runs=values.runs)))
 
 
-def _run(config: PlotConfig) -> int:
+def _run(config: _PlotConfig) -> int:
     if config.layers:
         layers = with_paths_for_names([read_layers(run) for run in config.runs], config.runs)
         figure, file = draw_layers(layers), config.output or Path("layers.png")

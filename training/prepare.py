@@ -213,7 +213,7 @@ def _fingerprint(files: Sequence[Path], tokenizer_sha256: str, part_bytes: int) 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareConfig:
+class _PrepareConfig:
     """Options of the command.
 
     Attributes:
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report_errors(lambda: _run(config))
 
 
-def _run(config: PrepareConfig) -> int:
+def _run(config: _PrepareConfig) -> int:
     started = time.monotonic()
     tokenizer_file = config.tokenizer / "tokenizer.json"
     try:
@@ -254,7 +254,7 @@ def _run(config: PrepareConfig) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> PrepareConfig:
+def _parse(arguments: Sequence[str] | None) -> _PrepareConfig:
     parser = make_parser("training.prepare", __doc__, _EXAMPLES)
     add = parser.add_argument
     add(
@@ -272,7 +272,7 @@ def _parse(arguments: Sequence[str] | None) -> PrepareConfig:
         default=num_usable_cpus(),
         help="worker processes (%(default)s, the number of usable CPUs)",
     )
-    return PrepareConfig(**vars(parser.parse_args(arguments)))
+    return _PrepareConfig(**vars(parser.parse_args(arguments)))
 
 
 def _parse_workers(text: str) -> int:

@@ -45,21 +45,21 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class _Written:
     """Counts of questions written, and of documents read."""
 
     num_questions: int
     num_documents: int
 
 
-def write_spans(
+def _write_spans(
     paths: Sequence[Path],
     output: Path,
     settings: SpanSettings,
     *,
     seed: int = 0,
     max_questions: int | None = None,
-) -> Written:
+) -> _Written:
     """Write the questions of a corpus, read as a stream, into a file of SQuAD's format.
 
     Args:
@@ -100,7 +100,7 @@ def write_spans(
         raise CorpusError(f"{output} cannot be written: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
-    return Written(num_questions=num_questions, num_documents=num_documents)
+    return _Written(num_questions=num_questions, num_documents=num_documents)
 
 
 def _documents(
@@ -126,7 +126,7 @@ def _open(file: Path, suffix: str) -> IO[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpansConfig(Options, title="questions"):
+class _SpansConfig(Options, title="questions"):
     """A corpus, the file to write, and how spans are chosen.
 
     Attributes:
@@ -155,20 +155,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "corpus", nargs="+", type=Path, metavar="CORPUS", help="files of text, or folders"
     )
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="a .json file, or .json.xz")
-    add_flags(parser, SpansConfig)
+    add_flags(parser, _SpansConfig)
     values = parser.parse_args(arguments)
     own = {"corpus": values.corpus, "output": values.output}
-    return report_errors(lambda: _run(read_flags(SpansConfig, values, **own)))
+    return report_errors(lambda: _run(read_flags(_SpansConfig, values, **own)))
 
 
-def _run(config: SpansConfig) -> int:
+def _run(config: _SpansConfig) -> int:
     settings = SpanSettings(
         passage_words=config.passage_words,
         span_words=config.span_words,
         num_questions=config.passage_questions,
         stop_words=_read_stop_words(config.stop_words),
     )
-    written = write_spans(
+    written = _write_spans(
         config.corpus,
         config.output,
         settings,

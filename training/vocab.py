@@ -182,7 +182,7 @@ def _read_model(spiece: Path) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VocabConfig:
+class _VocabConfig:
     """Options of the command.
 
     Attributes:
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report_errors(lambda: _run(config))
 
 
-def _run(config: VocabConfig) -> int:
+def _run(config: _VocabConfig) -> int:
     spiece = train_vocab(
         read_documents(find_files(config.corpus)),
         config.output,
@@ -217,7 +217,7 @@ def _run(config: VocabConfig) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> VocabConfig:
+def _parse(arguments: Sequence[str] | None) -> _VocabConfig:
     parser = make_parser("training.vocab", __doc__, _EXAMPLES)
     parser.add_argument(
         "--corpus",
@@ -235,7 +235,7 @@ def _parse(arguments: Sequence[str] | None) -> VocabConfig:
         help="maximum number of sentences to draw from the corpus (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of that draw (%(default)s)")
-    return VocabConfig(**vars(parser.parse_args(arguments)))
+    return _VocabConfig(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ _DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _SLICES = 1, 2, 3, 4, 5, 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class _Place:
     """The place of a tensor.
 
     Attributes:
@@ -188,7 +188,7 @@ def _number(fields: dict[int, Any], number: int) -> int:
     return value
 
 
-def _place(message: bytes) -> Place:
+def _place(message: bytes) -> _Place:
     """Read a BundleEntryProto."""
     fields = dict(_fields(message))
     shape = fields.get(_SHAPE, b"")
@@ -196,7 +196,7 @@ def _place(message: bytes) -> Place:
         raise ValueError("a tensor is stored in slices, which cannot be read")
     if not isinstance(shape, bytes):
         raise ValueError("a message has a number in place of a shape")
-    return Place(
+    return _Place(
         dtype=_number(fields, _DTYPE),
         shape=_shape(shape),
         shard=_number(fields, _SHARD),

@@ -41,7 +41,7 @@ Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class _Choice:
     """One sequence, [CLS] context [SEP] question choice [SEP], as a `TokenisedExample`.
 
     Attributes:
@@ -80,7 +80,7 @@ class ChoiceExample:
         whole = (len(self.context) + len(choice) + _NUM_SPECIAL for choice in self.choices)
         return max(whole) > self.length
 
-    def sequences(self, tokenizer: AlbertTokenizer) -> list[Choice]:
+    def sequences(self, tokenizer: AlbertTokenizer) -> list[_Choice]:
         """Return the sequence of each choice, cut as the service cuts it."""
         cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
         sequences = []
@@ -88,7 +88,7 @@ class ChoiceExample:
             num_first, num_second = self._split(choice)
             second = choice[len(choice) - num_second :].tolist()
             sequences.append(
-                Choice(
+                _Choice(
                     ids=[cls_id, *self.context[:num_first].tolist(), sep_id, *second, sep_id],
                     types=[0] * (num_first + 2) + [1] * (num_second + 1),
                 )
@@ -207,7 +207,7 @@ def _passes(examples: Sequence[ChoiceExample]) -> Iterator[list[ChoiceExample]]:
 
 
 @dataclass(kw_only=True)
-class ChoiceStream(ExampleStream[ChoiceExample]):
+class _ChoiceStream(ExampleStream[ChoiceExample]):
     """Task stream over questions, `batch_size` a step in as many micro-batches as they need."""
 
     tokenizer: AlbertTokenizer
@@ -235,11 +235,11 @@ def choice_stream(
     batch_size: int,
     seed: int,
     division: Division = WHOLE,
-) -> ChoiceStream:
+) -> _ChoiceStream:
     """Return the task stream of questions, packed into rows of the length that costs least."""
     steps = islice(shuffled_batches(len(examples), batch_size, seed), BATCHES_SAMPLED)
     passes = [passed for step in steps for passed in _passes([examples[i] for i in step])]
-    return ChoiceStream(
+    return _ChoiceStream(
         task="multiple-choice",
         examples=examples,
         batch_size=batch_size,

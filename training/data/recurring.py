@@ -44,7 +44,7 @@ class SpanSettings:
     stop_words: Collection[str] = STOP_WORDS
 
 
-class Word(NamedTuple):
+class _Word(NamedTuple):
     """A word of a passage.
 
     Attributes:
@@ -113,16 +113,16 @@ def recurring_spans(sentences: Sequence[str], settings: SpanSettings) -> list[li
     return spans
 
 
-def _words(sentences: Sequence[str]) -> Iterator[Word]:
+def _words(sentences: Sequence[str]) -> Iterator[_Word]:
     for number, sentence in enumerate(sentences):
         end = -1
         for match in _WORD.finditer(sentence):
             follows = sentence[max(end, 0) : match.start()] == " " and end >= 0
             end = match.end()
-            yield Word(number, match.start(), end, match[0].lower(), follows)
+            yield _Word(number, match.start(), end, match[0].lower(), follows)
 
 
-def _runs(words: Sequence[Word]) -> list[int]:
+def _runs(words: Sequence[_Word]) -> list[int]:
     """Return how many words from each on are joined by pairs that stand in several sentences."""
     sentences: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for one, other in pairwise(words):
@@ -136,7 +136,7 @@ def _runs(words: Sequence[Word]) -> list[int]:
     return runs
 
 
-def _occurrence(words: Sequence[Word], index: int, size: int) -> Occurrence:
+def _occurrence(words: Sequence[_Word], index: int, size: int) -> Occurrence:
     first, last = words[index], words[index + size - 1]
     return Occurrence(first.sentence, first.begin, last.end)
 

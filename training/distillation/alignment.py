@@ -12,44 +12,18 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from training.distillation.teacher import HfTokenizer, PieceRange
 
 _UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
 _NO_SPAN: Final = -1
 # Size of the cache of aligned words; natural text repeats most of its words.
 _MAX_WORDS: Final = 1 << 19
-
-
-class PieceRange(NamedTuple):
-    """A piece of the teacher's tokenizer, and its range of characters in a word."""
-
-    token_id: int
-    begin: int
-    end: int
-
-
-class _TeacherTokenizer(Protocol):
-    """Interface of a teacher's tokenizer."""
-
-    @property
-    def cls_id(self) -> int:
-        """Id of the token that begins a sequence."""
-
-    @property
-    def sep_id(self) -> int:
-        """Id of the token that ends a text."""
-
-    @property
-    def unk_id(self) -> int:
-        """Id of the unknown token."""
-
-    def encode_word(self, word: str) -> list[PieceRange]:
-        """Encode one word, which follows a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +88,7 @@ class AlignedSequence:
 class Aligner:
     """Aligns whole sequences; aligned words are cached."""
 
-    def __init__(self, student: AlbertTokenizer, teacher: _TeacherTokenizer) -> None:
+    def __init__(self, student: AlbertTokenizer, teacher: HfTokenizer) -> None:
         self._pieces = [student.token(index) for index in range(student.vocab_size)]
         self._surfaces = [piece.replace("▁", "") for piece in self._pieces]
         self._starts_word = np.array([piece.startswith("▁") for piece in self._pieces])

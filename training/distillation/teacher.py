@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from albert_serve.progress import is_quiet
-from training.distillation.alignment import PieceRange
 from training.errors import TrainingError
 
 # Encoders whose position ids begin after that of padding.
@@ -47,6 +46,14 @@ class _TeacherStates(NamedTuple):
 
     hidden: tuple[Tensor, ...]
     attention: tuple[Tensor, ...]
+
+
+class PieceRange(NamedTuple):
+    """A piece of the teacher's tokenizer, and its range of characters in a word."""
+
+    token_id: int
+    begin: int
+    end: int
 
 
 class HfTokenizer:

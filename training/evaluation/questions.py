@@ -61,7 +61,7 @@ def _read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAn
     return [PredictedAnswer(answer.start, answer.end, answer.answer)]
 
 
-def question_parameters(
+def _question_parameters(
     max_positions: int,
     *,
     may_be_empty: bool,
@@ -102,13 +102,13 @@ def question_items(
     """Yield the item of each question; None where it cannot be asked.
 
     Args:
-        may_be_empty, max_answer_length, length: as in `question_parameters`.
+        may_be_empty, max_answer_length, length: as in `_question_parameters`.
         read: the prediction from the logits of a question's windows.
 
     Raises:
-        EvaluationError: as `question_parameters`.
+        EvaluationError: as `_question_parameters`.
     """
-    parameters = question_parameters(
+    parameters = _question_parameters(
         task.max_positions,
         may_be_empty=may_be_empty,
         max_answer_length=max_answer_length,
@@ -157,7 +157,7 @@ def answer_questions(
     """Answer questions as the service does.
 
     Args:
-        max_answer_length, length: as in `question_parameters`.
+        max_answer_length, length: as in `_question_parameters`.
 
     Raises:
         EvaluationError: as `lay_questions`.
@@ -188,7 +188,7 @@ def lay_questions(
     Args:
         max_positions: of the model.
         head: of the model.
-        max_answer_length, length: as in `question_parameters`.
+        max_answer_length, length: as in `_question_parameters`.
 
     Raises:
         EvaluationError: questions cannot be asked, or several have the same id; all are listed.
@@ -319,9 +319,9 @@ def request_parameters(
 
     Args:
         threshold: as in `question_figures`.
-        max_positions, max_answer_length, length: as in `question_parameters`.
+        max_positions, max_answer_length, length: as in `_question_parameters`.
     """
-    parameters = question_parameters(
+    parameters = _question_parameters(
         max_positions,
         may_be_empty=may_be_empty(answered),
         max_answer_length=max_answer_length,

@@ -51,7 +51,7 @@ from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import mean_score, score_answer, version_of
 from training.evaluation.torch_engine import Item
 
-SEED: Final = 12345
+_SEED: Final = 12345
 
 _LENGTH: Final = 128  # to which `training.evaluate` cuts held-out text, too
 _MOST_EPOCHS: Final = 8
@@ -65,7 +65,7 @@ _NUM_CHOICES: Final = 4
 _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
+_Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
 def _share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
@@ -87,7 +87,7 @@ class Sample:
     metric: str
     items: list[Item]
     files: list[str]
-    mark: Mark = _share_equal
+    mark: _Mark = _share_equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class _Drawing:
             )
         settings = ExampleSettings(length=length, sentence_task=sentence_task)
         for epoch in range(_MOST_EPOCHS):
-            examples = build_examples(self.part, settings, seed=SEED, epoch=epoch)
+            examples = build_examples(self.part, settings, seed=_SEED, epoch=epoch)
             rows = zip(examples.bounds.tolist(), examples.labels.tolist(), strict=True)
             yield shuffled(
                 Example(0, epoch, number, tuple(bounds), label)
@@ -154,7 +154,7 @@ class _Drawing:
 def shuffled(values: Iterable[T]) -> list[T]:
     """Shuffle the values with a fixed seed."""
     ordered = list(values)
-    return [ordered[index] for index in np.random.default_rng(SEED).permutation(len(ordered))]
+    return [ordered[index] for index in np.random.default_rng(_SEED).permutation(len(ordered))]
 
 
 def draw_samples(
@@ -221,7 +221,7 @@ def _draw_masks(drawing: _Drawing) -> Sample:
     def items(examples: Iterable[Example]) -> Iterator[Item]:
         for example in examples:
             whole, second = example.tokens(drawing.part)
-            _, chosen = masking(whole, example.mask_rng(SEED))
+            _, chosen = masking(whole, example.mask_rng(_SEED))
             masked = whole.copy()
             masked[chosen] = mask_id
             if len(chosen):
@@ -423,7 +423,7 @@ def _pearson(predictions: Sequence[float], rights: Sequence[float]) -> float:
 
 
 # The metric of labelled texts, and how their logits are read and marked.
-_LABELLED: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]], Mark]]] = {
+_LABELLED: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]], _Mark]]] = {
     "single_label_classification": ("accuracy", _read_best, _share_equal),
     "multi_label_classification": ("subset accuracy", _read_positive, _share_equal),
     "regression": ("Pearson", _read_score, _pearson),

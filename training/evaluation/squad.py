@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from training.data.questions import Question
 
-Version: TypeAlias = Literal["1.1", "2.0"]
+_Version: TypeAlias = Literal["1.1", "2.0"]
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
@@ -30,7 +30,7 @@ class Score(NamedTuple):
     f1: float
 
 
-def version_of(questions: Sequence[Question]) -> Version:
+def version_of(questions: Sequence[Question]) -> _Version:
     """Return the version of the script: v2.0 if any question has no answer."""
     return "1.1" if all(question.answers for question in questions) else "2.0"
 
@@ -57,7 +57,7 @@ def mean_score(scores: Sequence[Score]) -> Score:
     return Score(exact, f1)
 
 
-def score_answer(question: Question, predicted: str, version: Version) -> Score:
+def score_answer(question: Question, predicted: str, version: _Version) -> Score:
     """Return exact match and F1 of one prediction."""
     answers: Sequence[str] = question.answers
     if version == "2.0":

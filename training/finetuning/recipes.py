@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from training.data.labelled.race import RACE
+from training.data.labelled.folders import RACE
 from training.glue.tasks import TASKS
 
 # By the names of the flags.

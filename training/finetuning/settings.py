@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.data.labelled.errors import collecting, raise_listed
-from training.data.labelled.folders import CHOICES, files_of_split, labelled_files
-from training.data.labelled.race import RACE, race_files
+from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
 from training.data.questions import some_unanswerable
 from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2

@@ -27,7 +27,7 @@ _VALIDATION: Final = ("val.tsv", "validation.tsv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingFiles:
+class _TrainingFiles:
     """The files of a task to train on, and those to validate on meanwhile."""
 
     train: list[Path]
@@ -50,7 +50,7 @@ def _dev(task: GlueTask) -> dict[str, tuple[str, ...]]:
     }
 
 
-def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
+def training_files(task: GlueTask, folder: Path) -> _TrainingFiles:
     """Find the files of a task in a folder.
 
     Validation is on `val.tsv` if there is one, otherwise on the first official held-out split.
@@ -65,7 +65,7 @@ def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
     if not validation:
         missing.append(_missing(folder, "held-out", task.dev[first]))
     raise_listed(missing)
-    return TrainingFiles(train=train, validation=validation)
+    return _TrainingFiles(train=train, validation=validation)
 
 
 def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:

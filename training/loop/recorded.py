@@ -109,10 +109,10 @@ def read_layers(folder: Path) -> RecordedLayers:
     )
 
 
-Recorded = TypeVar("Recorded", RecordedRun, RecordedLayers)
+_Recorded = TypeVar("_Recorded", RecordedRun, RecordedLayers)
 
 
-def with_paths_for_names(records: Sequence[Recorded], folders: Sequence[Path]) -> list[Recorded]:
+def with_paths_for_names(records: Sequence[_Recorded], folders: Sequence[Path]) -> list[_Recorded]:
     """Return the records, named by their paths if two folders have the same name."""
     if len({record.name for record in records}) == len(records):
         return list(records)

@@ -151,7 +151,7 @@ class Saver:
             self._claim = None
 
 
-class Decision(NamedTuple):
+class _Decision(NamedTuple):
     """The next action, which is the same in all processes: go on, save or stop."""
 
     done: float
@@ -262,18 +262,18 @@ class Trainer:
         self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
         return 128 + stopped_by
 
-    def _decide(self, stop: StopFlag) -> Decision:
+    def _decide(self, stop: StopFlag) -> _Decision:
         """Decide by the main process' clock and any process' signal."""
         run = self.run
         done, saves = run.progress.done, self.saver.is_due
         if run.world.size == 1:
-            return Decision(done, stop.signal, saves)
+            return _Decision(done, stop.signal, saves)
         is_main = run.world.is_main
         done, num_saves, num_stops = run.world.sum(
             [done * is_main, saves and is_main, stop.signal is not None]
         )
         number = (stop.signal or signal.SIGTERM) if num_stops else None
-        return Decision(done, number, bool(num_saves))
+        return _Decision(done, number, bool(num_saves))
 
     def _roll_back(self, bar: tqdm[Any]) -> None:
         """Roll back to the last checkpoint, at half the learning rates.

@@ -23,7 +23,7 @@ from albert_serve.config import AlbertConfig
 if torch.version.cuda or torch.version.hip:
     import torch.nn.attention.varlen
 
-Record = TypeVar("Record")
+_Record = TypeVar("_Record")
 
 
 class Bounds(NamedTuple):
@@ -34,7 +34,7 @@ class Bounds(NamedTuple):
 
 
 # A bool mask that broadcasts to (B, N, S, S), True where attended; or cu_seqlens; None for all.
-AttentionMask: TypeAlias = "Tensor | Bounds | None"
+_AttentionMask: TypeAlias = "Tensor | Bounds | None"
 
 
 class Embeddings(nn.Module):
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
-    def forward(self, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None = None) -> Tensor:
+    def forward(self, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None) -> Tensor:
         """Attend over (B, S, H) within the attention mask; returns (B, S, H).
 
         With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H).
@@ -112,7 +112,7 @@ class FeedForward(nn.Module):
         return normed_BSH
 
 
-class Encoder(nn.Module):
+class _Encoder(nn.Module):
     """The distinct attention and feed-forward blocks, and the loop that applies them.
 
     Attributes:
@@ -127,7 +127,7 @@ class Encoder(nn.Module):
         self.attentions = nn.ModuleList(Attention(config) for _ in range(config.num_attentions))
         self.ffns = nn.ModuleList(FeedForward(config) for _ in range(config.num_ffns))
 
-    def forward(self, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None = None) -> Tensor:
+    def forward(self, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None) -> Tensor:
         """Apply the layers in the order of the plan to (B, S, H); returns (B, S, H).
 
         With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H):
@@ -137,14 +137,14 @@ class Encoder(nn.Module):
             x_BSH = self._apply_layer(number, x_BSH, mask)
         return self._apply_layer(len(self.layer_plan), x_BSH, mask, read)
 
-    def states(self, x_BSH: Tensor, mask: AttentionMask) -> Iterator[Tensor]:
+    def states(self, x_BSH: Tensor, mask: _AttentionMask) -> Iterator[Tensor]:
         """Yield the input and the output of each layer, all (B, S, H)."""
         yield x_BSH
         for number in range(1, len(self.layer_plan) + 1):
             x_BSH = self._apply_layer(number, x_BSH, mask)
             yield x_BSH
 
-    def rows_by_layer(self, x_BSH: Tensor, mask: AttentionMask, read: Tensor) -> list[Tensor]:
+    def rows_by_layer(self, x_BSH: Tensor, mask: _AttentionMask, read: Tensor) -> list[Tensor]:
         """Return the output of each layer at gathered positions, all (R, H)."""
         rows = []
         for number in range(1, len(self.layer_plan)):
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
         return [*rows, self._apply_layer(len(self.layer_plan), x_BSH, mask, read)]
 
     def _apply_layer(
-        self, number: int, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None = None
+        self, number: int, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None
     ) -> Tensor:
         """Apply the layer of that number, from 1."""
         attention, ffn = self.layer_plan[number - 1]
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
 
 
 def _layer(
-    attention: nn.Module, ffn: nn.Module, x_BSH: Tensor, mask: AttentionMask, read: Tensor | None
+    attention: nn.Module, ffn: nn.Module, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None
 ) -> Tensor:
     out_BSH: Tensor = ffn(attention(x_BSH, mask, read))
     return out_BSH
@@ -219,7 +219,7 @@ class Batch:
         return move(self, device)
 
 
-def move(record: Record, device: torch.device) -> Record:
+def move(record: _Record, device: torch.device) -> _Record:
     """Copy a dataclass of tensors, and of such dataclasses, to another device."""
     moved: dict[str, object] = {}
     for field in fields(record):  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ class Albert(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
+        self.encoder = _Encoder(config)
         self.apply(Initializer(config.initializer_range))
 
     def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
@@ -284,7 +284,7 @@ class Albert(nn.Module):
         x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS)
         return x_BSH
 
-    def _attention_mask(self, batch: Batch) -> AttentionMask:
+    def _attention_mask(self, batch: Batch) -> _AttentionMask:
         """Return the mask by which each token attends to its own sequence."""
         if batch.packing is None:
             return None if batch.lengths is None else batch.real_BS[:, None, None, :]
@@ -296,7 +296,7 @@ class Albert(nn.Module):
 
 
 def attend(
-    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, mask: AttentionMask, dropout: float
+    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, mask: _AttentionMask, dropout: float
 ) -> Tensor:
     """Scaled dot-product attention within the attention mask; (B, S, N, D)."""
     if isinstance(mask, Bounds):

@@ -34,7 +34,7 @@ from training.model.start_conditioned import StartConditionedHead
 # A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
 Task: TypeAlias = str
 # Outputs of a task's head; None where they depend on the vocabulary, the labels or the head.
-NUM_OUTPUTS: Final[dict[Task, int | None]] = {
+_NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
     "text-classification": None,
@@ -60,7 +60,7 @@ class FillMaskHead(nn.Module):
         return logits_RV
 
 
-class Pooler(nn.Module):
+class _Pooler(nn.Module):
     """tanh of a linear map of the [CLS] row."""
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -75,7 +75,7 @@ class Pooler(nn.Module):
 class PooledHead(nn.Module):
     """Pooler, dropout, linear: for sentence order, classification and multiple choice."""
 
-    def __init__(self, config: AlbertConfig, pooler: Pooler, num_outputs: int) -> None:
+    def __init__(self, config: AlbertConfig, pooler: _Pooler, num_outputs: int) -> None:
         super().__init__()
         self.pooler = pooler
         self.dropout = nn.Dropout(config.classifier_dropout)
@@ -87,7 +87,7 @@ class PooledHead(nn.Module):
         return logits_RK
 
 
-class SpanHead(nn.Module):
+class _SpanHead(nn.Module):
     """Start and end logits of every token."""
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -123,7 +123,7 @@ class AlbertForTasks(nn.Module):
         self.tasks = dict(tasks)
         self.albert = Albert(config)
         pooled = [task for task in tasks if task not in UNPOOLED_TASKS]
-        self.pooler = Pooler(config) if pooled else None
+        self.pooler = _Pooler(config) if pooled else None
         self.heads = nn.ModuleDict({task: self._head(task, tasks[task]) for task in tasks})
         self.exits = self._exits() if has_exits else None
         initialize = Initializer(config.initializer_range)
@@ -135,7 +135,7 @@ class AlbertForTasks(nn.Module):
             return FillMaskHead(self.config, self.albert.embeddings.word)
         if task == "question-answering":
             is_plain = num_outputs == QUESTION_OUTPUTS["independent"]
-            return SpanHead(self.config) if is_plain else StartConditionedHead(self.config)
+            return _SpanHead(self.config) if is_plain else StartConditionedHead(self.config)
         assert self.pooler is not None
         return PooledHead(self.config, self.pooler, num_outputs)
 
@@ -180,7 +180,7 @@ def head_sizes(
         question_head: of question answering.
     """
     sizes = {
-        **NUM_OUTPUTS,
+        **_NUM_OUTPUTS,
         "fill-mask": config.vocab_size,
         "text-classification": num_labels,
         "question-answering": QUESTION_OUTPUTS[question_head],
@@ -219,11 +219,11 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
         if is_further(task) and CLASSIFICATION not in tasks:
             raise ConfigError(f"{task} needs a head of {CLASSIFICATION} beside it, the default one")
         if not is_task(task) and not is_further(task):
-            raise ConfigError(f"no task {task!r}; there are {', '.join(NUM_OUTPUTS)}")
+            raise ConfigError(f"no task {task!r}; there are {', '.join(_NUM_OUTPUTS)}")
         if task == "question-answering" and question_head_of(task, num_outputs) is None:
             sizes = " or ".join(f"{size} ({head})" for head, size in QUESTION_OUTPUTS.items())
             raise ConfigError(f"{task} has {num_outputs} outputs; it needs {sizes}")
-        needed = config.vocab_size if task == "fill-mask" else NUM_OUTPUTS.get(task)
+        needed = config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS.get(task)
         if num_outputs < 1 or (needed and num_outputs != needed):
             raise ConfigError(
                 f"{task} has {num_outputs} outputs; it needs {needed or 'at least 1'}"

@@ -16,8 +16,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import open_checkpoint
 from training.data.examples import MIN_LENGTH
 from training.data.labelled.choices import read_choices
-from training.data.labelled.folders import CHOICES, labelled_files
-from training.data.labelled.race import RACE, race_files
+from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
 from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad
 from training.errors import EvaluationError

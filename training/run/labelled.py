@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypeVar
 from albert_serve.errors import HubError
 from albert_serve.hub import HubModel, check_reachable, download, find_cached
 from training.data.labelled.columns import Columns
-from training.data.labelled.race import RACE
+from training.data.labelled.folders import RACE
 from training.glue.files import patterns_of
 from training.glue.tasks import TASKS, task_name
 from training.loop.progress import RunError

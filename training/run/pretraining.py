@@ -126,7 +126,7 @@ class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Options, title="machine"):
+class _Machine(Options, title="machine"):
     """What suits a machine, and changes results in their last digits at most."""
 
     micro_batch_size: Count | None = flag("rows per forward pass; as many tokens of pairs")
@@ -139,7 +139,7 @@ class Machine(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingConfig(Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
+class PretrainingConfig(_Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
     """All that `training.pretrain` and `training.distil` have in common."""
 
 

@@ -20,7 +20,7 @@ from training.data.choices import choice_examples, choice_stream
 from training.data.corpus import CorpusError
 from training.data.labelled.choices import ChoiceText, groups_of, read_choices
 from training.data.labelled.columns import Columns
-from training.data.labelled.race import race_files
+from training.data.labelled.folders import race_files
 
 # As SWAG's files have them, and as rows of JSONL.
 HEADER = ("video-id", "sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")

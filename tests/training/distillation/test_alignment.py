@@ -21,12 +21,11 @@ from training.data.shards import Shards
 from training.distillation.alignment import (
     AlignedSequence,
     Aligner,
-    PieceRange,
     SpanMeans,
     align,
     span_means,
 )
-from training.distillation.teacher import Teacher, load_teacher
+from training.distillation.teacher import PieceRange, Teacher, load_teacher
 
 UNK, CLS, SEP = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
 NAMES = ("WordPiece", "byte-level BPE", "unigram")

@@ -22,21 +22,21 @@ class LabelFormError(ValueError):
 
 def cell_text(value: Any) -> str | None:
     """Return a cell as text without surrounding spaces; None if it is empty."""
-    if not isinstance(value, str | int | float) or is_gap(value):
+    if not isinstance(value, str | int | float) or _is_gap(value):
         return None
     if isinstance(value, float) and value.is_integer():  # pandas' integers of a column with gaps
         value = int(value)
     return str(value).strip() or None
 
 
-def is_gap(value: Any) -> bool:
+def _is_gap(value: Any) -> bool:
     """Whether a cell has no value, not even an empty text."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def is_blank(value: Any) -> bool:
     """Whether a cell has no value, or a text of spaces at most."""
-    return is_gap(value) or (isinstance(value, str) and not value.strip())
+    return _is_gap(value) or (isinstance(value, str) and not value.strip())
 
 
 def labels_in(
@@ -84,7 +84,7 @@ def _is_marked(value: Any, name: str) -> bool:
 def _several(value: Any, name: str, separator: str | None) -> tuple[str, ...]:
     if isinstance(value, list):
         return tuple(dict.fromkeys(_needed(label, name) for label in value))
-    if is_gap(value):
+    if _is_gap(value):
         raise MissingLabelError(f"no value in column {name}")
     if separator is None:
         raise LabelFormError(

@@ -10,15 +10,18 @@ from typing import Final, Literal, TypeAlias
 
 from training.data.corpus import CorpusError, find_files
 
-Split: TypeAlias = Literal["train", "validation", "test"]
+# The task of RACE, as --task names it.
+RACE: Final = "race"
 
-TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
+_Split: TypeAlias = Literal["train", "validation", "test"]
+
+_TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
 # The files of multiple choice, of which RACE's own are .txt.
-CHOICES: Final = TABLES | {".txt"}
+CHOICES: Final = _TABLES | {".txt"}
 # Names of files that are printed.
 _NUM_SHOWN: Final = 8
 # Words in names of files and folders, as in `datasets`.
-_WORDS_OF: Final[Mapping[Split, frozenset[str]]] = MappingProxyType(
+_WORDS_OF: Final[Mapping[_Split, frozenset[str]]] = MappingProxyType(
     {
         "train": frozenset({"train", "training"}),
         "validation": frozenset({"validation", "valid", "dev", "val"}),
@@ -29,7 +32,7 @@ _WORD: Final = re.compile(r"[a-z]+")
 
 
 def labelled_files(
-    paths: Sequence[Path], *splits: Split, suffixes: frozenset[str] = TABLES
+    paths: Sequence[Path], *splits: _Split, suffixes: frozenset[str] = _TABLES
 ) -> list[Path]:
     """Return the given files, and in place of each folder its files with one of the suffixes.
 
@@ -45,20 +48,22 @@ def labelled_files(
     return files
 
 
-def files_of_split(folder: Path, split: Split, *, suffixes: frozenset[str] = TABLES) -> list[Path]:
+def files_of_split(
+    folder: Path, split: _Split, *, suffixes: frozenset[str] = _TABLES
+) -> list[Path]:
     """Return the files of a split in a folder; none if it has no such file."""
     files = _readable(folder, suffixes)
     return [file for file in files if (_split_of(file, folder) or "train") == split]
 
 
-def _files_in(folder: Path, splits: Sequence[Split], suffixes: frozenset[str]) -> list[Path]:
+def _files_in(folder: Path, splits: Sequence[_Split], suffixes: frozenset[str]) -> list[Path]:
     every = _readable(folder, suffixes)
     if not every:
         raise CorpusError(f"{folder} has no file in {', '.join(sorted(suffixes))}")
     split_of = {file: _split_of(file, folder) for file in every}
     if not any(split_of.values()):
         return every
-    by_split: dict[Split, list[Path]] = {}
+    by_split: dict[_Split, list[Path]] = {}
     for file, split in split_of.items():
         by_split.setdefault(split or "train", []).append(file)
     chosen: list[Path] = next((by_split[split] for split in splits if split in by_split), [])
@@ -80,7 +85,7 @@ def _readable(folder: Path, suffixes: frozenset[str]) -> list[Path]:
         return []
 
 
-def _split_of(file: Path, folder: Path) -> Split | None:
+def _split_of(file: Path, folder: Path) -> _Split | None:
     """Return the split that the name of a file, or of a folder in which it is, tells; if any."""
     for part in reversed(file.relative_to(folder).parts):
         words = set(_WORD.findall(part.lower()))
@@ -88,3 +93,23 @@ def _split_of(file: Path, folder: Path) -> Split | None:
             if words & its_words:
                 return split
     return None
+
+
+def race_files(folder: Path, split: Literal["train", "dev"]) -> list[Path]:
+    """Find the files of a split of RACE (Lai et al. 2017), or the folder of them, in a folder.
+
+    The official archive has a folder for each split, `train/middle/*.txt` and so on. The same
+    passages may also be in files named after their split, such as `train.middle.jsonl`, one a line.
+
+    Raises:
+        CorpusError: there are none.
+    """
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is not a folder; give that of the task's files")
+    if (folder / split).is_dir():
+        return [folder / split]
+    files = sorted(folder.glob(f"{split}*.jsonl*"))
+    if not files:
+        kind = "training" if split == "train" else "held-out"
+        raise CorpusError(f"{folder} has no {kind} files {split}/ or {split}*.jsonl")
+    return files

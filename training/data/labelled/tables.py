@@ -43,7 +43,7 @@ class RowError(NamedTuple):
     message: str
 
 
-Row: TypeAlias = "Record | RowError"
+_Row: TypeAlias = "Record | RowError"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class TableFormat:
         return None if is_header else self.headerless or None
 
 
-def read_records(file: Path, form: TableFormat = TableFormat()) -> Iterator[Row]:
+def read_records(file: Path, form: TableFormat = TableFormat()) -> Iterator[_Row]:
     """Yield the records of a file, whose suffix gives the format, and its errors.
 
     `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`, `.bz2`, `.xz` or `.zst`; or `.parquet`.
@@ -95,7 +95,7 @@ def likely_delimiter(header: str) -> str | None:
     return best if counts[best] > 1 else None
 
 
-def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
+def _table_records(file: Path, form: TableFormat) -> Iterator[_Row]:
     is_csv = ".csv" in file.suffixes
     with open_lines(file, type_by_name(file.name).compression) as (stream, _):
         lines = text_lines(file, stream)
@@ -122,7 +122,7 @@ def _table_records(file: Path, form: TableFormat) -> Iterator[Row]:
 
 def _table_record(
     place: str, header: str, names: Sequence[str], fields: Sequence[str], delimiter: str
-) -> Row:
+) -> _Row:
     if len(fields) > len(names):
         return RowError(
             f"{place}: {len(fields)} fields, more than the header's {len(names)} "
@@ -134,14 +134,14 @@ def _table_record(
     return Record(dict(zip(names, [*fields, *missing], strict=True)), place, header)
 
 
-def _json_records(file: Path) -> Iterator[Row]:
+def _json_records(file: Path) -> Iterator[_Row]:
     with open_lines(file, type_by_name(file.name).compression) as (stream, _):
         for number, values, error in json_rows(stream):
             place = f"{file}, line {number}"
             yield Record(values, place, place) if error is None else RowError(f"{file}, {error}")
 
 
-def _parquet_records(file: Path) -> Iterator[Row]:
+def _parquet_records(file: Path) -> Iterator[_Row]:
     for start, _, batch in parquet_batches(file):
         for number, record in enumerate(batch.to_pylist(), start=start + 1):
             yield Record(record, f"{file}, row {number}", str(file))
