@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import httpx
 
-from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.default_bundle import default_bundle
 from albert_serve.errors import ConfigError, NotFoundError

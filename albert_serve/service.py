@@ -31,7 +31,6 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import AlbertServeError
 from albert_serve.runtime.ort import check_runtime
-from albert_serve.server.admission import ConcurrencyGate
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, PageOrigins, cors_options
 from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, endpoint
@@ -50,6 +49,7 @@ from albert_serve.server.bentoml.supervision import (
     mark_started,
     supervise,
 )
+from albert_serve.server.concurrency_gate import ConcurrencyGate
 from albert_serve.server.documents.openapi import describe_service
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, ErrorReplies
 from albert_serve.server.hosts import AllowedHosts

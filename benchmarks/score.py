@@ -31,7 +31,7 @@ from benchmarks.engine.contestants import CONTESTANTS, Contestant, ModelJob
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, run_in_process
-from export.write import export_bundle
+from export.bundle import export_bundle
 from training.data.corpus import read_documents
 from training.errors import report_errors
 from training.system.command_line import make_parser

@@ -28,7 +28,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.default_bundle import shipped_bundle
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, last_line
-from export.write import export_bundle
+from export.bundle import export_bundle
 from training.errors import report_errors
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks

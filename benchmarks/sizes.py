@@ -24,7 +24,7 @@ from albert_serve.default_bundle import shipped_bundle
 from albert_serve.doctor.footprint import Footprint, measure_footprint
 from albert_serve.settings import Prepack, RuntimeOptions
 from benchmarks.harness.page import table
-from export.write import export_bundle
+from export.bundle import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
+from export.bundle import Exported, LayerOptions, Limits, export_bundle
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
-from export.write import Exported, LayerOptions, Limits, export_bundle
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import RACE, labelled_files, race_files
 from training.errors import report_errors

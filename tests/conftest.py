@@ -35,7 +35,7 @@ _WITH_PROCESSES: Final = (
     "export/test_precision.py",
     "export/test_quality.py",
     "export/test_verify.py",
-    "export/test_write.py",
+    "export/test_bundle.py",
     "test_shipped_model.py",
     "training/conversion/test_commands.py",
     "training/conversion/test_hub.py",

@@ -7,8 +7,9 @@ not, and each refuses with a `QueueFullError`:
 2. `QueueAdmission`, room: the tokens of the request and of the queue, once they are counted;
 3. `QueueAdmission`, wait: the expected wait for the engine at its usual throughput.
 
-`server/admission.py` applies the first to HTTP requests, `Batcher` the others. An admitted request
-may still miss its deadline (504): `Scheduler.is_late`.
+`server/concurrency_gate.py` applies the first to HTTP requests, `Batcher` the others. Between them
+`server/large_requests.py` refuses large bodies that have no room, or that cannot be read in time.
+An admitted request may still miss its deadline (504): `Scheduler.is_late`.
 
 The first rule is the one that counts under overload. Reading, validating and tokenising a request
 costs far more than refusing it, and a parsed request waits for the CPU even while the engine's

@@ -25,7 +25,10 @@ class BatchReport:
 
 
 class BatchObserver:
-    """Receives events, on the event loop, and ignores them. A task is that of a first input."""
+    """Receives events, on the event loop, and ignores them.
+
+    The task of a request is the endpoint of its first input.
+    """
 
     def queued(self, task: str, num_tokens: int) -> None:
         """Record that a request entered the queue."""

@@ -23,7 +23,7 @@ from albert_serve.errors import ConfigError
 Priority: TypeAlias = Literal["interactive", "batch"]
 
 PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
-# Short requests have at most so much of a slot: a few batches hold all that usually wait.
+# A request is short if its tokens are at most this fraction of a slot.
 _SHORT_SHARE: Final = 0.25
 
 
@@ -145,9 +145,9 @@ class Scheduler(Generic[_RequestT]):
     def num_tokens_ahead(self, priority: Priority, size: int | None = None) -> float:
         """Return the tokens that are computed before the first slot of a new request.
 
-        Each waiting request has one slot before it, however large it is; before a short request
-        only the short ones do, and a slot of a large one before each of their batches. While
-        requests of the other priority wait too, their share is added.
+        A large request waits for one slot of each waiting request; a short one for the short ones
+        alone, and for one slot of a large request before each of their batches. While requests of
+        the other priority wait too, their share is added.
 
         Args:
             size: tokens of the new request; None for a large one.
@@ -195,7 +195,7 @@ class Scheduler(Generic[_RequestT]):
             priority = self._next_priority()
             queue = self._queues[priority]
             request = queue.first()
-            if self._gave_up(request, batch, moment):
+            if self._drop_if_late(request, batch, moment):
                 continue
             both_priorities, both_sizes = all(self._queues.values()), queue.has_both_sizes
             self._fill(batch, request, moment, max_batch_tokens)
@@ -220,7 +220,7 @@ class Scheduler(Generic[_RequestT]):
         else:
             self._batch_credit_tokens += cost_tokens * self._batch_share / (1 - self._batch_share)
 
-    def _gave_up(self, request: _RequestT, batch: Batch[_RequestT], moment: Moment) -> bool:
+    def _drop_if_late(self, request: _RequestT, batch: Batch[_RequestT], moment: Moment) -> bool:
         late = self.is_late(request, moment)
         if late:
             self.remove(request)
@@ -234,7 +234,7 @@ class Scheduler(Generic[_RequestT]):
         batch.append(seed, queue.take(seed, max(seed.waiting)))
         while (length := self._next_length(queue, batch, max_batch_tokens)) is not None:
             request = queue.first_of_length(length)
-            if not self._gave_up(request, batch, moment):
+            if not self._drop_if_late(request, batch, moment):
                 batch.append(request, queue.take(request, length))
 
     def _next_length(

@@ -1,4 +1,4 @@
-"""When a call ends, and when a request of it is sent again.
+"""When a call ends, and when a request of it is sent again (by `_try` of the exchange).
 
 What is overloaded, not ready or out of reach is asked again; what took too long is not, because the
 same request would take the same time.

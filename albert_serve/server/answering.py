@@ -26,9 +26,9 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.errors import InvalidInputError, NotFoundError
-from albert_serve.server.admission import priority_of
 from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.server.bodies import parse_json, read_body
+from albert_serve.server.concurrency_gate import priority_of
 from albert_serve.server.error_replies import JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.tasks import TASKS, Prepared, read_cuts

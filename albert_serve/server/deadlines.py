@@ -12,10 +12,10 @@ _ResultT = TypeVar("_ResultT")
 
 
 async def finish_in_time(work: asyncio.Future[_ResultT], ends_s: float, message: str) -> _ResultT:
-    """Return the result of `work`, which is cancelled at the deadline, or if this is.
+    """Return the result of `work`, which is cancelled at the deadline, or when the caller is.
 
-    Unlike `asyncio.timeout`, the tracebacks of whose exceptions hold each other in a cycle, and so
-    the body of each request that is late, until a garbage collection.
+    `asyncio.timeout` is avoided: its exceptions hold each other in a cycle, which keeps the body of
+    each late request in memory until a garbage collection.
 
     Args:
         ends_s: the deadline, on `time.monotonic`'s clock.

@@ -79,7 +79,7 @@ class LargeRequests:
         num_bytes: int,
         ends_s: float,
     ) -> _ResultT:
-        """Call a function that reads a body of this size, where its size belongs.
+        """Call a function that reads a body: here if it is small, otherwise in the thread.
 
         Raises:
             QueueFullError: it would wait for more than half of the time to its deadline.
@@ -110,7 +110,7 @@ class LargeRequests:
         num_bytes: int,
         ends_s: float,
     ) -> _ResultT:
-        """Call a function of a request whose body has this size, where its size belongs.
+        """Call a function of a request: here if its body is small, otherwise in the thread.
 
         One that has not begun when the request is cancelled never begins, and one that exceeds the
         deadline is not awaited.

@@ -20,8 +20,8 @@ from albert_serve.api.embeddings import (
     FeatureExtractionParameters,
 )
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, TaskSetup
-from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
 from albert_serve.tasks.probability import finite
+from albert_serve.tasks.truncation import Fitted, encode, fit_encodings
 from albert_serve.tokenizer import AlbertTokenizer
 
 # An object, its place in a list, and its digits, which are copied once.

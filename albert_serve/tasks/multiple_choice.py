@@ -23,8 +23,8 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, TaskSetup
-from albert_serve.tasks.fitting import encode, fit_choice
 from albert_serve.tasks.probability import softmax
+from albert_serve.tasks.truncation import encode, fit_choice
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 # Underscores that are no part of a word.

@@ -26,8 +26,8 @@ from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth, HeadEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import EarlyExit, Logits, Prepared, TaskSetup
-from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.probability import finite, sigmoid, softmax
+from albert_serve.tasks.truncation import fit
 from albert_serve.tokenizer import AlbertTokenizer
 
 ALL_LAYERS: Final = "max_layers and patience have no effect on a GPU: all layers were computed"

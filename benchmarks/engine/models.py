@@ -112,7 +112,7 @@ def _quantize(converted: Any, plan: FormPlan) -> Any:
 
 
 def _make_bundle(plan: FormPlan) -> None:
-    from export.write import export_bundle
+    from export.bundle import export_bundle
 
     precision: Any = plan.form.removeprefix("bundle-")
     export_bundle(plan.checkpoint, plan.target, precision=precision)

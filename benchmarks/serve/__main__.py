@@ -38,7 +38,7 @@ from benchmarks.serve.stream import (
     peer_service,
 )
 from benchmarks.serve.tables import ServeReport, markdown, to_dict
-from export.write import export_bundle
+from export.bundle import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser
 

@@ -14,7 +14,7 @@ import torch
 
 from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
-from export.write import export_bundle
+from export.bundle import export_bundle
 from tests.albert_serve.support import ROOT, Running, running_service, service_environment
 from tests.albert_serve.task_fixtures import (  # noqa: F401 - fixtures for all tests here
     answer,

@@ -11,11 +11,11 @@ import torch
 
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import NUM_BEAMS, QUESTION_OUTPUTS, read_header
+from export.bundle import export_bundle
 from export.heads import build_head
 from export.precision import PARTS, part_of, write_weights
 from export.source import Source, read_source
 from export.verify import measure_parity
-from export.write import export_bundle
 from tests.export.exporting import TINY, randomize, run_graph, write_tokenizer
 from tests.export.test_graphs import assert_golden
 from training.model.checkpoint import load_checkpoint, save_checkpoint

@@ -18,10 +18,10 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
 from export.__main__ import main
+from export.bundle import export_bundle
 from export.errors import ExportError
 from export.precision import restore_weights
 from export.source import read_source
-from export.write import export_bundle
 from tests.export.exporting import randomize
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint

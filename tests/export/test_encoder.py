@@ -14,10 +14,10 @@ from safetensors.numpy import load_file, save_file
 from albert_serve.bundle.manifest import Bundle, Precision
 from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
 from albert_serve.config import AlbertConfig
+from export.bundle import export_bundle
 from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute, Form
 from export.verify import external_tensors
-from export.write import export_bundle
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
 from training.model.albert import Batch
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from export.write import export_bundle
+from export.bundle import export_bundle
 from tests.export.exporting import (
     TINY,
     ragged,

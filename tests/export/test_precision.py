@@ -23,10 +23,10 @@ from albert_serve.bundle.weights import (
 )
 from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.ort import has_dot_products
+from export.bundle import export_bundle
 from export.errors import ExportError
 from export.precision import PARTS, part_of, quantize, write_weights
 from export.source import read_source
-from export.write import export_bundle
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
 from training.model.checkpoint import save_checkpoint
 

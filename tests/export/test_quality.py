@@ -15,10 +15,10 @@ from albert_serve.bundle.weights import TaskName
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
+from export.bundle import export_bundle
 from export.errors import ExportError
 from export.quality import check_quality, measure_quality
 from export.source import Source, read_source
-from export.write import export_bundle
 from tests.export.conftest import WIKI
 from training.data.choices import choice_examples
 from training.data.labelled.choices import read_choices

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import read_header
 from albert_serve.tokenizer import SPECIAL_TOKENS
+from export.bundle import Limits, export_bundle
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.graph import Compute
@@ -23,7 +24,6 @@ from export.verify import (
     check_references,
     measure_parity,
 )
-from export.write import Limits, export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
 from training.model.checkpoint import save_checkpoint
 

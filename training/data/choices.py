@@ -17,8 +17,8 @@ from torch import Tensor
 
 from albert_serve.config import AlbertConfig
 from albert_serve.progress import progress
-from albert_serve.tasks.fitting import split_choice
 from albert_serve.tasks.multiple_choice import with_choice
+from albert_serve.tasks.truncation import split_choice
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, MicroBatch
 from training.data.collate import collate_examples

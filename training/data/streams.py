@@ -14,7 +14,7 @@ from albert_serve.api.schemas import Truncation
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
 from albert_serve.progress import progress
-from albert_serve.tasks.fitting import fit
+from albert_serve.tasks.truncation import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps

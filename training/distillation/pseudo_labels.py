@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
-from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.grouping import cut_batches
+from albert_serve.tasks.truncation import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName
 from training.distillation.teacher import describe_model, load_frozen, num_positions

@@ -23,9 +23,9 @@ from albert_serve.bundle.weights import CLASSIFICATION, TaskName, is_task
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
-from albert_serve.tasks.fitting import fit
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.text_classification import resolve_early_exit
+from albert_serve.tasks.truncation import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
 from training.data.examples import (

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 
-from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.catalog import Catalogue, ModelSpec, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError

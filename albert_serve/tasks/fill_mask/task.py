@@ -29,8 +29,8 @@ from albert_serve.tasks.fill_mask.joint import JointFilling, beam_width
 from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.fill_mask.target_scoring import TargetScoring
 from albert_serve.tasks.fill_mask.targets import read_first_pieces, read_whole
-from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
 from albert_serve.tasks.probability import best, softmax
+from albert_serve.tasks.truncation import Fitted, encode, fit_encodings
 from albert_serve.tokenizer import AlbertTokenizer
 
 # The approximate text of a token.

@@ -18,9 +18,9 @@ from albert_serve.api.schemas import (
 from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Prepared, TaskSetup
-from albert_serve.tasks.fitting import cut_at
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.windows import lay_windows, num_windows
+from albert_serve.tasks.truncation import cut_at
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 # Tokens of a window, or as many as the model has positions.

@@ -29,9 +29,9 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
-from albert_serve.tasks.fitting import Fitted, encode, fit_encodings
 from albert_serve.tasks.probability import log_softmax, softmax
 from albert_serve.tasks.sentence_order.ordering import find_best_order, weigh
+from albert_serve.tasks.truncation import Fitted, encode, fit_encodings
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.queue import Batcher
 from albert_serve.batching.scheduler import Priority
 from albert_serve.errors import (
     DeadlineExceededError,

@@ -32,7 +32,7 @@ def test_held_out_data_comes_before_the_data_of_export() -> None:
 TEXTS = {"text_classification_texts": 7, "text_classification_loss": 0.1}
 
 
-def of_texts(**figures: Any) -> dict[str, Any]:
+def of_texts(figures: Any) -> dict[str, float]:
     return TEXTS | {f"text_classification_{name}": value for name, value in figures.items()}
 
 
@@ -54,7 +54,7 @@ def of_texts(**figures: Any) -> dict[str, Any]:
             ("accuracy", 64, 4887),
         ),
         *(
-            ("text-classification", of_texts(**figures), expected)
+            ("text-classification", of_texts(figures), expected)
             for figures, expected in [
                 ({"micro_f1": 0.5, "macro_f1": 0.4, "subset_accuracy": 0.3}, ("micro-F1", 50, 7)),
                 ({"pearson": -0.25, "spearman": 0.8, "mse": 1.5}, ("Pearson", -25, 7)),

@@ -17,9 +17,9 @@ from albert_serve.config import AlbertConfig
 from albert_serve.doctor.description import describe_bundle
 from albert_serve.doctor.layout import in_bytes
 from albert_serve.doctor.overview import description_text
+from export.bundle import export_bundle
 from export.source import HUGGING_FACE_FILES
 from export.verify import external_tensors
-from export.write import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
 

@@ -22,7 +22,7 @@ from albert_serve.runtime.ort import (
     open_session,
 )
 from albert_serve.settings import RuntimeOptions
-from export.write import export_bundle
+from export.bundle import export_bundle
 from tests.albert_serve.runtime.inputs import some_inputs
 from tests.export.exporting import TINY, write_checkpoint
 from training.model.albert import Batch

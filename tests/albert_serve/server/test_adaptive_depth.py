@@ -17,7 +17,7 @@ from albert_serve.tasks import prepare_request
 from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tasks.text_classification import ALL_LAYERS, resolve_early_exit
-from export.write import LayerOptions, export_bundle
+from export.bundle import LayerOptions, export_bundle
 from tests.albert_serve.support import local_http
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 

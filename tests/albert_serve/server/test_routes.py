@@ -19,7 +19,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from albert_serve.batching.batcher import Batcher
+from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.local import OneModel

@@ -12,8 +12,8 @@ import transformers
 
 from albert_serve.api.schemas import ChoiceQuestion, ChoiceScore, MultipleChoiceParameters
 from albert_serve.tasks import MultipleChoice
-from albert_serve.tasks.fitting import split_choice
 from albert_serve.tasks.multiple_choice import with_choice
+from albert_serve.tasks.truncation import split_choice
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.task_fixtures import TorchEngine
 from training.model.checkpoint import load_checkpoint

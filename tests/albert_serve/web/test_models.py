@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from albert_serve.bundle.manifest import TaskExample
 from albert_serve.config import AlbertConfig
-from export.write import export_bundle
+from export.bundle import export_bundle
 from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers
 from tests.albert_serve.support import Running, running_service, service_environment
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars

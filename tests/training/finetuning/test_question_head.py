@@ -22,7 +22,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput
 from albert_serve.tasks.load import load_tasks
-from export.write import export_bundle
+from export.bundle import export_bundle
 from tests.training.support import (
     SQUAD_V2,
     read_metrics,

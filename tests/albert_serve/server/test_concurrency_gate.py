@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from albert_serve.server.admission import ConcurrencyGate
+from albert_serve.server.concurrency_gate import ConcurrencyGate
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models
 from albert_serve.server.paths import Target

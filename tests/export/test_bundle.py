@@ -19,8 +19,8 @@ from albert_serve.tasks import EncoderInput, QuestionAnswering
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
+from export.bundle import export_bundle
 from export.errors import ExportError
-from export.write import export_bundle
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
 from training.data.corpus import read_documents
 from training.evaluation.questions import BEST_F1_THRESHOLD as KEY
