@@ -147,7 +147,7 @@ def test_warnings_are_told_in_a_header(client: httpx.Client) -> None:
 def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) -> None:
     """Started as a user would start it, which shows the command line's `serve` as well."""
     environment = service_environment(bundle_dir, tmp_path / "home")
-    num_requests = 6
+    num_requests = 24
     long_text = {"inputs": ["The [MASK] " + "run " * 100] * MAX_ITEMS}
     with running_service(environment, tmp_path, ("albert_serve", "serve")) as running:
         assert f"curl {running.url}/fill-mask" in running.log
