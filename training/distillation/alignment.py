@@ -21,7 +21,6 @@ from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 from training.distillation.teacher import HfTokenizer, PieceRange
 
 _UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
-_NO_SPAN: Final = -1
 # Size of the cache of aligned words; natural text repeats most of its words.
 _MAX_WORDS: Final = 1 << 19
 
