@@ -56,7 +56,6 @@ _REFUSED_MAGIC: Final = {b"PK\x03\x04": "Zip or Excel"}
 _UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 _UTF_8_MARK: Final = b"\xef\xbb\xbf"
 _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
-_BATCH_BYTES: Final = 4 << 20
 # Of a column, so that row groups may have any size.
 _PARQUET_READ_BYTES: Final = 1 << 20
 
@@ -305,9 +304,14 @@ def parquet_schema(path: Path) -> tuple[Any, int]:
 
 
 def parquet_batches(
-    path: Path, columns: Sequence[str] | None = None, *, max_rows: int = 1024, num_skipped: int = 0
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    max_rows: int = 1024,
+    max_bytes: int = 4 << 20,
+    num_skipped: int = 0,
 ) -> Iterator[tuple[int, float, Any]]:
-    """Yield record batches of pyarrow, of about 4 MiB at most whatever the size of row groups.
+    """Yield record batches of pyarrow, within about the limits whatever the size of row groups.
 
     Each comes with the number of rows before it, and the share of the file that ends with it.
 
@@ -335,7 +339,7 @@ def parquet_batches(
             if number + about.num_rows <= num_skipped:
                 number += about.num_rows
                 continue
-            num_fitting = _BATCH_BYTES * about.num_rows // max(1, about.total_byte_size)
+            num_fitting = max_bytes * about.num_rows // max(1, about.total_byte_size)
             for batch in file.iter_batches(
                 min(max(1, num_fitting), max_rows),
                 row_groups=[group],
