@@ -32,8 +32,6 @@ from albert_serve.tables import TableType, is_stream, type_by_name
 # The rows by which the columns of JSONL are known, where the output is a table.
 _FIRST_ROWS: Final = 1024
 _STDOUT: Final = "/dev/stdout"
-_BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-_LINE: Final = "{desc}: {percentage:.0f}% in {elapsed}, {remaining} left{postfix}"
 
 
 def score_files(
@@ -197,11 +195,10 @@ class _Job:
         """Yield the parts, answered; count them, and show the progress."""
         summary, title = self.summary, self.scorer.task
         num_bytes = sum(source.num_bytes for source in self.sources) if self.is_resumable else 0
-        with (
-            progress_bar(title=title, total=num_bytes, unit="B", bar_format=_BAR, line_format=_LINE)
-            if num_bytes
-            else progress_bar(title=title, unit="rows")
-        ) as bar:
+        shown: dict[str, Any] = {"unit": "rows"}
+        if num_bytes:
+            shown = {"total": num_bytes, "unit": "B", "unit_scale": True}
+        with progress_bar(title=title, **shown) as bar:
             for part in answer_batches(self.scorer, self.reader, batches, self.options, summary):
                 yield part
                 pa.default_memory_pool().release_unused()

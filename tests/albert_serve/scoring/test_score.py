@@ -406,16 +406,8 @@ def test_a_line_without_end_is_a_rows_error(
     assert peak < 60 << 20
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("in.xlsx", b"PK\x03\x04", "Excel"),
-        ("in.jsonl", b"PK\x03\x04", "Zip or Excel"),
-    ],
-)
-def test_a_format_that_is_not_read_is_named(
-    name: str, content: bytes, kind: str, job: Job, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidInputError, match=f"is {kind}; the input must be jsonl, csv, tsv"):
+@pytest.mark.parametrize("name", ["in.xlsx", "in.jsonl"])
+def test_a_format_that_is_not_read_is_named(name: str, job: Job, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04")
+    with pytest.raises(InvalidInputError, match="is Excel, or Zip; the input must be jsonl, csv,"):
         job(tmp_path / name, tmp_path / "out.jsonl")
