@@ -72,17 +72,14 @@ def _fill_mask(output: Any) -> dict[str, Any]:
     }
 
 
-def _text_classification(output: Any) -> dict[str, Any]:
-    return {**(output[0] if output else {}), "labels": output}
+def _best_and_all(name: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes columns of a ranking: those of the best, and all of it by a name."""
 
+    def columns(output: Any) -> dict[str, Any]:
+        ranking = output if isinstance(output, list) else [output]
+        return {**(ranking[0] if ranking else {}), name: ranking}
 
-def _question_answering(output: Any) -> dict[str, Any]:
-    answers = output if isinstance(output, list) else [output]
-    return {**(answers[0] if answers else {}), "answers": answers}
-
-
-def _multiple_choice(output: Any) -> dict[str, Any]:
-    return {**output[0], "ranking": output}
+    return columns
 
 
 def _feature_extraction(output: Any) -> dict[str, Any]:
@@ -119,13 +116,13 @@ SCORED_TASKS: Final[dict[str, ScoredTask]] = {
         fields=("text", "text_pair"),
         required=(("text",),),
         columns={**_LABEL, "labels": _list_of(**_LABEL)},
-        to_columns=_text_classification,
+        to_columns=_best_and_all("labels"),
     ),
     "question-answering": ScoredTask(
         fields=("question", "context"),
         required=(("question", "context"),),
         columns={**_ANSWER, "answers": _list_of(**_ANSWER)},
-        to_columns=_question_answering,
+        to_columns=_best_and_all("answers"),
     ),
     "sentence-order": ScoredTask(
         fields=("text", "text_pair", "sentences"),
@@ -144,7 +141,7 @@ SCORED_TASKS: Final[dict[str, ScoredTask]] = {
         fields=("context", "question", "choices"),
         required=(("context", "choices"),),
         columns={**_CHOICE, "ranking": _list_of(**_CHOICE)},
-        to_columns=_multiple_choice,
+        to_columns=_best_and_all("ranking"),
         lists=("choices",),
     ),
     FEATURE_EXTRACTION: ScoredTask(

@@ -88,58 +88,33 @@ def make_layout(
         first: the first rows, which decide the columns where no file has its own.
 
     Raises:
-        InvalidInputError: the files have different columns, or types of columns.
+        InvalidInputError: a column has different types.
     """
     if not kind.has_columns:
         return Layout(type=kind, reader=reader, kept=None)
-    is_typed = kind.format == "parquet"
     keep = reader.selection.keep
-    known = {
-        source.path: {
-            name: type_ or pa.string()
-            for name, type_ in source.columns.items()
-            if keep is None or name in keep
-        }
+    schemas = [
+        pa.schema({name: type_ or pa.string() for name, type_ in source.columns.items()})
         for source in sources
         if source.columns is not None
-    }
-    rows = [row for batch in first for row in reader.kept_rows(batch)]
-    columns: dict[str, Any] = dict.fromkeys(name for row in rows for name in row)
-    if known:
-        (path, columns), *others = known.items()
-        for other_path, other in others:
-            _check_same(path, columns, other_path, other, is_typed=is_typed)
-    if keep is not None:
-        columns = {name: columns.get(name) for name in keep}
-    if is_typed:
-        columns = {name: type_ or _infer(name, rows) for name, type_ in columns.items()}
+    ]
+    columns: dict[str, Any] = {name: None for schema in schemas for name in schema.names}
+    rows: list[dict[str, Any]] = []
+    if not schemas:
+        rows = [row for batch in first for row in reader.kept_rows(batch)]
+        columns = {name: None for row in rows for name in row}
+    columns = columns if keep is None else dict.fromkeys(keep)
+    if kind.format == "parquet":
+        columns = {name: _type_of(name, schemas, rows) for name in columns}
     return Layout(type=kind, reader=reader, kept=columns)
 
 
-def _check_same(
-    first: Path,
-    columns: Mapping[str, Any],
-    file: Path,
-    others: Mapping[str, Any],
-    *,
-    is_typed: bool,
-) -> None:
-    if odd := sorted(columns.keys() ^ others.keys()):
-        has, lacks = (first, file) if odd[0] in columns else (file, first)
-        raise InvalidInputError(
-            f"{has} has a column {odd[0]!r} and {lacks} has none; a table has the same columns in "
-            "all rows: name those to keep (--keep), or write .jsonl"
-        )
-    for name in columns if is_typed else ():
-        if columns[name] != others[name]:
-            raise InvalidInputError(
-                f"the column {name!r} is {columns[name]} in {first} and {others[name]} in {file}; "
-                "convert it, or leave it out (--keep)"
-            )
-
-
-def _infer(name: str, rows: Sequence[dict[str, Any]]) -> Any:
+def _type_of(name: str, schemas: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Any:
+    """Return the type of a column in the files that have it, else of its values in rows."""
+    fields = [schema.field(name) for schema in schemas if name in schema.names]
     try:
+        if fields:
+            return pa.unify_schemas([pa.schema([field]) for field in fields]).field(name).type
         kind = pa.array([row.get(name) for row in rows]).type
     except (pa.ArrowException, OverflowError) as error:
         raise InvalidInputError(
@@ -234,7 +209,11 @@ def to_table(layout: Layout, part: ScoredPart) -> Any:
 def _kept_columns(layout: Layout, batch: RowBatch) -> list[Any]:
     kept = layout.kept or {}
     if batch.kept is not None:
-        return [batch.kept.column(name).cast(kind) for name, kind in kept.items()]
+        names, num_rows = batch.kept.schema.names, len(batch.values)
+        return [
+            batch.kept.column(name).cast(kind) if name in names else pa.nulls(num_rows, kind)
+            for name, kind in kept.items()
+        ]
     rows = layout.kept_rows(batch)
     columns = []
     for name, kind in kept.items():

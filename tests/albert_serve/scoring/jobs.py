@@ -66,8 +66,10 @@ def write_csv(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return file
 
 
-def write_jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def write_jsonl(file: Path, rows: Sequence[object]) -> Path:
+    """Rows, of which texts are lines as they are."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return file
 
 

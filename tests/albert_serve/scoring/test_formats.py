@@ -14,8 +14,10 @@ from pyarrow import parquet
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import SCORED_TASKS, answer_columns
+from albert_serve.scoring.inputs import RowBatch
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.rows import RowReader
 from albert_serve.tasks import TASKS
 from tests.albert_serve.scoring.jobs import (
     SUFFIXES,
@@ -123,12 +125,11 @@ def test_times_of_parquet_are_iso_8601_elsewhere(
         assert [row["when"] for row in rows] == [text or empty for text in texts]
 
 
-def test_a_frame_of_zstandard_that_is_cut_is_an_error(tmp_path: Path) -> None:
-    rows = write_jsonl(tmp_path / "in.jsonl", [{"text": "a" * 1000}, {"text": "b"}])
-    frames, output = tmp_path / "rows.jsonl.zst", tmp_path / "out.jsonl"
-    score_files(HashScorer(), [rows], frames, ScoreOptions(part_rows=1, keep=["text"]))
-    again = ScoreOptions(keep=["text"])
-    assert score_files(HashScorer(), [frames], output, again).num_rows == 2
-    frames.write_bytes(frames.read_bytes()[:-3])
-    with pytest.raises(InvalidInputError, match="is damaged or incomplete: Truncated"):
-        score_files(HashScorer(), [frames], output, again)
+def test_lists_of_a_csv_are_json() -> None:
+    reader = RowReader("sentence-order", ScoreOptions(), in_table=False)
+    cells = ['["It rained.", "We stayed in."]', "It rained."]
+    batch = RowBatch(values=[{"sentences": cell} for cell in cells], is_text=True)
+    sentences: Any = reader.request(batch, 0).inputs
+    assert sentences.sentences == ["It rained.", "We stayed in."]
+    with pytest.raises(InvalidInputError, match=r'is not a JSON list such as \["a", "b"\]: '):
+        reader.request(batch, 1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import random
 import resource
+import stat
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -341,18 +345,20 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         ScoreOptions(shard=(2, 2))
 
 
-def test_files_with_different_columns_are_refused_in_tables(tmp_path: Path) -> None:
+def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
     one = write_csv(tmp_path / "one.csv", [{"text": "x", "a": "1"}])
-    two = write_csv(tmp_path / "two.csv", [{"text": "y"}])
-    with pytest.raises(InvalidInputError, match=r"one.csv has a column 'a' and .*two.csv has none"):
-        score([one, two], tmp_path / "out.csv")
-    score([one, two], tmp_path / "out.csv", keep=["text"])
-    score([one, two], tmp_path / "out.jsonl")
-    assert [row.get("a") for row in read_jsonl(tmp_path / "out.jsonl")] == ["1", None]
+    two = write_csv(tmp_path / "two.csv", [{"text": "y", "b": "2"}])
+    for suffix, empty in ((".csv", ""), (".parquet", None)):
+        score([one, two], tmp_path / f"out{suffix}")
+        rows = read_table(tmp_path / f"out{suffix}")
+        assert [(row["a"], row["b"]) for row in rows] == [("1", empty), (empty, "2")]
     three = tmp_path / "three.parquet"
     parquet.write_table(pyarrow.table({"text": ["z"], "a": [1]}), three)
-    with pytest.raises(InvalidInputError, match=r"the column 'a' is string in .* and int64 in"):
-        score([one, three], tmp_path / "out.parquet")
+    with pytest.raises(InvalidInputError, match="'a' has values of different types"):
+        score([one, three], tmp_path / "mixed.parquet")
+    score([two, three], tmp_path / "mixed.parquet")
+    rows = read_table(tmp_path / "mixed.parquet")
+    assert [(row["a"], row["b"]) for row in rows] == [(None, "2"), (1, None)]
     score([one, three], tmp_path / "mixed.csv")
     assert [row["a"] for row in read_table(tmp_path / "mixed.csv")] == ["1", "1"]
 
@@ -371,9 +377,11 @@ def test_files_with_different_columns_are_refused_in_tables(tmp_path: Path) -> N
         (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
         (b'text\n"a\nb\n', {}, r"line 2: in line 3 unexpected end of data"),
         (b"text\n" + b"a" * (17 << 20), {}, "line 2 has more than 16777216 bytes"),
+        (b"PK\x03\x04", {}, "is Excel, or Zip; the input must be jsonl, csv, tsv"),
+        (b"text\na\n", {"parameters": {"topk": 1}}, "'topk' is not known"),
     ],
 )
-def test_a_csv_that_cannot_be_read_is_refused(
+def test_a_file_that_cannot_be_read_is_refused(
     content: bytes, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in.csv").write_bytes(content)
@@ -434,19 +442,32 @@ def zstandard_of(content: bytes) -> bytes:
     return packed
 
 
-def test_damage_in_the_middle_keeps_the_parts_before(tmp_path: Path) -> None:
-    words = [random.Random(number).randbytes(50).hex() for number in range(3_000)]
-    lines = b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words)
-    for suffix, compress in ((".gz", gzip.compress), (".zst", zstandard_of)):
-        source = tmp_path / f"in.jsonl{suffix}"
-        source.write_bytes(compress(lines)[:-50])
-        with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
-            score(source, tmp_path / "out.csv", part_rows=300)
-        folder = tmp_path / "out.csv.parts"
-        assert len(list(folder.glob("part-*"))) > 3
-        source.write_bytes(compress(lines))
-        summary = score(source, tmp_path / "out.csv", part_rows=300, restart=True)
-        assert summary.num_rows == 3_000
+@pytest.mark.parametrize(
+    ("suffix", "compress", "num_cut"),
+    [
+        (".gz", gzip.compress, 6),
+        (".bz2", bz2.compress, 6),
+        (".xz", lzma.compress, 6),
+        (".zst", zstandard_of, 6),
+        # Several frames, one after another.
+        (".zst", lambda lines: zstandard_of(lines) + zstandard_of(lines), 3),
+    ],
+)
+def test_damage_in_the_middle_keeps_the_parts_before(
+    suffix: str, compress: Callable[[bytes], bytes], num_cut: int, tmp_path: Path
+) -> None:
+    # Enough for several blocks of each compression.
+    words = [random.Random(number).randbytes(150).hex() for number in range(6_000)]
+    content = compress(b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words))
+    source, output = tmp_path / f"in.jsonl{suffix}", tmp_path / "out.csv"
+    output.write_text("the last job's\n")
+    source.write_bytes(content[:-num_cut])
+    with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
+        score(source, output, part_rows=300)
+    assert output.read_text() == "the last job's\n"
+    assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) > 3
+    source.write_bytes(content)
+    assert score(source, output, part_rows=300, restart=True).num_rows % 6_000 == 0
 
 
 def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path) -> None:
@@ -557,3 +578,70 @@ def test_a_full_device_is_an_output_error(num_rows: int, tmp_path: Path) -> None
     source = write_jsonl(tmp_path / "in.jsonl", texts(num_rows))
     with pytest.raises(OutputError, match="/dev/full cannot be written: No space left"):
         score(source, "/dev/full", output_format="csv")
+
+
+def test_the_input_is_no_output(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(1))
+    with pytest.raises(InvalidInputError, match="also the input"):
+        score(source, source)
+    assert read_jsonl(source) == texts(1)
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(1)), tmp_path / "pipe"
+    os.mkfifo(output)
+    arrived: list[str] = []
+    reader = threading.Thread(target=lambda: arrived.append(output.read_text()))
+    reader.start()
+    score(source, output)
+    reader.join(timeout=10)
+    assert stat.S_ISFIFO(output.lstat().st_mode)
+    assert json.loads(arrived[0])["id"] == 0
+
+
+def test_the_standard_output_is_written_to_wherever_it_goes(tmp_path: Path) -> None:
+    """As `>> out.jsonl` has it: what was there stays, and what follows comes after."""
+    source, redirected = write_jsonl(tmp_path / "in.jsonl", texts(1)), tmp_path / "out.jsonl"
+    redirected.write_text("before\n")
+    kept = os.dup(1)
+    target = os.open(redirected, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.dup2(target, 1)
+        score(source, "-")
+        os.write(1, b"after\n")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(target)
+    before, row, after = redirected.read_text().splitlines()
+    assert (before, json.loads(row)["id"], after) == ("before", 0, "after")
+
+
+def test_the_file_behind_a_link_is_replaced(tmp_path: Path) -> None:
+    output, linked = tmp_path / "out.jsonl", tmp_path / "elsewhere.jsonl"
+    linked.write_text("old")
+    output.symlink_to(linked)
+    score(write_jsonl(tmp_path / "in.jsonl", texts(1)), output)
+    assert output.is_symlink()
+    assert read_jsonl(linked)[0]["id"] == 0
+
+
+@pytest.mark.parametrize("end", [b"", b'\n{"id": 1, "text": "a"}\n'])
+def test_a_line_without_end_is_a_rows_error(end: bytes, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    with gzip.open(source, "wb", compresslevel=1) as stream:
+        for _ in range(100):
+            stream.write(b" " * (1 << 20))
+        stream.write(b"a" + end)
+    tracemalloc.start()
+    try:
+        summary = score(source, output)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    first, *others = read_jsonl(output)
+    assert first["error"].startswith("line 1 has more than 16777216 bytes")
+    assert first["error_type"] == "body_too_large"
+    assert [row["id"] for row in others] == [1] * bool(end)
+    assert summary.num_errors == 1
+    assert peak < 60 << 20
