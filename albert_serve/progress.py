@@ -76,6 +76,7 @@ def progress_bar(
     unit_scale: bool = False,
     is_step: bool = False,
     is_hidden: bool = False,
+    bar_format: str | None = None,
     line_format: str | None = None,
 ) -> tqdm[Any]:
     """Return a bar to update by hand; for `with`.
@@ -87,7 +88,8 @@ def progress_bar(
         unit_scale: whether large numbers are written as 1.5M.
         is_step: whether the work is one step of several: its bar comes late and goes.
         is_hidden: whether nothing is shown.
-        line_format: tqdm's `bar_format`, where there is no terminal.
+        bar_format: tqdm's, in a terminal.
+        line_format: tqdm's, elsewhere.
     """
     options: dict[str, Any] = {
         "desc": title,
@@ -99,7 +101,7 @@ def progress_bar(
     }
     if sys.stderr.isatty():
         delay_s = _BAR_AFTER_S if is_step else 0.0
-        return tqdm(**options, unit=f" {unit}", delay=delay_s)
+        return tqdm(**options, unit=f" {unit}", delay=delay_s, bar_format=bar_format)
     line = line_format or (_LINE_OF_UNKNOWN if total is None else _LINE)
     return _Lines(
         **options,
