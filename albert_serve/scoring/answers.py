@@ -27,7 +27,7 @@ def _list_of(**fields: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredTask:
+class _ScoredTask:
     """The columns of a task's items and answers.
 
     Attributes:
@@ -100,8 +100,8 @@ _PREDICTIONS: Final = _list_of(
     sequence=_TEXT,
 )
 
-SCORED_TASKS: Final[dict[str, ScoredTask]] = {
-    "fill-mask": ScoredTask(
+SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
+    "fill-mask": _ScoredTask(
         fields=("text",),
         required=(("text",),),
         columns={
@@ -112,19 +112,19 @@ SCORED_TASKS: Final[dict[str, ScoredTask]] = {
         },
         to_columns=_fill_mask,
     ),
-    "text-classification": ScoredTask(
+    "text-classification": _ScoredTask(
         fields=("text", "text_pair"),
         required=(("text",),),
         columns={**_LABEL, "labels": _list_of(**_LABEL)},
         to_columns=_best_and_all("labels"),
     ),
-    "question-answering": ScoredTask(
+    "question-answering": _ScoredTask(
         fields=("question", "context"),
         required=(("question", "context"),),
         columns={**_ANSWER, "answers": _list_of(**_ANSWER)},
         to_columns=_best_and_all("answers"),
     ),
-    "sentence-order": ScoredTask(
+    "sentence-order": _ScoredTask(
         fields=("text", "text_pair", "sentences"),
         required=(("text", "text_pair"), ("sentences",)),
         columns={
@@ -137,14 +137,14 @@ SCORED_TASKS: Final[dict[str, ScoredTask]] = {
         to_columns=dict,
         lists=("sentences",),
     ),
-    "multiple-choice": ScoredTask(
+    "multiple-choice": _ScoredTask(
         fields=("context", "question", "choices"),
         required=(("context", "choices"),),
         columns={**_CHOICE, "ranking": _list_of(**_CHOICE)},
         to_columns=_best_and_all("ranking"),
         lists=("choices",),
     ),
-    FEATURE_EXTRACTION: ScoredTask(
+    FEATURE_EXTRACTION: _ScoredTask(
         fields=("text",),
         required=(("text",),),
         columns={

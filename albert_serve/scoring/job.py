@@ -142,7 +142,7 @@ class _Job:
                 for part in parts:
                     write(part)
                     self._check_stopped("")
-        return self.summary
+        return self._so_far()
 
     def write_parts(self, target: Path, *, is_folder: bool) -> ScoreSummary:
         """Write parts, and join them into a file."""
@@ -175,7 +175,7 @@ class _Job:
                 parts.finish()
             else:
                 parts.join(resolved, lambda stream: join(parts.files, stream, layout))
-        return self.summary
+        return self._so_far()
 
     def _begin(self) -> tuple[Layout, Iterator[RowBatch]]:
         """Return the output's layout, and the rows that are left to answer."""
@@ -204,12 +204,15 @@ class _Job:
                 pa.default_memory_pool().release_unused()
                 summary.num_parts += 1
                 summary.num_run_tokens += part.counts.num_tokens
-                summary.duration_s = time.monotonic() - self.started_s
                 self._advance(bar, part)
-        summary.duration_s = time.monotonic() - self.started_s
+
+    def _so_far(self) -> ScoreSummary:
+        """Return the summary of the rows so far."""
+        self.summary.duration_s = time.monotonic() - self.started_s
+        return self.summary
 
     def _advance(self, bar: tqdm[Any], part: ScoredPart) -> None:
-        summary, position = self.summary, part.batch.position
+        summary, position = self._so_far(), part.batch.position
         if not bar.n and summary.num_resumed_rows:
             # The rate is that of this run.
             bar.initial = bar.n = position * summary.num_resumed_rows // summary.num_rows
