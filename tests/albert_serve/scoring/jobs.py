@@ -17,6 +17,8 @@ from pyarrow import parquet
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import OUTPUT, RowResult
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions, ScoreSummary
 
 SUFFIXES = [".jsonl", ".csv", ".tsv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".jsonl.zst", ".parquet"]
 
@@ -45,6 +47,12 @@ class HashScorer:
         if text == "broken":
             return RowResult.of_error(InvalidInputError("it is broken"))
         return RowResult(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
+
+
+def score(source: Path | list[Path | str], output: Path | str, **options: Any) -> ScoreSummary:
+    """Score files by hashes."""
+    inputs = source if isinstance(source, list) else [source]
+    return score_files(HashScorer(), inputs, output, ScoreOptions(**options))
 
 
 def text_of(request: TaskRequest) -> str:

@@ -42,6 +42,7 @@ def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
         reader = score_dataset(data, scorer, options)
         assert reader.schema.names[:3] == ["id", "label", "score"]
         scored = reader.read_all()
+        assert scored.column("id").num_chunks == 7
         assert scored.column("id").to_pylist() == list(range(50))
         expected = [labels_of(f"text {i % 7}") for i in range(50)]
         assert scored.column("labels").to_pylist() == expected
