@@ -145,19 +145,17 @@ def test_a_resumed_job_computes_only_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_job_of_several_files_goes_on_in_the_file_that_it_was_at(tmp_path: Path) -> None:
-    rows = texts(60)
-    sources = [
-        write_csv(tmp_path / "0.csv", rows[:15]),
-        write_jsonl(tmp_path / "1.jsonl", rows[15:35]),
-        tmp_path / "2.parquet",
-    ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows[35:]), sources[2])
+    rows, first = texts(60), tmp_path / "0.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:25]), first)
+    second = write_csv(tmp_path / "1.csv", rows[25:40])
+    third = write_jsonl(tmp_path / "2.jsonl", rows[40:])
+    sources: list[Path | str] = [first, second, third]
     output, options = tmp_path / "out.jsonl", ScoreOptions(part_rows=10)
     for _ in range(3):
         with pytest.raises(StoppedError):
             score_files(HashScorer(), sources, output, options, is_stopped=Stopping(2))
     # A part has rows of one file.
-    assert score([*sources], output, part_rows=10).num_resumed_rows == 15 + 20 + 20
+    assert score(sources, output, part_rows=10).num_resumed_rows == 20 + 15 + 15
     assert [int(row["id"]) for row in read_jsonl(output)] == list(range(60))
 
 
@@ -292,13 +290,13 @@ def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
 
 
 def test_identical_rows_are_computed_once(tmp_path: Path) -> None:
-    rows = [{"id": i, "text": f"text {i % 5}"} for i in range(30)]
-    rows.append({"id": 30, "text": "text 1", "parameters": {"top_k": 1}})
+    rows: list[object] = [{"id": i, "text": f"text {i % 5}"} for i in range(30)]
+    rows += [{"id": 30, "text": "text 1", "parameters": {"top_k": 1}}, "no JSON", "no JSON"]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     scorer = HashScorer()
     summary = score_files(scorer, [source], tmp_path / "once", ScoreOptions(part_rows=8))
     assert scorer.texts == [*(f"text {i}" for i in range(5)), "text 1"]
-    assert summary.as_json()["duplicate_share"] == pytest.approx(25 / 31)
+    assert summary.as_json()["duplicate_share"] == pytest.approx(25 / 33)
     assert "25 like an earlier one" in str(summary)
     every = score(source, tmp_path / "every", dedupe=False)
     assert (every.num_computed, every.num_duplicates) == (31, 0)
