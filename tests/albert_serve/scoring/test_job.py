@@ -169,6 +169,7 @@ def test_what_a_killed_job_left_of_a_part_is_written_again(tmp_path: Path) -> No
     for damage in damages:
         stop(source, tmp_path / "out.csv", 3, part_rows=10)
         damage(tmp_path / "out.csv.parts")
+        stop(source, tmp_path / "out.csv", 2, part_rows=10)
         score(source, tmp_path / "out.csv", part_rows=10)
         assert read_any(tmp_path / "out.csv") == read_any(tmp_path / "whole.csv")
 
