@@ -130,7 +130,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     tokenizer_file: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
-    corpus.write_text(WIKI.read_text() * 10)
+    corpus.write_text(WIKI.read_text() * 40)
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
     with after_a_part(options, folder, tmp_path / "script.py") as process:
         if number is signal.SIGKILL:
