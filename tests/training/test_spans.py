@@ -54,7 +54,11 @@ def test_finetuning_learns_from_it(pretrained: Path, tmp_path: Path) -> None:
         (None, [], "nowhere.txt does not exist"),
         ("A cat sat.\nA dog ran.", [], "no span of several words recurs in a passage"),
         ("New York is big here.\nWe like New York.", ["--seed", "1"], "neither a .json file"),
-        ("New York is big here now.\nWe like New York so much.", ["--stop-words"], "[Errno 2]"),
+        (
+            "New York is big here now.\nWe like New York so much.",
+            ["--stop-words"],
+            "no-words.txt cannot",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(

@@ -118,7 +118,7 @@ def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     assert run(finetune_options, tmp_path / "run", *more) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"error: {texts}, line 2: no value in column label"
-    assert lines[1].startswith(f"{broken} is not JSON: ")
+    assert lines[1].startswith(f"{broken} is not in SQuAD's format: the file: Invalid JSON: ")
     assert lines[2].startswith(f"{moved}, question ")
     assert "not the answer 'not in there', which stands at 0 places" in lines[2]
     assert len(lines) == 3
