@@ -57,7 +57,7 @@ def test_finetuning_learns_from_it(pretrained: Path, tmp_path: Path) -> None:
         (
             "New York is big here now.\nWe like New York so much.",
             ["--stop-words"],
-            "no-words.txt cannot",
+            "[Errno 2]",
         ),
     ],
 )

@@ -141,18 +141,16 @@ def _is_visible_file(file: Path, folder: Path) -> bool:
 
 
 @contextmanager
-def _errors_of(file: Path) -> Iterator[None]:
+def _corpus_errors() -> Iterator[None]:
     """Raise the errors of a file that is read as CorpusError; for `with`."""
     try:
         yield
-    except AlbertServeError as error:
+    except (AlbertServeError, OSError) as error:
         raise CorpusError(str(error)) from error
-    except OSError as error:
-        raise CorpusError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _size(file: Path) -> int:
-    with _errors_of(file):
+    with _corpus_errors():
         return file.stat().st_size
 
 
@@ -182,7 +180,7 @@ def _cut(text: str) -> Iterator[str]:
 def _lines(file: Path) -> Iterator[tuple[str, int]]:
     """Yield lines, each with the number of bytes of the file read so far."""
     compression = type_by_name(file.name).compression
-    with _errors_of(file), open_lines(file, compression) as (stream, position):
+    with _corpus_errors(), open_lines(file, compression) as (stream, position):
         for number, line in enumerate(text_lines(file, stream), start=1):
             if not is_utf8(line):
                 raise CorpusError(f"{file}, line {number} is not UTF-8")
@@ -207,7 +205,7 @@ def _read_text(file: Path) -> Iterator[tuple[str, int]]:
 
 def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
     compression = type_by_name(file.name).compression
-    with _errors_of(file), open_lines(file, compression) as (stream, position):
+    with _corpus_errors(), open_lines(file, compression) as (stream, position):
         for number, record, error in json_rows(stream):
             if error is not None:
                 raise CorpusError(f"{file}, {error}")
@@ -215,7 +213,7 @@ def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, int]]:
-    with _errors_of(file):
+    with _corpus_errors():
         schema, _ = parquet_schema(file)
         if "text" not in schema.names:
             raise CorpusError(f'{file}: no column "text", only {", ".join(schema.names) or "none"}')

@@ -173,10 +173,7 @@ def _labelled(
 ) -> Classification:
     """Return the data of labelled texts."""
     problem = config.problem
-    errors: list[str] = []
-    splits = _read(config, errors)
-    if errors:
-        context.tokenise(splits.texts, labelled_examples, "texts", errors)  # raises them
+    splits = _read(config)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
@@ -194,14 +191,13 @@ def _labelled(
     )
 
 
-def _read(config: ClassifierConfig, errors: list[str]) -> LabelledSplits:
-    """Read the files, and append their errors."""
+def _read(config: ClassifierConfig) -> LabelledSplits:
     files = {TRAINING: config.text_classification}
     if config.validation:
         files[VALIDATION] = config.validation
     if config.task is not None:
-        return read_task(TASKS[config.task], files, errors)
-    return read_splits(files, config.labels or None, config.columns, config.problem, errors=errors)
+        return read_task(TASKS[config.task], files)
+    return read_splits(files, config.labels or None, config.columns, config.problem)
 
 
 def _taught(
