@@ -13,9 +13,11 @@ import hashlib
 import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+from filelock import lock_descriptor
 
 from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
@@ -27,7 +29,6 @@ from training.data.shards import SHARDS_FILE, Manifest, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
 from training.system.command_line import make_parser
-from training.system.locking import locked_folder
 
 # A preparation is resumed after its last complete part.
 PART_BYTES: Final = 60 << 20
@@ -88,15 +89,20 @@ def prepare(
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Create the folder, and lock it against other processes; for `with`."""
-    with ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            is_ours = stack.enter_context(locked_folder(folder))
-        except OSError as error:
-            raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)  # itself, so that no lock file appears in it
+    except OSError as error:
+        raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        is_ours = True
+        with suppress(OSError):  # a file system without locks
+            is_ours = lock_descriptor(descriptor, blocking=False)
         if not is_ours:
             raise ShardError(f"{folder} is being prepared by another process; wait for it")
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _watched(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +21,6 @@ from training.data import tokenization as tokenising
 from training.data.corpus import read_documents, split_sentences
 from training.data.shards import ShardError, Shards
 from training.prepare import main, prepare
-from training.system.locking import locked_folder
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "One sentence. And another.\n\nA second document.\n\n \n\n\u200b\n"
@@ -167,11 +168,11 @@ def test_two_processes_do_not_prepare_into_one_folder(
 ) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
-    with (
-        locked_folder(folder),
-        pytest.raises(ShardError, match=f"{folder} is being prepared by another process"),
-    ):
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(ShardError, match=f"{folder} is being prepared by another process"):
         prepare([corpus], tokenizer_file, folder)
+    os.close(descriptor)
     assert sum(part.num_documents for part in prepare([corpus], tokenizer_file, folder).parts) == 2
 
 

@@ -68,7 +68,7 @@ def tokenise(
     """
     chunks = _chunks(documents)
     if num_workers == 1:
-        return (_take_apart(chunk, _encode(tokenizer_file, _texts(chunk))) for chunk in chunks)
+        return (_take_apart(chunk, _encode(tokenizer_file, chunk)) for chunk in chunks)
     return _tokenise_in_parallel(chunks, tokenizer_file, num_workers)
 
 
@@ -82,13 +82,18 @@ def _tokenise_in_parallel(
         initializer=_start_worker,
     )
     pending: deque[tuple[list[Document], Future[_Encoded]]] = deque()
+
+    def oldest() -> list[Tokenised]:
+        chunk, future = pending.popleft()
+        return _take_apart(chunk, future.result())
+
     try:
         for chunk in chunks:
-            pending.append((chunk, pool.submit(_encode, tokenizer_file, _texts(chunk))))
+            pending.append((chunk, pool.submit(_encode, tokenizer_file, chunk)))
             if len(pending) >= _CHUNKS_A_WORKER * num_workers:
-                yield _result(*pending.popleft())
+                yield oldest()
         while pending:
-            yield _result(*pending.popleft())
+            yield oldest()
     except BrokenProcessPool as error:
         raise ShardError(
             "a worker was killed, most likely for want of memory; "
@@ -112,13 +117,9 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _result(chunk: list[Document], future: Future[_Encoded]) -> list[Tokenised]:
-    return _take_apart(chunk, future.result())
-
-
-def _encode(tokenizer_file: Path, texts: list[str]) -> _Encoded:
+def _encode(tokenizer_file: Path, documents: list[Document]) -> _Encoded:
     tokenizer = _load_tokenizer(tokenizer_file)
-    sentences = [split_sentences(text) for text in texts]
+    sentences = [split_sentences(document.text) for document in documents]
     flat = list(chain.from_iterable(sentences))
     ids = [
         np.asarray(encoding.ids, np.int32)
@@ -128,11 +129,11 @@ def _encode(tokenizer_file: Path, texts: list[str]) -> _Encoded:
         )
     ]
     lengths = np.asarray([len(sentence) for sentence in ids], np.int32)
-    document = np.repeat(np.arange(len(texts)), [len(split) for split in sentences])
+    document = np.repeat(np.arange(len(documents)), [len(split) for split in sentences])
     return _Encoded(
         tokens=np.concatenate([np.zeros(0, np.int32), *ids]),
         lengths=lengths[lengths > 0],
-        num_sentences=np.bincount(document[lengths > 0], minlength=len(texts)).astype(np.int32),
+        num_sentences=np.bincount(document[lengths > 0], minlength=len(documents)).astype(np.int32),
     )
 
 
@@ -154,10 +155,6 @@ def _take_apart(chunk: list[Document], encoded: _Encoded) -> list[Tokenised]:
         Tokenised(tokens=tokens[number], lengths=by_document[number], end=document.end)
         for number, document in enumerate(chunk)
     ]
-
-
-def _texts(chunk: list[Document]) -> list[str]:
-    return [document.text for document in chunk]
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
