@@ -108,20 +108,6 @@ def test_a_task_without_its_folder_is_downloaded_once(hub: Hub, tmp_path: Path) 
     assert not hub.requests  # not even for the list of files
 
 
-@pytest.mark.slow
-def test_a_task_that_cannot_be_downloaded(hub: Hub, tmp_path: Path) -> None:
-    for environment, message in (
-        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids a download"),
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
-    ):
-        ended = run(["-c", _READ, "cola"], hub, tmp_path, **environment)
-        assert ended.returncode == 1
-        error = ended.stderr.splitlines()[-1]  # after the retries of the Hub's client
-        assert error.startswith(f"error: {GLUE} is no folder here, and not, or not wholly, in the")
-        assert message in error
-        assert error.endswith("; --data names a folder with the files of --task cola")
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "data", [[], pytest.param([f"{GLUE.repo_id}@main"], marks=pytest.mark.slow)]
