@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
+from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, read_lines
 from training.data.labelled.errors import collecting, raise_listed
 
@@ -183,26 +184,6 @@ def _located(question: Question) -> Question | str:
     return replace(question, answers=(answer, *question.answers[1:]), start=places[0])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanExample:
-    """One window: [CLS] question [SEP] part of the context [SEP].
-
-    Attributes:
-        start: position of the answer's first token; 0, the [CLS], if the window has no answer.
-        end: position of the answer's last token.
-    """
-
-    ids: list[int]
-    types: list[int]
-    start: int
-    end: int
-
-    @property
-    def target(self) -> tuple[int, int]:
-        """Start and end."""
-        return self.start, self.end
-
-
 def span_examples(
     question: Question,
     tokenizer: AlbertTokenizer,
@@ -210,8 +191,11 @@ def span_examples(
     length: int,
     stride: int = 128,
     max_question: int = 64,
-) -> Iterator[SpanExample]:
-    """Yield the windows of one question; each begins `stride` tokens after the previous one.
+) -> Iterator[TokenisedExample]:
+    """Yield the windows of one question: [CLS] question [SEP] part of the context [SEP].
+
+    Each begins `stride` tokens after the previous one. The targets are the positions of the
+    answer's first and last token; 0, the [CLS], where a window has no answer.
 
     The question is cut to `max_question` tokens, as in the original's run_squad, or to half of a
     short window. Short windows have a smaller stride, so that neighbours share a quarter. The
@@ -226,12 +210,8 @@ def span_examples(
         window = tokenizer.build(query, context.slice(begin, begin + room))
         inside = first is not None and begin <= first and last < begin + room
         shift = len(query) + 2 - begin
-        yield SpanExample(
-            ids=window.ids,
-            types=window.types,
-            start=first + shift if inside and first is not None else 0,
-            end=last + shift if inside else 0,
-        )
+        target = (first + shift, last + shift) if inside and first is not None else (0, 0)
+        yield TokenisedExample(ids=window.ids, types=window.types, target=target)
         if begin + room >= len(context):
             break
 

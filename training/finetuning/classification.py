@@ -18,7 +18,7 @@ from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
-from training.data.streams import LabelledExample, labelled_examples
+from training.data.streams import labelled_examples
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
@@ -76,7 +76,7 @@ class Classification:
     official: tuple[Metric, ...]
     metric: str | None
     examples: Sequence[TokenisedExample]
-    held_out: Sequence[LabelledExample]
+    held_out: Sequence[TokenisedExample]
     loss: LossFunction
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Classification:
     @property
     def chance(self) -> float:
         """The deciding figure of constant answers to the held-out texts."""
-        targets = np.array([example.label for example in self.held_out])
+        targets = np.array([example.target for example in self.held_out])
         return chance_level(self.figure, targets, len(self.names), self.problem, self.figures)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
@@ -220,7 +220,7 @@ def _taught(
     _check_teacher(settings)
     texts = read_texts(config.text_classification, config.columns)
     teacher = TaskTeacher.load(reference, world.device)
-    held_out: Mapping[str, Sequence[LabelledExample]] = {}
+    held_out: Mapping[str, Sequence[TokenisedExample]] = {}
     if config.validation:
         files = {VALIDATION: config.validation}
         splits = read_splits(files, teacher.names, config.columns, teacher.problem)
