@@ -101,7 +101,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
                     *("sentence1", "sentence2", "source1", "source2"),
                 ),
             ),
-            scale=Scale(least=0, most=5),
+            scale=(0, 5),
             metrics=("pearson", "spearman"),
             train=("train.tsv", "sts-train.tsv"),
             dev={_ONLY_DEV: ("dev.tsv", "sts-dev.tsv")},

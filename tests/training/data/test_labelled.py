@@ -14,7 +14,7 @@ import pytest
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import files_of_split, labelled_files
-from training.data.labelled.texts import Scale, read_labelled, read_splits, read_texts
+from training.data.labelled.texts import read_labelled, read_splits, read_texts
 
 MULTI: Final = "multi_label_classification"
 
@@ -220,7 +220,7 @@ def test_names_that_are_numbers_are_never_taken_for_indices(tmp_path: Path, labe
 
 
 def test_scores_are_numbers_of_their_scale(tmp_path: Path) -> None:
-    scale = Scale(least=0, most=5)
+    scale = (0, 5)
     file = write(tmp_path / "a.tsv", "text\ttext_pair\tlabel\na\tb\t3.8\nc\td\t5\n")
     splits = read_splits({"training": [file]}, problem="regression", scale=scale)
     assert splits.names == ["score"]

@@ -152,20 +152,6 @@ def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
 
 @pytest.mark.parametrize(
     ("piece", "starts"),
-    [("▁the", True), (".", True), ("(", True), ("é", True), ("5", True), ("ing", False)],
-)
-def test_pieces_that_begin_words(tokenizer: AlbertTokenizer, piece: str, starts: bool) -> None:
-    is_start = word_starts(tokenizer)
-    assert is_start.shape == (800,)
-    token_id = tokenizer.token_id(piece)
-    if token_id is not None:
-        assert is_start[token_id] == starts
-    assert tokenizer.token_id("ing") is not None
-    assert tokenizer.token_id("(") is not None
-
-
-@pytest.mark.parametrize(
-    ("piece", "starts"),
     [
         *(("▁", True), ("▁the", True), ("<x", True), ("<unk>", True)),
         *((".", True), ("(", True), ("!", True), ("€", True), ("£", True), ("–", True)),

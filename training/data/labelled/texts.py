@@ -21,6 +21,9 @@ _ONLY: Final = "data"
 
 # The index of a label; of a regression the score; of several labels 1 or 0 for each.
 Label: TypeAlias = int | float | tuple[float, ...]
+# The least and the highest score of a regression.
+Scale: TypeAlias = tuple[float, float]
+ANY_SCORE: Final[Scale] = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,30 +38,6 @@ class LabelledText:
     pair: str | None
     label: Label
     place: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scale:
-    """The scores of a regression: numbers from `least` to `most`."""
-
-    least: float = -math.inf
-    most: float = math.inf
-
-    def parse(self, text: str) -> float | None:
-        """Return a score; None if it is no number of the scale."""
-        try:
-            score = float(text)
-        except ValueError:
-            return None
-        return score if math.isfinite(score) and self.least <= score <= self.most else None
-
-    def __str__(self) -> str:
-        if math.isinf(self.least) or math.isinf(self.most):
-            return "a number"
-        return f"a number from {self.least:g} to {self.most:g}"
-
-
-ANY_SCORE: Final = Scale()
 
 
 class LabelledSplits(NamedTuple):
@@ -138,15 +117,20 @@ def _scored(
     rows: Mapping[str, list[_Row]], scale: Scale, errors: list[str]
 ) -> dict[str, list[LabelledText]]:
     """Return the texts of each split with their scores; append the errors."""
+    least, most = scale
+    allowed = "a number" if scale == ANY_SCORE else f"a number from {least:g} to {most:g}"
     texts: dict[str, list[LabelledText]] = {split: [] for split in rows}
     for split, its_rows in rows.items():
         for row in its_rows:
             (label,) = row.labels
-            score = scale.parse(label)
-            if score is None:
-                errors.append(f"{row.place}: {label!r} is not {scale}")
-            else:
+            try:
+                score = float(label)
+            except ValueError:
+                score = math.nan
+            if math.isfinite(score) and least <= score <= most:
                 texts[split].append(_labelled(row, score))
+            else:
+                errors.append(f"{row.place}: {label!r} is not {allowed}")
     return texts
 
 
