@@ -19,7 +19,7 @@ from training.data.labelled.columns import (
     read_choice_columns,
 )
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import Record, RowError, read_rows
+from training.data.labelled.tables import Record, RowError, gather_rows
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
@@ -82,7 +82,7 @@ def read_choice_splits(
     """Read the questions of each split, as `read_choices`; errors of all splits are listed."""
     errors: list[str] = []
     questions = {
-        split: read_rows(
+        split: gather_rows(
             [file for path in its for file in (find_files([path]) if path.is_dir() else [path])],
             lambda file: _read_file(file, columns, choices),
             "questions",

@@ -73,7 +73,7 @@ def read_records(
         yield RowError(str(error))
 
 
-def read_rows(
+def gather_rows(
     files: Sequence[Path],
     read: Callable[[Path], Iterator[_ReadT | RowError]],
     name: str,

@@ -14,7 +14,7 @@ from training.data.corpus import CorpusError, read_lines
 from training.data.labelled.cells import LabelFormError, cell_text, is_blank, labels_in
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import Record, RowError, read_rows
+from training.data.labelled.tables import Record, RowError, gather_rows
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
@@ -101,7 +101,9 @@ def read_splits(
     _check_columns(columns, label_names, problem)
     errors: list[str] = []
     rows = {
-        split: read_rows(its, lambda file: _read_rows(file, columns, problem), "examples", errors)
+        split: gather_rows(
+            its, lambda file: _labelled_rows(file, columns, problem), "examples", errors
+        )
         for split, its in files.items()
     }
     if problem == "regression":
@@ -251,7 +253,7 @@ def read_texts(
         CorpusError: a file cannot be read or has no column of texts, or there is no text.
     """
     errors: list[str] = []
-    texts = read_rows(files, lambda file: _read_texts(file, columns), "texts", errors)
+    texts = gather_rows(files, lambda file: _read_texts(file, columns), "texts", errors)
     raise_listed(errors)
     return texts
 
@@ -272,7 +274,7 @@ def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]
         yield RowError(f"{row.place}: no text") if texts is None else texts
 
 
-def _read_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Row | RowError]:
+def _labelled_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Row | RowError]:
     """Yield each row, or the error of a row; report the rows that are left out."""
     num_left_out = 0
     for read in read_columns(file, columns, needs_label=True):
