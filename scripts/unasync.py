@@ -29,7 +29,7 @@ _SUBSTITUTIONS: Final = (
     (r"\b(async|await) ", ""),
     (r"\bAsync(?=[A-Z])", ""),
     (r"\basync_(?=client|exchange)", "sync_"),
-    (r"\b(async|ASYNC)_", ""),
+    (r"\basync_", ""),
 )
 
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
-    AsyncIterator,
     Awaitable,
     Callable,
     Generator,
@@ -25,14 +24,9 @@ from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 _RowT = TypeVar("_RowT")
 _FutureT = TypeVar("_FutureT", bound="asyncio.Future[Any] | Future[Any]")
 AnyIterable: TypeAlias = Iterable[_RowT] | AsyncIterable[_RowT]
-ASYNC_KINDS_OF_ROWS: Final = (Iterable, AsyncIterable)
-KINDS_OF_ROWS: Final = (Iterable,)
 
 # Results that may wait for an earlier one, for each function that runs at once.
 _RESULTS_AHEAD: Final = 2
-# In place of a row that has not come yet.
-NO_ROW: Final = object()
-_END: Final = object()
 
 
 class _Pending(Generic[_FutureT]):
@@ -96,14 +90,6 @@ class AsyncWorkers(_Pending["asyncio.Task[Any]"]):
         self._pending.popleft()
         return result
 
-    async def wait(self, reading: asyncio.Future[Any]) -> bool:
-        """Wait until a row is read or a function done; return whether the row is read."""
-        await asyncio.sleep(0)  # most rows are read by then
-        if not reading.done():
-            running = (task for task in self._pending if not task.done())
-            await asyncio.wait({reading, *running}, return_when=asyncio.FIRST_COMPLETED)
-        return reading.done()
-
     async def _call(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         try:
             return await function(*arguments)
@@ -159,36 +145,18 @@ class Workers(_Pending["Future[Any]"]):
             self._slots.release()
 
 
-async def async_read_rows(
-    rows: AnyIterable[_RowT], workers: AsyncWorkers
-) -> AsyncGenerator[Any, None]:
-    """Yield the rows, and `NO_ROW` where a function is done before the next row comes."""
-    source = _asynchronous(rows)
-    reading: asyncio.Future[Any] | None = None
-    try:
-        while True:
-            reading = asyncio.ensure_future(anext(source, _END))
-            while not await workers.wait(reading):
-                yield NO_ROW
-            row = reading.result()
-            if row is _END:
-                return
-            yield row
-    finally:
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-
-
-async def _asynchronous(rows: AnyIterable[_RowT]) -> AsyncIterator[_RowT]:
+async def async_iterate(rows: AnyIterable[_RowT]) -> AsyncGenerator[_RowT, None]:
+    """Yield rows of either kind; other tasks run between them."""
     if isinstance(rows, AsyncIterable):
         async for row in rows:
+            await asyncio.sleep(0)
             yield row
     else:
         for row in rows:
+            await asyncio.sleep(0)
             yield row
 
 
-def read_rows(rows: Iterable[_RowT], _: Workers) -> Generator[Any, None, None]:
-    """Yield the rows; a thread that reads cannot wait for anything else."""
+def iterate(rows: Iterable[_RowT]) -> Generator[_RowT, None, None]:
+    """Yield the rows; the generator, unlike an iterator of any kind, can be closed."""
     yield from rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from albert_serve.client.replies import BAD_GATEWAY
 from albert_serve.errors import DeadlineExceededError, NotReadyError, QueueFullError, RequestError
@@ -53,22 +53,9 @@ class Deadline:
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """The requests of one call or stream; the end of `with` is its end.
-
-    Attributes:
-        num_answered: how many were answered; that it grows is enough to know.
-        is_over: whether nobody waits for the others. A thread that sleeps before a retry cannot be
-            cancelled, but sends nothing more.
-    """
+    """The requests of one call or stream that were answered; that they grow is enough to know."""
 
     num_answered: int = 0
-    is_over: bool = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_over = True
 
 
 class Retries:
@@ -100,7 +87,6 @@ class Retries:
         delay_s = _FIRST_DELAY_S * 2 ** (self._num_tries - 1) if asked_s is None else asked_s
         # Jitter, so that clients that were refused together do not come back together.
         delay_s *= random.uniform(1.0, 1.25)
-        is_last = self._num_tries > self._limit or self._progress.is_over
-        if is_last or not self._deadline.allows(delay_s):
+        if self._num_tries > self._limit or not self._deadline.allows(delay_s):
             raise error
         return delay_s

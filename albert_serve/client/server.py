@@ -114,15 +114,8 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 def _variable(name: str) -> str | None:
-    """Return a variable of the environment; None if it is not set.
-
-    Raises:
-        ConfigError: it is set, but blank.
-    """
-    value = os.environ.get(name)
-    if value is not None and not value.strip():
-        raise ConfigError(f"{name} is set, but blank; put a value into it, or unset it")
-    return None if value is None else value.strip()
+    """Return a variable of the environment; None if it is not set, or blank."""
+    return os.environ.get(name, "").strip() or None
 
 
 def _host(url: str) -> str:

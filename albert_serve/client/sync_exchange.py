@@ -6,20 +6,16 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Self, cast
 
 import httpx
+from pydantic import BaseModel
 
 from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
-from albert_serve.client.concurrency import (
-    KINDS_OF_ROWS,
-    NO_ROW,
-    Workers,
-    read_rows,
-)
+from albert_serve.client.concurrency import Workers, iterate
 from albert_serve.client.replies import Received
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
 from albert_serve.client.retries import (
@@ -30,18 +26,18 @@ from albert_serve.client.retries import (
     Retries,
 )
 from albert_serve.client.server import Server
-from albert_serve.client.streaming import ROWS_PER_REQUEST, Batch, check_rows
 from albert_serve.errors import (
     BodyTooLargeError,
     ConfigError,
     DeadlineExceededError,
     InvalidInputError,
-    NotFoundError,
     NotReadyError,
     RequestError,
     TooMuchAtOnceError,
 )
 
+# Enough that a request's own cost is small beside that of its rows.
+_ROWS_PER_REQUEST: Final = 32
 _LONGEST_PROBE_S: Final = 5.0
 _FIRST_PROBE_DELAY_S: Final = 0.1
 _LONGEST_PROBE_DELAY_S: Final = 2.0
@@ -123,18 +119,17 @@ class Exchange:
         Raises:
             RequestError: there is no answer; the subclass gives the reason.
         """
-        with Progress() as progress:
-            deadline = self._deadline()
-            if call.num_items < 2:
-                return self._try(call, deadline, progress)
-            parts = call.parts(self._fetch_limits(deadline))
-            if len(parts) == 1:
-                return cast("ReplyT", self._answer(parts, deadline, progress))
-            with Workers(self._server.max_concurrency) as workers:
-                for part in parts:
-                    workers.submit(self._answer, [part], deadline, progress)
-                answers = [workers.result() for _ in range(workers.num_pending)]
-            return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
+        deadline, progress = self._deadline(), Progress()
+        if call.num_items < 2:
+            return self._try(call, deadline, progress)
+        parts = call.parts(self._fetch_limits(deadline))
+        if len(parts) == 1:
+            return cast("ReplyT", self._answer(parts, deadline, progress))
+        with Workers(self._server.max_concurrency) as workers:
+            for part in parts:
+                workers.submit(self._answer, [part], deadline, progress)
+            answers = [workers.result() for _ in range(workers.num_pending)]
+        return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
 
     def stream(
         self, endpoint: Endpoint[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
@@ -142,21 +137,26 @@ class Exchange:
         """Get the answers to rows, in order.
 
         Raises:
-            RequestError: the service refuses for another reason than a row, or an option is wrong.
+            InvalidInputError: the rows are one input, whose parts would be taken for rows.
         """
-        check_rows(rows, KINDS_OF_ROWS)
-        return AnswerStream(self._stream(rows, Batch(endpoint=endpoint, options=options)))
+        if isinstance(rows, str | bytes | Mapping | BaseModel):
+            raise InvalidInputError(
+                f"rows is of the type {type(rows).__name__}; it must be an iterable of inputs, "
+                "such as a list or a generator"
+            )
+        return AnswerStream(self._stream(endpoint, rows, options))
 
-    def _stream(self, rows: Iterable[Any], empty: Batch) -> Generator[Any, None, None]:
+    def _stream(
+        self, endpoint: Endpoint[Any], rows: Iterable[Any], options: Mapping[str, Any]
+    ) -> Generator[Any, None, None]:
         limits = self._fetch_limits(self._deadline())
+        ask = partial(self._answer_rows, endpoint, options, limits, Progress())
         with (
-            Progress() as progress,
             Workers(self._server.max_concurrency) as workers,
-            closing(_batches(rows, empty, workers)) as batches,
+            closing(_batches(rows, workers)) as batches,
         ):
-            for batch in batches:
-                if batch.rows or batch.error:
-                    workers.submit(self._answer_batch, batch, limits, progress)
+            for start, batch in batches:
+                workers.submit(ask, start, batch)
                 while workers.has_result:
                     for answer in workers.result():
                         yield answer
@@ -207,34 +207,41 @@ class Exchange:
     def _deadline(self) -> Deadline:
         return Deadline(self._server.base_url, self._server.timeout_s)
 
-    def _fetch_limits(self, deadline: Deadline) -> InfoReply | None:
-        """Return the service's limits; None if it has no `/info`."""
+    def _fetch_limits(self, deadline: Deadline) -> InfoReply:
         if self._limits is None:
-            try:
-                self._limits = self._try(INFO, deadline, Progress())
-            except NotFoundError:
-                return None
+            self._limits = self._try(INFO, deadline, Progress())
         return self._limits
 
-    def _answer_batch(
-        self, batch: Batch, limits: InfoReply | None, progress: Progress
+    def _answer_rows(
+        self,
+        endpoint: Endpoint[Any],
+        options: Mapping[str, Any],
+        limits: InfoReply,
+        progress: Progress,
+        start: int,
+        rows: list[Any] | Exception,
     ) -> list[Any]:
-        """Get an answer to each row; a row that is refused has its error in place of one."""
-        if batch.error is not None:
-            raise batch.error
-        answers: list[Any] = []
-        while batch.rows:
-            try:
-                return answers + self._answer(
-                    batch.call().parts(limits), self._deadline(), progress
-                )
-            except (InvalidInputError, BodyTooLargeError) as error:
-                before, batch = batch.without(error)
-                # Without what it would keep in memory.
-                error.__cause__ = error.__context__ = None
-                refused = error.with_traceback(None)
-            answers += [*self._answer_batch(before, limits, progress), refused]
-        return answers
+        """Get an answer to each row; a row that is refused has its error in place of one.
+
+        In place of rows there may be the error of their iterator, which is raised.
+        """
+        if isinstance(rows, Exception):
+            raise rows
+        if not rows:
+            return []
+        try:
+            parts = endpoint.call(rows, options, start=start).parts(limits)
+            return self._answer(parts, self._deadline(), progress)
+        except (InvalidInputError, BodyTooLargeError) as error:
+            index = error.input_index
+            if index is None or not start <= index < start + len(rows):
+                raise  # it is not about one of these rows
+            # Without what it would keep in memory.
+            error.__cause__ = error.__context__ = None
+            refused = error.with_traceback(None)
+        ask = partial(self._answer_rows, endpoint, options, limits, progress)
+        before = ask(start, rows[: index - start])
+        return [*before, refused, *ask(index + 1, rows[index - start + 1 :])]
 
     def _answer(self, parts: list[Call[Any]], deadline: Deadline, progress: Progress) -> list[Any]:
         """Get the answers to parts of a list in turn, in halves if one is too much at once."""
@@ -313,25 +320,25 @@ class Exchange:
         return bytes(content)
 
 
-def _batches(rows: Iterable[Any], empty: Batch, workers: Workers) -> Generator[Batch, None, None]:
+def _batches(
+    rows: Iterable[Any], workers: Workers
+) -> Generator[tuple[int, list[Any] | Exception], None, None]:
     """Group rows: as many as a request has, or those at hand while the service has no work.
 
-    An empty batch lets the stream look for answers; the last has an error of the rows.
+    Each batch has the index of its first row. An error of the rows comes last, in place of one.
     """
-    batch = empty
+    start = 0
+    batch: list[Any] = []
     failure: Exception | None = None
     try:
-        with closing(read_rows(rows, workers)) as reading:
+        with closing(iterate(rows)) as reading:
             for row in reading:
-                if row is not NO_ROW:
-                    batch.rows.append(row)
-                if workers.is_idle or len(batch.rows) == ROWS_PER_REQUEST:
-                    yield batch
-                    batch = batch.following()
-                elif row is NO_ROW:
-                    yield empty
+                batch.append(row)
+                if workers.is_idle or len(batch) == _ROWS_PER_REQUEST:
+                    yield start, batch
+                    start, batch = start + len(batch), []
     except Exception as error:  # noqa: BLE001  # raised by the stream, after the answers
         failure = error
-    yield batch
+    yield start, batch
     if failure is not None:
-        yield replace(empty, error=failure)
+        yield start, failure

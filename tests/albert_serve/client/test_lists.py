@@ -139,12 +139,6 @@ def test_a_list_may_be_longer_than_any_request() -> None:
             client.sentence_order([*pairs(most + 1), {"text": "a"}])
 
 
-def test_a_service_that_does_not_tell_its_limits_gets_the_whole_list(replying: Replying) -> None:
-    client, received = replying(httpx.Response(404), replies(0, 0, 0))
-    assert len(client.sentence_order(pairs(3))) == 3
-    assert sent(received) == [[0, 1, 2]]
-
-
 def test_a_short_list_needs_no_limits(replying: Replying) -> None:
     client, received = replying(replies(5))
     assert numbers_of(client.sentence_order(pairs(1))) == [5]
@@ -237,23 +231,6 @@ def test_what_is_under_way_at_a_failure_is_not_waited_for(twin: MakeTwin) -> Non
         over.set()
 
 
-def test_nothing_is_tried_again_after_a_failure(twin: MakeTwin) -> None:
-    def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_until_open(2)
-        if numbers == [1]:
-            return 503, {"error": "starting", "error_type": "not_ready"}
-        time.sleep(0.1)
-        return refused(0)
-
-    with scripted(answer) as service:
-        client = twin(service.url, max_concurrency=2, num_retries=50, timeout_s=30)
-        with pytest.raises(InvalidInputError, match=r"^inputs\[0\]"):
-            client.sentence_order(pairs(2))
-        num_sent = len(service.sent)
-        time.sleep(0.5)
-        assert len(service.sent) <= num_sent + 1
-
-
 def test_a_429_is_no_retry_while_other_parts_are_answered(twin: MakeTwin) -> None:
     num_answered = 0
 
@@ -261,14 +238,14 @@ def test_a_429_is_no_retry_while_other_parts_are_answered(twin: MakeTwin) -> Non
         nonlocal num_answered
         if numbers != [0]:
             num_answered += 1
-        elif num_answered < 59:
+        elif num_answered < 19:
             return 429, {"error": "busy", "error_type": "overloaded"}
         time.sleep(0.03)
         return orders(numbers)
 
     with scripted(answer) as service:
         client = twin(service.url, max_concurrency=2, num_retries=2)
-        assert numbers_of(client.sentence_order(pairs(60))) == list(range(60))
+        assert numbers_of(client.sentence_order(pairs(20))) == list(range(20))
         assert service.sent.count([0]) > 3
 
 
