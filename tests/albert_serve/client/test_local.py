@@ -29,7 +29,6 @@ from albert_serve.errors import (
 )
 from albert_serve.runtime.engine import Engine
 from tests.albert_serve.client.cases import CASES, MASKED, assert_same
-from tests.albert_serve.client.twins import KINDS, Twin, open_local
 from tests.albert_serve.support import ROOT, Running
 
 LONG = "a long text " * 100
@@ -52,11 +51,10 @@ REFUSED: dict[str, Call] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def local(request: pytest.FixtureRequest, bundle_dir: Path) -> Iterator[Twin]:
-    client = open_local(request.param, bundle_dir, num_threads=1)
-    yield client
-    client.close()
+@pytest.fixture(scope="module")
+def local(bundle_dir: Path) -> Iterator[AlbertClient]:
+    with AlbertClient.local(bundle_dir, num_threads=1) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

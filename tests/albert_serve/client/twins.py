@@ -7,7 +7,7 @@ import contextlib
 import json
 import select
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,34 +24,35 @@ Answer = Callable[[list[int]], tuple[int, Any]]
 class Twin:
     """The methods of the sync client, or of the asynchronous one on an event loop of its own."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, kind: str, *args: Any, **options: Any) -> None:
+        self._is_async = kind == "async"
+        self._client: Any = (AsyncAlbertClient if self._is_async else AlbertClient)(
+            *args, **options
+        )
         self._runner = asyncio.Runner()
-        self._is_async = isinstance(client, AsyncAlbertClient)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
         if name.endswith("_stream"):
-            return lambda *args, **options: self._iterate(lambda: method(*args, **options))
+            return lambda *args, **options: self._iterate(method(*args, **options))
         return lambda *args, **options: self._result(method(*args, **options))
 
     def with_errors(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
         """Return the answers of a stream, with errors in place of refused rows' answers."""
-        return self._iterate(lambda: getattr(self._client, name)(*args, **options).with_errors())
+        return self._iterate(getattr(self._client, name)(*args, **options).with_errors())
 
     def _result(self, result: Any) -> Any:
         return self._runner.run(_awaited(result)) if self._is_async else result
 
-    def _iterate(self, open_stream: Callable[[], Any]) -> Iterator[Any]:
-        answers = open_stream()
+    def _iterate(self, answers: Any) -> Iterator[Any]:
         try:
             while True:
                 try:
-                    yield self._runner.run(_next(answers)) if self._is_async else next(answers)
+                    yield self._result(anext(answers)) if self._is_async else next(answers)
                 except (StopIteration, StopAsyncIteration):
                     return
         finally:
-            self._runner.run(answers.aclose()) if self._is_async else answers.close()
+            self._result(answers.aclose() if self._is_async else answers.close())
 
     def close(self) -> None:
         """Close the client and the loop."""
@@ -63,34 +64,9 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-async def _next(answers: AsyncIterator[Any]) -> Any:
-    return await anext(answers)
-
-
-def open_twin(kind: str, *args: Any, **options: Any) -> Twin:
-    return Twin((AlbertClient if kind == "sync" else AsyncAlbertClient)(*args, **options))
-
-
-def open_local(kind: str, *args: Any, **options: Any) -> Twin:
-    return Twin((AlbertClient if kind == "sync" else AsyncAlbertClient).local(*args, **options))
-
-
-class Sent(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body on its way, for either twin."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._content
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._content
-
-
-def replying_twin(
-    kind: str, *responses: httpx.Response | Exception, **options: Any
-) -> tuple[Twin, list[httpx.Request]]:
+def replying(
+    *responses: httpx.Response | Exception, **options: Any
+) -> tuple[AlbertClient, list[httpx.Request]]:
     """Return the client of a service that gives these responses in turn, and what it is asked."""
     received: list[httpx.Request] = []
     responses_left = list(responses)
@@ -100,17 +76,15 @@ def replying_twin(
         response = responses_left.pop(0)
         if isinstance(response, Exception):
             raise response
-        if isinstance(response.stream, Sent):
-            return response
         # A response can be sent once.
-        headers, sent = dict(response.headers), Sent(response.content)
-        return httpx.Response(response.status_code, headers=headers, stream=sent)
+        return httpx.Response(
+            response.status_code, headers=response.headers, content=response.content
+        )
 
-    transport = httpx.MockTransport(handle)
-    http: Any = (httpx.Client if kind == "sync" else httpx.AsyncClient)(transport=transport)
+    http = httpx.Client(transport=httpx.MockTransport(handle))
     # One request at a time, so that the responses' order is that of the requests.
     shared = {"api_key": "secret", "timeout_s": 5.0, "max_concurrency": 1, **options}
-    return open_twin(kind, URL, http_client=http, **shared), received
+    return AlbertClient(URL, http_client=http, **shared), received
 
 
 class Scripted:
