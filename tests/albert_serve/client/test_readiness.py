@@ -50,7 +50,9 @@ def test_a_refused_key_is_an_error_at_once() -> None:
 
 
 def test_a_service_is_waited_for_until_it_has_started() -> None:
-    outcomes = [httpx.ConnectError("refused"), STARTING, httpx.Response(502), httpx.Response(200)]
+    outcomes: list[httpx.Response | Exception] = [
+        *(httpx.ConnectError("refused"), STARTING, httpx.Response(502), httpx.Response(200))
+    ]
     client, received = replying(*outcomes)
     client.wait_until_ready(30)
     assert len(received) == len(outcomes)

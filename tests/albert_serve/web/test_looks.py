@@ -101,9 +101,7 @@ def test_everything_has_a_name_and_every_stop_shows_its_focus(
 @of_each_bundle
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_dark(
-    open_first: OpenPage,
-    scheme: str,
-    tasks: Tasks,
+    open_first: OpenPage, scheme: str, tasks: Tasks
 ) -> None:
     page = open_first(tasks, color_scheme=scheme)
     red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
