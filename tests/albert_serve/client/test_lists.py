@@ -29,17 +29,16 @@ from albert_serve.errors import (
 from tests.albert_serve.client import twins
 from tests.albert_serve.client.twins import (
     URL,
-    Twin,
+    Scripted,
     numbers_of,
     orders,
     pairs,
     refused,
     replying,
-    scripted,
 )
 from tests.albert_serve.support import MAX_BODY_BYTES, MAX_ITEMS, ROOT
 
-MakeTwin = Callable[..., Twin]
+MakeService = Callable[..., tuple[Any, Scripted]]
 
 
 def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:
@@ -166,32 +165,31 @@ def test_long_lists_against_the_running_service(albert: Any) -> None:
 
 @pytest.mark.parametrize("limit", [1, 4])
 def test_parts_are_sent_at_once_up_to_the_limit_and_keep_their_order(
-    twin: MakeTwin, limit: int
+    scripted: MakeService, limit: int
 ) -> None:
     def answer(numbers: list[int]) -> tuple[int, Any]:
         assert service.wait_until_open(limit)
         time.sleep(0.01 * (numbers[0] % 3))  # so that they end in another order
         return orders(numbers)
 
-    with scripted(answer, max_items=2) as service:
-        client = twin(service.url, max_concurrency=limit)
-        assert numbers_of(client.sentence_order(pairs(21))) == list(range(21))
-        assert service.max_open == limit
-        assert sorted(itertools.chain(*service.sent)) == list(range(21))
+    client, service = scripted(answer, max_items=2, max_concurrency=limit)
+    assert numbers_of(client.sentence_order(pairs(21))) == list(range(21))
+    assert service.max_open == limit
+    assert sorted(itertools.chain(*service.sent)) == list(range(21))
 
 
-def test_nothing_begins_after_a_failure(twin: MakeTwin) -> None:
+def test_nothing_begins_after_a_failure(scripted: MakeService) -> None:
     def answer(numbers: list[int]) -> tuple[int, Any]:
         return refused(0) if numbers == [3] else orders(numbers)
 
-    with scripted(answer) as service:
-        with pytest.raises(InvalidInputError, match=r"^inputs\[3\]: bad$") as caught:
-            twin(service.url, max_concurrency=2).sentence_order(pairs(200))
-        assert caught.value.input_index == 3
-        assert len(service.sent) < 20
+    client, service = scripted(answer, max_concurrency=2)
+    with pytest.raises(InvalidInputError, match=r"^inputs\[3\]: bad$") as caught:
+        client.sentence_order(pairs(200))
+    assert caught.value.input_index == 3
+    assert len(service.sent) < 20
 
 
-def test_the_error_is_the_one_that_came_first_in_the_list(twin: MakeTwin) -> None:
+def test_the_error_is_the_one_that_came_first_in_the_list(scripted: MakeService) -> None:
     second_refused = threading.Event()
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
@@ -202,13 +200,13 @@ def test_the_error_is_the_one_that_came_first_in_the_list(twin: MakeTwin) -> Non
             second_refused.set()
         return refused(0)
 
-    with scripted(answer) as service:
-        with pytest.raises(InvalidInputError, match=r"^inputs\[0\]"):
-            twin(service.url, max_concurrency=2).sentence_order(pairs(9))
-        assert sorted(service.sent) == [[0], [1]]
+    client, service = scripted(answer, max_concurrency=2)
+    with pytest.raises(InvalidInputError, match=r"^inputs\[0\]"):
+        client.sentence_order(pairs(9))
+    assert sorted(service.sent) == [[0], [1]]
 
 
-def test_what_is_under_way_at_a_failure_is_not_waited_for(twin: MakeTwin) -> None:
+def test_what_is_under_way_at_a_failure_is_not_waited_for(scripted: MakeService) -> None:
     over = threading.Event()
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
@@ -218,14 +216,14 @@ def test_what_is_under_way_at_a_failure_is_not_waited_for(twin: MakeTwin) -> Non
         assert over.wait(20)
         return orders(numbers)
 
-    with scripted(answer) as service:
-        with pytest.raises(InvalidInputError):
-            twin(service.url, max_concurrency=2).sentence_order(pairs(2))
-        assert service.num_open == 1
-        over.set()
+    client, service = scripted(answer, max_concurrency=2)
+    with pytest.raises(InvalidInputError):
+        client.sentence_order(pairs(2))
+    assert service.num_open == 1
+    over.set()
 
 
-def test_a_429_is_no_retry_while_other_parts_are_answered(twin: MakeTwin) -> None:
+def test_a_429_is_no_retry_while_other_parts_are_answered(scripted: MakeService) -> None:
     num_answered = 0
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
@@ -234,13 +232,12 @@ def test_a_429_is_no_retry_while_other_parts_are_answered(twin: MakeTwin) -> Non
             num_answered += 1
         elif num_answered < 19:
             return 429, {"error": "busy", "error_type": "overloaded"}
-        time.sleep(0.03)
+        time.sleep(0.1)
         return orders(numbers)
 
-    with scripted(answer) as service:
-        client = twin(service.url, max_concurrency=2, num_retries=2)
-        assert numbers_of(client.sentence_order(pairs(20))) == list(range(20))
-        assert service.sent.count([0]) > 3
+    client, service = scripted(answer, max_concurrency=2, num_retries=2)
+    assert numbers_of(client.sentence_order(pairs(20))) == list(range(20))
+    assert service.sent.count([0]) > 3
 
 
 @pytest.mark.parametrize(
@@ -273,44 +270,39 @@ def test_each_request_is_sent_in_the_callers_context() -> None:
 
 
 INTERRUPTED = """
-import sys
+import sys, threading, time
+import httpx
 from albert_serve.client import AlbertClient
+from tests.albert_serve.client.twins import limits, pairs
 
-with AlbertClient(sys.argv[1], timeout_s=600) as client:
-    pairs = [{"text": str(number), "text_pair": "b"} for number in range(20)]
-    if sys.argv[2] == "list":
-        client.sentence_order(pairs)
-    else:
-        list(client.sentence_order_stream(pairs))
+def handle(request):
+    if request.url.path == "/info":
+        return httpx.Response(200, json=limits(1))
+    if threading.active_count() == 9:
+        print("under way", flush=True)
+    time.sleep(60)
+
+with httpx.Client(transport=httpx.MockTransport(handle)) as http:
+    AlbertClient("http://a", http_client=http, timeout_s=600).sentence_order(pairs(20))
 """
 
 
-@pytest.mark.parametrize("kind", ["list", "stream"])
-def test_an_interrupted_program_ends_without_waiting_for_replies(kind: str) -> None:
-    over = threading.Event()
-
-    def answer(numbers: list[int]) -> tuple[int, Any]:
-        if kind == "list" or numbers != [0]:
-            over.wait(60)
-        return orders(numbers)
-
-    with scripted(answer) as service:
-        process = subprocess.Popen(
-            [sys.executable, "-c", INTERRUPTED, service.url, kind],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            with service.changed:
-                expected = 8 if kind == "list" else 1
-                assert service.changed.wait_for(lambda: service.num_open >= expected, timeout=60)
-            time.sleep(0.2)  # the main thread waits as well
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-            process.wait()
-            over.set()
+def test_an_interrupted_program_ends_without_waiting_for_replies() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "under way\n"
+        time.sleep(0.2)  # the main thread waits as well
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
     assert errors.rstrip().endswith("KeyboardInterrupt"), errors
     assert process.returncode != 0

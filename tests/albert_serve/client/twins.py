@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import select
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -91,42 +88,52 @@ class Scripted:
     """A service whose replies a test decides; it knows how many requests it answers at once.
 
     Attributes:
-        url: its address.
         sent: the numbers of each request's pairs, in the order of arrival.
         num_open: requests that are being answered.
         max_open: the most that were at the same time.
-        gone: is set once a caller has closed its connection before its reply.
+        num_cancelled: requests whose caller did not wait for the reply.
     """
 
     def __init__(self, answer: Answer, max_items: int) -> None:
-        self.url = ""
         self.sent: list[list[int]] = []
-        self.num_open = self.max_open = 0
-        self.gone = threading.Event()
-        self.changed = threading.Condition()
+        self.num_open = self.max_open = self.num_cancelled = 0
         self._answer = answer
         self._max_items = max_items
+        self._changed = threading.Condition()
 
-    def reply(self, path: str, content: bytes) -> tuple[int, Any]:
-        """Return the reply to a request."""
-        if path == "/info":
-            return 200, limits(self._max_items)
-        numbers = [int(pair["text"]) for pair in json.loads(content)["inputs"]]
-        with self.changed:
-            self.sent.append(numbers)
-            self.num_open += 1
-            self.max_open = max(self.max_open, self.num_open)
-            self.changed.notify_all()
-        try:
-            return self._answer(numbers)
-        finally:
-            with self.changed:
-                self.num_open -= 1
+    def http_client(self, kind: str) -> Any:
+        """Return a client that is answered by this service: in its own thread, or one beside."""
+        if kind == "sync":
+            return httpx.Client(transport=httpx.MockTransport(self._reply))
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._reply_async))
 
     def wait_until_open(self, number: int) -> bool:
         """Wait until so many requests are answered at the same time; False if that is never."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self.max_open >= number, timeout=10)
+        with self._changed:
+            return self._changed.wait_for(lambda: self.max_open >= number, timeout=10)
+
+    def _reply(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/info":
+            return httpx.Response(200, json=limits(self._max_items))
+        numbers = [int(pair["text"]) for pair in json.loads(request.content)["inputs"]]
+        with self._changed:
+            self.sent.append(numbers)
+            self.num_open += 1
+            self.max_open = max(self.max_open, self.num_open)
+            self._changed.notify_all()
+        try:
+            status, body = self._answer(numbers)
+            return httpx.Response(status, json=body)
+        finally:
+            with self._changed:
+                self.num_open -= 1
+
+    async def _reply_async(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await asyncio.to_thread(self._reply, request)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
 
 
 def limits(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
@@ -159,50 +166,3 @@ def pairs(count: int, length: int = 1) -> list[dict[str, str]]:
 
 def numbers_of(answers: list[Any]) -> list[int]:
     return [round(answer.in_order * 2**20) for answer in answers]
-
-
-@contextlib.contextmanager
-def scripted(answer: Answer = orders, max_items: int = 1) -> Iterator[Scripted]:
-    """Serve the replies of `answer` on loopback."""
-    service = Scripted(answer, max_items)
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._reply(b"")
-
-        def do_POST(self) -> None:
-            self._reply(self.rfile.read(int(self.headers["Content-Length"])))
-
-        def _reply(self, content: bytes) -> None:
-            status, body = service.reply(self.path, content)
-            readable, _, _ = select.select([self.connection], [], [], 0)
-            if readable and not self.connection.recv(1):
-                service.gone.set()
-                self.close_connection = True
-                return
-            sent = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: Any) -> None:
-            service.gone.set()  # the connection broke
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        service.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield service
-        finally:
-            server.shutdown()
-            thread.join()
