@@ -415,7 +415,7 @@ class AsyncAlbertClient:
         Raises:
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        return await self._exchange.is_healthy()
+        return await self._exchange.probe() is None
 
     async def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until the service takes requests, as after its start.

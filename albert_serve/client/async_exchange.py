@@ -104,11 +104,7 @@ class AsyncExchange:
     async def ask(
         self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
     ) -> AnswerT | list[AnswerT]:
-        """Get the answer to an input, or those to a list.
-
-        Raises:
-            RequestError: there is no answer; the subclass gives the reason.
-        """
+        """Get the answer to an input, or those to a list; see `send`."""
         answer: AnswerT | list[AnswerT] = await self.send(endpoint.call(inputs, options))
         return answer
 
@@ -165,13 +161,18 @@ class AsyncExchange:
                 for answer in await workers.result():
                     yield answer
 
-    async def is_healthy(self) -> bool:
-        """Return whether the service takes requests now.
+    async def probe(self, timeout_s: float | None = None) -> RequestError | None:
+        """Return why the service does not take requests; None if it does.
 
         Raises:
             RequestError: it refuses to tell, which waiting does not change.
         """
-        return await self._probe(self._server.timeout_s) is None
+        deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
+        try:
+            HEALTH.answer(await self._receive(HEALTH, deadline))
+        except PASSING as error:
+            return error
+        return None
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Ask for the service's health until it takes requests.
@@ -184,7 +185,7 @@ class AsyncExchange:
             raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
         deadline = Deadline(self._server.base_url, timeout_s)
         delay_s = _FIRST_PROBE_DELAY_S
-        while error := await self._probe(min(_LONGEST_PROBE_S, deadline.left_s())):
+        while error := await self.probe(min(_LONGEST_PROBE_S, deadline.left_s())):
             if not deadline.allows(delay_s):
                 seen = "no reply in time" if isinstance(error, DeadlineExceededError) else error
                 raise NotReadyError(
@@ -193,15 +194,6 @@ class AsyncExchange:
                 ) from error
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_PROBE_DELAY_S)
-
-    async def _probe(self, timeout_s: float) -> RequestError | None:
-        """Return why the service does not take requests; None if it does."""
-        try:
-            received = await self._receive(HEALTH, Deadline(self._server.base_url, timeout_s))
-            HEALTH.answer(received)
-        except PASSING as error:
-            return error
-        return None
 
     def _deadline(self) -> Deadline:
         return Deadline(self._server.base_url, self._server.timeout_s)
@@ -273,15 +265,9 @@ class AsyncExchange:
             await asyncio.sleep(retries.delay_s(call.error(received), received.retry_after_s))
 
     async def _receive(self, call: Call[Any], deadline: Deadline) -> Received:
-        """Send a request once.
-
-        Raises:
-            DeadlineExceededError: the time is over before the reply's end.
-            NotReadyError: the service is out of reach.
-            RequestError: the reply is too large, or damaged.
-        """
+        """Send a request once."""
         timeout_s = deadline.left_s()
-        try:
+        with deadline.errors():
             async with (
                 asyncio.timeout(timeout_s),
                 self._http.stream(
@@ -293,15 +279,6 @@ class AsyncExchange:
                 ) as response,
             ):
                 content = await self._read(response, deadline)
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise deadline.error() from error
-        except httpx.DecodingError as error:
-            raise RequestError(f"the reply of {response.url} is damaged: {error}") from error
-        except httpx.HTTPError as error:
-            raise NotReadyError(
-                f"cannot reach {self._server.base_url}: {str(error) or type(error).__name__}; "
-                "is the service running?"
-            ) from error
         return Received(
             url=str(response.url),
             status=response.status_code,

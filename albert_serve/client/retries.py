@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
+
+import httpx
 
 from albert_serve.client.replies import BAD_GATEWAY
 from albert_serve.errors import DeadlineExceededError, NotReadyError, QueueFullError, RequestError
@@ -36,15 +40,35 @@ class Deadline:
         """
         left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
-            raise self.error()
+            raise self._error()
         return left_s
 
     def allows(self, delay_s: float) -> bool:
         """Return whether there is time after a delay."""
         return time.monotonic() + delay_s < self._ends_s
 
-    def error(self) -> DeadlineExceededError:
-        """Return the error of a call past its deadline."""
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise what fails in httpx as errors of the service, in `with`.
+
+        Raises:
+            DeadlineExceededError: the time is over before the reply's end.
+            RequestError: the reply is damaged.
+            NotReadyError: the service is out of reach.
+        """
+        try:
+            yield
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise self._error() from error
+        except httpx.DecodingError as error:
+            raise RequestError(f"the reply of {self._url} is damaged: {error}") from error
+        except httpx.HTTPError as error:
+            raise NotReadyError(
+                f"cannot reach {self._url}: {str(error) or type(error).__name__}; "
+                "is the service running?"
+            ) from error
+
+    def _error(self) -> DeadlineExceededError:
         return DeadlineExceededError(
             f"no reply from {self._url} within {self._timeout_s:g} s; "
             "send less at once, or raise timeout_s"

@@ -414,7 +414,7 @@ class AlbertClient:
         Raises:
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        return self._exchange.is_healthy()
+        return self._exchange.probe() is None
 
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until the service takes requests, as after its start.

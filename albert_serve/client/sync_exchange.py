@@ -105,11 +105,7 @@ class Exchange:
     def ask(
         self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
     ) -> AnswerT | list[AnswerT]:
-        """Get the answer to an input, or those to a list.
-
-        Raises:
-            RequestError: there is no answer; the subclass gives the reason.
-        """
+        """Get the answer to an input, or those to a list; see `send`."""
         answer: AnswerT | list[AnswerT] = self.send(endpoint.call(inputs, options))
         return answer
 
@@ -166,13 +162,18 @@ class Exchange:
                 for answer in workers.result():
                     yield answer
 
-    def is_healthy(self) -> bool:
-        """Return whether the service takes requests now.
+    def probe(self, timeout_s: float | None = None) -> RequestError | None:
+        """Return why the service does not take requests; None if it does.
 
         Raises:
             RequestError: it refuses to tell, which waiting does not change.
         """
-        return self._probe(self._server.timeout_s) is None
+        deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
+        try:
+            HEALTH.answer(self._receive(HEALTH, deadline))
+        except PASSING as error:
+            return error
+        return None
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Ask for the service's health until it takes requests.
@@ -185,7 +186,7 @@ class Exchange:
             raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
         deadline = Deadline(self._server.base_url, timeout_s)
         delay_s = _FIRST_PROBE_DELAY_S
-        while error := self._probe(min(_LONGEST_PROBE_S, deadline.left_s())):
+        while error := self.probe(min(_LONGEST_PROBE_S, deadline.left_s())):
             if not deadline.allows(delay_s):
                 seen = "no reply in time" if isinstance(error, DeadlineExceededError) else error
                 raise NotReadyError(
@@ -194,15 +195,6 @@ class Exchange:
                 ) from error
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_PROBE_DELAY_S)
-
-    def _probe(self, timeout_s: float) -> RequestError | None:
-        """Return why the service does not take requests; None if it does."""
-        try:
-            received = self._receive(HEALTH, Deadline(self._server.base_url, timeout_s))
-            HEALTH.answer(received)
-        except PASSING as error:
-            return error
-        return None
 
     def _deadline(self) -> Deadline:
         return Deadline(self._server.base_url, self._server.timeout_s)
@@ -272,34 +264,19 @@ class Exchange:
             time.sleep(retries.delay_s(call.error(received), received.retry_after_s))
 
     def _receive(self, call: Call[Any], deadline: Deadline) -> Received:
-        """Send a request once.
-
-        Raises:
-            DeadlineExceededError: the time is over before the reply's end.
-            NotReadyError: the service is out of reach.
-            RequestError: the reply is too large, or damaged.
-        """
+        """Send a request once."""
         timeout_s = deadline.left_s()
-        try:
-            with (
-                self._http.stream(
-                    call.method,
-                    self._server.base_url + call.path,
-                    json=call.body,
-                    headers=self._server.headers,
-                    timeout=timeout_s,
-                ) as response,
-            ):
-                content = self._read(response, deadline)
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise deadline.error() from error
-        except httpx.DecodingError as error:
-            raise RequestError(f"the reply of {response.url} is damaged: {error}") from error
-        except httpx.HTTPError as error:
-            raise NotReadyError(
-                f"cannot reach {self._server.base_url}: {str(error) or type(error).__name__}; "
-                "is the service running?"
-            ) from error
+        with (
+            deadline.errors(),
+            self._http.stream(
+                call.method,
+                self._server.base_url + call.path,
+                json=call.body,
+                headers=self._server.headers,
+                timeout=timeout_s,
+            ) as response,
+        ):
+            content = self._read(response, deadline)
         return Received(
             url=str(response.url),
             status=response.status_code,
