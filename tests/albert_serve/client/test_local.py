@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from albert_serve.errors import (
     DeadlineExceededError,
 )
 from albert_serve.runtime.engine import Engine
-from tests.albert_serve.client.cases import CASES, MASKED, assert_same
-from tests.albert_serve.support import ROOT, Running
+from tests.albert_serve.client.cases import CASES, MASKED, Case, assert_same
+from tests.albert_serve.support import ROOT
 
 LONG = "a long text " * 100
 WORK = [LONG] * 1000  # for seconds
@@ -55,33 +56,27 @@ def local(bundle_dir: Path) -> Iterator[AlbertClient]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def remote(service: Running) -> Iterator[AlbertClient]:
-    with AlbertClient(service.url) as client:
-        yield client
+def ask_case(case: Case, name: str, albert: Any) -> Any:
+    return getattr(albert, name)(case.rows, *case.arguments, **case.options)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "multiple_choice"])
-def test_methods_answer_as_those_of_the_service(
-    name: str, local: Any, remote: AlbertClient
+ASKED = {name: partial(ask_case, case, name) for name, case in CASES.items()}
+del ASKED["multiple_choice"]
+
+
+@pytest.mark.parametrize("ask", [*ASKED.values(), *ANSWERED.values()], ids=[*ASKED, *ANSWERED])
+def test_answers_are_those_of_the_service(
+    ask: Call, local: AlbertClient, albert: AlbertClient
 ) -> None:
-    case = CASES[name]
-    result, expected = (
-        getattr(client, name)(case.rows, *case.arguments, **case.options)
-        for client in (local, remote)
-    )
-    assert_same(result, expected)
-
-
-@pytest.mark.parametrize("name", ANSWERED)
-def test_answers_are_those_of_the_service(name: str, local: Any, remote: AlbertClient) -> None:
-    assert_same(ANSWERED[name](local), ANSWERED[name](remote))
+    assert_same(ask(local), ask(albert))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_errors_are_those_of_the_service(name: str, local: Any, remote: AlbertClient) -> None:
+def test_errors_are_those_of_the_service(
+    name: str, local: AlbertClient, albert: AlbertClient
+) -> None:
     errors = []
-    for client in (local, remote):
+    for client in (local, albert):
         with pytest.raises(AlbertServeError) as raised:
             REFUSED[name](client)
         errors.append(raised.value)
@@ -102,11 +97,11 @@ def test_no_call_is_refused_because_of_others(bundle_dir: Path) -> None:
     assert {len(answer) for answer in answers} == {len(texts)}
 
 
-def test_many_threads_share_a_client(bundle_dir: Path) -> None:
-    with AlbertClient.local(bundle_dir, num_threads=1) as albert, ThreadPoolExecutor(16) as threads:
-        texts = [f"film {number}" for number in range(64)]
-        answers = list(threads.map(albert.text_classification, texts))
-        assert_same(answers, albert.text_classification(texts))
+def test_many_threads_share_a_client(local: AlbertClient) -> None:
+    texts = [f"film {number}" for number in range(64)]
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(local.text_classification, texts))
+    assert_same(answers, local.text_classification(texts))
 
 
 def test_a_call_ends_with_its_time(bundle_dir: Path) -> None:
@@ -117,25 +112,26 @@ def test_a_call_ends_with_its_time(bundle_dir: Path) -> None:
         albert.text_classification(WORK, truncation=True)
 
 
-def test_an_interrupted_call_leaves_the_client_usable(bundle_dir: Path) -> None:
-    with AlbertClient.local(bundle_dir, num_threads=1) as albert:
-        main = threading.main_thread().ident or 0
-        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            albert.text_classification(WORK, truncation=True)
-        timer.join()
-        assert len(albert.text_classification("a film")) == 2
+def test_an_interrupted_call_leaves_the_client_usable(local: AlbertClient) -> None:
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        local.text_classification(WORK, truncation=True)
+    timer.join()
+    assert len(local.text_classification("a film")) == 2
 
 
-def test_a_cancelled_call_leaves_the_client_usable(bundle_dir: Path) -> None:
-    async def ask() -> Any:
-        async with AsyncAlbertClient.local(bundle_dir, num_threads=1) as albert:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(albert.text_classification(WORK, truncation=True), 0.3)
-            return await albert.text_classification("a film")
+def test_a_cancelled_call_leaves_the_client_usable_from_any_event_loop(bundle_dir: Path) -> None:
+    albert = AsyncAlbertClient.local(bundle_dir, num_threads=1)
 
-    assert len(asyncio.run(ask())) == 2
+    async def cancel() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(albert.text_classification(WORK, truncation=True), 0.3)
+
+    asyncio.run(cancel())
+    assert len(asyncio.run(albert.text_classification("a film"))) == 2
+    asyncio.run(albert.aclose())
 
 
 def test_closing_answers_what_is_in_progress(bundle_dir: Path) -> None:
@@ -146,13 +142,6 @@ def test_closing_answers_what_is_in_progress(bundle_dir: Path) -> None:
         assert not answer.done()
         albert.close()
         assert len(answer.result(1)) == 200
-
-
-def test_a_client_serves_several_event_loops(bundle_dir: Path) -> None:
-    albert = AsyncAlbertClient.local(bundle_dir, num_threads=1)
-    first, second = (asyncio.run(albert.text_classification("a film")) for _ in range(2))
-    asyncio.run(albert.aclose())
-    assert_same(first, second)
 
 
 def engines() -> set[int]:
