@@ -21,14 +21,8 @@ from albert_serve.errors import (
     RequestError,
     UnauthorizedError,
 )
-from tests.albert_serve.client.twins import Twin, replying
+from tests.albert_serve.client.twins import Twin, refusal, replying
 from tests.albert_serve.support import free_port
-
-
-def refusal(status: int, error_type: str, **headers: str) -> httpx.Response:
-    body = {"error": "no", "error_type": error_type, "request_id": "r1"}
-    return httpx.Response(status, json=body, headers={"Retry-After": "0", **headers})
-
 
 ORDER = httpx.Response(200, json={"in_order": 0.5})
 PAIR = {"text": "a", "text_pair": "b"}
@@ -57,7 +51,7 @@ def test_what_passes_is_tried_again(failures: list[httpx.Response | Exception]) 
 def test_overload_that_lasts_is_an_error_with_the_wait(
     retry_after: str, num_retries: int, num_requests: int, seen: float
 ) -> None:
-    busy = refusal(429, "overloaded", **{"Retry-After": retry_after})
+    busy = refusal(429, "overloaded", retry_after=retry_after)
     client, received = replying(*[busy] * 9, num_retries=num_retries)
     with pytest.raises(QueueFullError) as caught:
         client.info()

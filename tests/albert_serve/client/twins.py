@@ -155,6 +155,13 @@ def orders(numbers: list[int]) -> tuple[int, Any]:
     return 200, [{"in_order": number / 2**20} for number in numbers]
 
 
+def refusal(
+    status: int, error_type: str, *, error: str = "no", retry_after: str = "0"
+) -> httpx.Response:
+    body = {"error": error, "error_type": error_type, "request_id": "r1"}
+    return httpx.Response(status, json=body, headers={"Retry-After": retry_after})
+
+
 def refused(index: int, message: str = "bad") -> tuple[int, Any]:
     """The refusal of one pair of a request."""
     return 422, {"error": f"inputs[{index}]: {message}", "error_type": "invalid_input"}
