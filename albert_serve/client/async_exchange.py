@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from itertools import chain
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeAlias, cast
 
 import httpx
 from pydantic import BaseModel
 
 from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
-from albert_serve.client.concurrency import AnyIterable, AsyncWorkers, async_iterate
+from albert_serve.client.concurrency import AnyIterable, async_in_order, async_iterate
 from albert_serve.client.replies import Received
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
 from albert_serve.client.retries import (
@@ -41,11 +40,14 @@ _LONGEST_PROBE_S: Final = 5.0
 _FIRST_PROBE_DELAY_S: Final = 0.1
 _LONGEST_PROBE_DELAY_S: Final = 2.0
 
+# Rows of a stream with the index of the first, or the error of their iterator in place of them.
+_Batch: TypeAlias = tuple[int, list[Any] | Exception]
+
 
 class AsyncAnswerStream(AsyncIterator[AnswerT]):
     """The answers to rows, in the order of the rows.
 
-    Rows are read as answers are taken: about 500 ahead, in requests of up to 32, so that memory
+    Rows are read as answers are taken: about 500 ahead, in requests of 32, so that memory
     does not grow with their number. An error of the rows' iterator is raised after the answers to
     the rows before it. After the end of `async with`, or `aclose`, no other request is sent.
 
@@ -120,11 +122,15 @@ class AsyncExchange:
         parts = call.parts(await self._fetch_limits(deadline))
         if len(parts) == 1:
             return cast("ReplyT", await self._answer(parts, deadline, progress))
-        async with AsyncWorkers(self._server.max_concurrency) as workers:
-            for part in parts:
-                await workers.submit(self._answer, [part], deadline, progress)
-            answers = [await workers.result() for _ in range(workers.num_pending)]
-        return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
+        ask = partial(self._answer, deadline=deadline, progress=progress)
+        answered = async_in_order(
+            ask,
+            async_iterate([part] for part in parts),
+            limit=self._server.max_concurrency,
+            max_pending=len(parts),
+        )
+        answers = [answer async for of_part in answered for answer in of_part]
+        return cast("ReplyT", answers)  # a list is answered with one
 
     def stream(
         self, endpoint: Endpoint[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]
@@ -146,19 +152,13 @@ class AsyncExchange:
     ) -> AsyncGenerator[Any, None]:
         limits = await self._fetch_limits(self._deadline())
         ask = partial(self._answer_rows, endpoint, options, limits, Progress())
+        limit = self._server.max_concurrency
         async with (
-            AsyncWorkers(self._server.max_concurrency) as workers,
-            aclosing(_batches(rows, workers)) as batches,
+            aclosing(_batches(rows)) as batches,
+            aclosing(async_in_order(ask, batches, limit=limit, max_pending=2 * limit)) as answered,
         ):
-            async for start, batch in batches:
-                await workers.submit(ask, start, batch)
-                while workers.has_result:
-                    for answer in await workers.result():
-                        yield answer
-                if workers.has_failed:
-                    break
-            while workers.num_pending:
-                for answer in await workers.result():
+            async for answers in answered:
+                for answer in answers:
                     yield answer
 
     async def probe(self, timeout_s: float | None = None) -> RequestError | None:
@@ -209,13 +209,10 @@ class AsyncExchange:
         options: Mapping[str, Any],
         limits: InfoReply,
         progress: Progress,
-        start: int,
-        rows: list[Any] | Exception,
+        batch: _Batch,
     ) -> list[Any]:
-        """Get an answer to each row; a row that is refused has its error in place of one.
-
-        In place of rows there may be the error of their iterator, which is raised.
-        """
+        """Get an answer to each row; a row that is refused has its error in place of one."""
+        start, rows = batch
         if isinstance(rows, Exception):
             raise rows
         if not rows:
@@ -231,8 +228,8 @@ class AsyncExchange:
             error.__cause__ = error.__context__ = None
             refused = error.with_traceback(None)
         ask = partial(self._answer_rows, endpoint, options, limits, progress)
-        before = await ask(start, rows[: index - start])
-        return [*before, refused, *await ask(index + 1, rows[index - start + 1 :])]
+        before = await ask((start, rows[: index - start]))
+        return [*before, refused, *await ask((index + 1, rows[index - start + 1 :]))]
 
     async def _answer(
         self, parts: list[Call[Any]], deadline: Deadline, progress: Progress
@@ -299,13 +296,8 @@ class AsyncExchange:
         return bytes(content)
 
 
-async def _batches(
-    rows: AnyIterable[Any], workers: AsyncWorkers
-) -> AsyncGenerator[tuple[int, list[Any] | Exception], None]:
-    """Group rows: as many as a request has, or those at hand while the service has no work.
-
-    Each batch has the index of its first row. An error of the rows comes last, in place of one.
-    """
+async def _batches(rows: AnyIterable[Any]) -> AsyncGenerator[_Batch, None]:
+    """Group rows, as many as a request has; an error of theirs comes after them."""
     start = 0
     batch: list[Any] = []
     failure: Exception | None = None
@@ -313,7 +305,7 @@ async def _batches(
         async with aclosing(async_iterate(rows)) as reading:
             async for row in reading:
                 batch.append(row)
-                if workers.is_idle or len(batch) == _ROWS_PER_REQUEST:
+                if len(batch) == _ROWS_PER_REQUEST:
                     yield start, batch
                     start, batch = start + len(batch), []
     except Exception as error:  # noqa: BLE001  # raised by the stream, after the answers

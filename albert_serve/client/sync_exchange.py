@@ -7,15 +7,14 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from itertools import chain
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeAlias, cast
 
 import httpx
 from pydantic import BaseModel
 
 from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
-from albert_serve.client.concurrency import Workers, iterate
+from albert_serve.client.concurrency import in_order, iterate
 from albert_serve.client.replies import Received
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
 from albert_serve.client.retries import (
@@ -42,11 +41,14 @@ _LONGEST_PROBE_S: Final = 5.0
 _FIRST_PROBE_DELAY_S: Final = 0.1
 _LONGEST_PROBE_DELAY_S: Final = 2.0
 
+# Rows of a stream with the index of the first, or the error of their iterator in place of them.
+_Batch: TypeAlias = tuple[int, list[Any] | Exception]
+
 
 class AnswerStream(Iterator[AnswerT]):
     """The answers to rows, in the order of the rows.
 
-    Rows are read as answers are taken: about 500 ahead, in requests of up to 32, so that memory
+    Rows are read as answers are taken: about 500 ahead, in requests of 32, so that memory
     does not grow with their number. An error of the rows' iterator is raised after the answers to
     the rows before it. After the end of `with`, or `close`, no other request is sent.
 
@@ -121,11 +123,15 @@ class Exchange:
         parts = call.parts(self._fetch_limits(deadline))
         if len(parts) == 1:
             return cast("ReplyT", self._answer(parts, deadline, progress))
-        with Workers(self._server.max_concurrency) as workers:
-            for part in parts:
-                workers.submit(self._answer, [part], deadline, progress)
-            answers = [workers.result() for _ in range(workers.num_pending)]
-        return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
+        ask = partial(self._answer, deadline=deadline, progress=progress)
+        answered = in_order(
+            ask,
+            iterate([part] for part in parts),
+            limit=self._server.max_concurrency,
+            max_pending=len(parts),
+        )
+        answers = [answer for of_part in answered for answer in of_part]
+        return cast("ReplyT", answers)  # a list is answered with one
 
     def stream(
         self, endpoint: Endpoint[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
@@ -147,20 +153,13 @@ class Exchange:
     ) -> Generator[Any, None, None]:
         limits = self._fetch_limits(self._deadline())
         ask = partial(self._answer_rows, endpoint, options, limits, Progress())
+        limit = self._server.max_concurrency
         with (
-            Workers(self._server.max_concurrency) as workers,
-            closing(_batches(rows, workers)) as batches,
+            closing(_batches(rows)) as batches,
+            closing(in_order(ask, batches, limit=limit, max_pending=2 * limit)) as answered,
         ):
-            for start, batch in batches:
-                workers.submit(ask, start, batch)
-                while workers.has_result:
-                    for answer in workers.result():
-                        yield answer
-                if workers.has_failed:
-                    break
-            while workers.num_pending:
-                for answer in workers.result():
-                    yield answer
+            for answers in answered:
+                yield from answers
 
     def probe(self, timeout_s: float | None = None) -> RequestError | None:
         """Return why the service does not take requests; None if it does.
@@ -210,13 +209,10 @@ class Exchange:
         options: Mapping[str, Any],
         limits: InfoReply,
         progress: Progress,
-        start: int,
-        rows: list[Any] | Exception,
+        batch: _Batch,
     ) -> list[Any]:
-        """Get an answer to each row; a row that is refused has its error in place of one.
-
-        In place of rows there may be the error of their iterator, which is raised.
-        """
+        """Get an answer to each row; a row that is refused has its error in place of one."""
+        start, rows = batch
         if isinstance(rows, Exception):
             raise rows
         if not rows:
@@ -232,8 +228,8 @@ class Exchange:
             error.__cause__ = error.__context__ = None
             refused = error.with_traceback(None)
         ask = partial(self._answer_rows, endpoint, options, limits, progress)
-        before = ask(start, rows[: index - start])
-        return [*before, refused, *ask(index + 1, rows[index - start + 1 :])]
+        before = ask((start, rows[: index - start]))
+        return [*before, refused, *ask((index + 1, rows[index - start + 1 :]))]
 
     def _answer(self, parts: list[Call[Any]], deadline: Deadline, progress: Progress) -> list[Any]:
         """Get the answers to parts of a list in turn, in halves if one is too much at once."""
@@ -297,13 +293,8 @@ class Exchange:
         return bytes(content)
 
 
-def _batches(
-    rows: Iterable[Any], workers: Workers
-) -> Generator[tuple[int, list[Any] | Exception], None, None]:
-    """Group rows: as many as a request has, or those at hand while the service has no work.
-
-    Each batch has the index of its first row. An error of the rows comes last, in place of one.
-    """
+def _batches(rows: Iterable[Any]) -> Generator[_Batch, None, None]:
+    """Group rows, as many as a request has; an error of theirs comes after them."""
     start = 0
     batch: list[Any] = []
     failure: Exception | None = None
@@ -311,7 +302,7 @@ def _batches(
         with closing(iterate(rows)) as reading:
             for row in reading:
                 batch.append(row)
-                if workers.is_idle or len(batch) == _ROWS_PER_REQUEST:
+                if len(batch) == _ROWS_PER_REQUEST:
                     yield start, batch
                     start, batch = start + len(batch), []
     except Exception as error:  # noqa: BLE001  # raised by the stream, after the answers

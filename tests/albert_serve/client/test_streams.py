@@ -52,7 +52,7 @@ def test_rows_are_read_as_answers_are_taken(scripted: MakeService) -> None:
             yield {"text": str(num_read - 1), "text_pair": "b"}
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert numbers == [0] or service.wait_until_open(2)
+        assert service.wait_until_open(2)
         return orders(numbers)
 
     client, service = scripted(answer, max_items=100, max_concurrency=2)
@@ -61,7 +61,7 @@ def test_rows_are_read_as_answers_are_taken(scripted: MakeService) -> None:
     answers.close()
     assert 300 <= num_read <= 300 + 6 * 32
     assert service.max_open == 2
-    assert max(map(len, service.sent)) == 32
+    assert set(map(len, service.sent)) == {32}
 
 
 def refusing(*bad: int) -> Answer:
@@ -137,7 +137,7 @@ def test_nothing_is_sent_after_a_stream_is_closed(scripted: MakeService, kind: s
     is_closed = threading.Event()
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_until_open(2) if numbers == [0] else is_closed.wait(20)
+        assert service.wait_until_open(2) if 0 in numbers else is_closed.wait(20)
         return orders(numbers)
 
     client, service = scripted(answer, max_items=100, max_concurrency=2)
