@@ -80,7 +80,7 @@ def test_what_was_seen_last_is_in_the_error(outcome: httpx.Response | Exception,
     [
         (None, {}, "http://env/health", "Bearer from-the-environment"),
         (URL, {"api_key": "passed"}, f"{URL}/health", "Bearer passed"),
-        (None, {"api_key": ""}, "http://env/health", None),
+        (None, {"api_key": "", "model": "a/b"}, "http://env/v1/models/a%2Fb/health", None),
     ],
 )
 def test_address_and_key_are_those_of_the_environment(
