@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from training.distillation.config import DistilConfig as DistilConfig
-from training.distillation.job import Distillation
+from training.distillation.job import Distillation, student_sizes
 from training.distillation.teacher import load_teacher
 from training.errors import report_errors
 from training.loop.distributed import join_world
@@ -51,7 +51,7 @@ def distil(config: DistilConfig) -> TrainedRun:
     recipe = config.changed(DISTILLATION)
     with open_start(config) as start:
         teacher = load_teacher(config.teacher, config.device)
-        defaults = config.student_sizes(recipe, teacher)
+        defaults = student_sizes(config, recipe, teacher)
         vocab_size = start.open_tokenizer().vocab_size
         sizes = architecture(config, recipe, start, vocab_size, defaults)
         distillation = Distillation.choose(config, recipe, sizes, teacher)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,7 @@ _UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[
 _MAX_WORDS: Final = 1 << 19
 
 
-@dataclass(frozen=True, slots=True)
-class _AlignedWord:
+class _AlignedWord(NamedTuple):
     """One word in both tokenizers' pieces.
 
     Attributes:
@@ -67,8 +65,7 @@ def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> _AlignedWord
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AlignedSequence:
+class AlignedSequence(NamedTuple):
     """One sequence in the teacher's tokens, with the spans of both tokenizers.
 
     Attributes:
@@ -145,8 +142,7 @@ class Aligner:
         return pairwise([*begins, len(ids)])
 
 
-@dataclass(frozen=True, slots=True)
-class SpanMeans:
+class SpanMeans(NamedTuple):
     """Assignment of rows to spans, with weights by which sums become means.
 
     Attributes:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import MISSING, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from training.distillation.start import sizes_of
-from training.distillation.teacher import Teacher, TeacherError
+from training.distillation.teacher import TeacherError
 from training.loop.progress import RunError
 from training.run.flags import Options, flag
 from training.run.options import Count, Parsed, Weight
 from training.run.pretraining import PretrainingConfig
-from training.run.recipes import Recipe
 
 
 def _parse_pair(text: str) -> tuple[int, int]:
@@ -67,13 +65,3 @@ class DistilConfig(PretrainingConfig, _Teaching):
                 "--hidden-weight and --relation-weight are both 0, so that nothing is learnt from "
                 "the teacher; without one, train with training.pretrain"
             )
-
-    def student_sizes(self, recipe: Recipe, teacher: Teacher) -> dict[str, Any]:
-        """Return the sizes of a new student that are not given: the teacher's, or the preset's."""
-        if self.initialize_from is not None:
-            return {}
-        if self.preset is None:
-            return sizes_of(teacher)
-        if recipe.start == "teacher":
-            return {"activation": sizes_of(teacher)["activation"]}
-        return {}

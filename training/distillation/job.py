@@ -19,6 +19,7 @@ from training.distillation.start import (
     check_start,
     default_layers,
     shared_pieces,
+    sizes_of,
     start_from_teacher,
 )
 from training.distillation.teacher import Teacher, TeacherError, describe_model
@@ -31,6 +32,15 @@ from training.run.recipes import Recipe
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
 # official vocabularies of English encoders share over 80 % on Wikipedia.
 _LEAST_SHARED: Final = 0.5
+
+
+def student_sizes(config: DistilConfig, recipe: Recipe, teacher: Teacher) -> dict[str, Any]:
+    """Return the sizes of a new student that are not given: the teacher's, or the preset's."""
+    if config.initialize_from is not None:
+        return {}
+    if config.preset is None:
+        return sizes_of(teacher)
+    return {"activation": sizes_of(teacher)["activation"]} if recipe.start == "teacher" else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +61,6 @@ class Distillation:
         cls, config: DistilConfig, recipe: Recipe, sizes: AlbertConfig, teacher: Teacher
     ) -> Distillation:
         """Choose the layers to match and to start from, where the configuration leaves them open.
-
-        Args:
-            sizes: of the student.
 
         Raises:
             TeacherError: the teacher cannot teach such a student.
@@ -158,11 +165,7 @@ def _start_layers(
 
 
 def _check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:
-    """Check that a student of these sizes can match the teacher's layers and relations.
-
-    Raises:
-        TeacherError: it cannot.
-    """
+    """Check that a student of these sizes can match the teacher's layers and relations."""
     if objectives.layers and config.hidden_size != teacher.hidden_size:
         raise TeacherError(
             f"hidden states are {teacher.hidden_size} wide in {teacher.name} and "
@@ -193,11 +196,7 @@ def _check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Tea
 
 
 def _check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
-    """Check that the teacher's vocabulary covers the corpus.
-
-    Raises:
-        TeacherError: too few of the corpus' tokens are pieces of the teacher's vocabulary.
-    """
+    """Check that enough of the corpus' tokens are pieces of the teacher's vocabulary."""
     counts = shards.token_counts(tokenizer.vocab_size)
     shared = shared_pieces(teacher, tokenizer)
     part = float(np.sum(counts * shared) / max(1, counts.sum()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from albert_serve.progress import is_quiet
@@ -27,7 +28,8 @@ class TeacherError(TrainingError):
     """A teacher that cannot be loaded, or that cannot teach this student."""
 
 
-class TeacherBatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TeacherBatch:
     """Right-padded sequences: ids, types and attention mask, each (C, N)."""
 
     ids: Tensor
@@ -35,12 +37,12 @@ class TeacherBatch(NamedTuple):
     is_real: Tensor
 
 
-class _TeacherStates(NamedTuple):
-    """A teacher's outputs.
+class LayerStates(NamedTuple):
+    """The states of a model that are compared.
 
     Attributes:
-        hidden: of the requested layers, each (C, N, H).
-        attention: queries, keys and values of the last layer, each (C, N, H); empty if they were
+        hidden: of the requested layers, each (..., H).
+        attention: queries, keys and values of the last layer, each (..., H); empty if they were
             not requested.
     """
 
@@ -139,7 +141,7 @@ class Teacher:
     @torch.no_grad()
     def states(
         self, batch: TeacherBatch, layers: Sequence[int], *, with_attention: bool
-    ) -> _TeacherStates:
+    ) -> LayerStates:
         """Run the encoder on a batch.
 
         Args:
@@ -152,7 +154,7 @@ class Teacher:
         with self._captured_attention() as captured:
             out = self.model(**inputs, output_hidden_states=True)
         attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
-        return _TeacherStates(tuple(out.hidden_states[layer] for layer in layers), attention)
+        return LayerStates(tuple(out.hidden_states[layer] for layer in layers), attention)
 
     @contextmanager
     def _captured_attention(self) -> Iterator[dict[str, Tensor]]:
@@ -189,21 +191,9 @@ def load_teacher(name: str, device: torch.device) -> Teacher:
             has no tokenizer, lacks weights, or has weights that are not finite.
     """
     # Hidden states and relations do not need the pooler.
-    model, tokenizer = load_frozen(name, "AutoModel", device, optional=("pooler",))
-    return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
-
-
-def load_frozen(
-    name: str, auto_class: str, device: torch.device, *, optional: Sequence[str] = ()
-) -> tuple[Any, Any]:
-    """Load an encoder as `load_encoder` does, onto a device and in evaluation mode.
-
-    Raises:
-        TeacherError: as `load_teacher`.
-    """
-    model, tokenizer = load_encoder(name, auto_class, optional=optional)
+    model, tokenizer = load_encoder(name, "AutoModel", optional=("pooler",))
     model.to(device).eval().requires_grad_(requires_grad=False)
-    return model, tokenizer
+    return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
 
 
 def load_encoder(
@@ -219,7 +209,12 @@ def load_encoder(
     Raises:
         TeacherError: as `load_teacher`.
     """
-    transformers = _transformers()
+    try:
+        import transformers
+    except ImportError as error:
+        raise TeacherError(
+            "a teacher needs the package transformers: pip install transformers"
+        ) from error
     if is_quiet():
         transformers.utils.logging.disable_progress_bar()
     config = _loaded(name, transformers.AutoConfig.from_pretrained)
@@ -256,26 +251,12 @@ def describe_model(name: str, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise TeacherError(
-            "a teacher needs the package transformers: pip install transformers"
-        ) from error
-    return transformers
-
-
 def _loaded(name: str, load: Any, **options: Any) -> Any:
     try:
         return load(name, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise TeacherError(f"teacher {name} cannot be loaded: {reason}") from error
-    except Exception as error:  # safetensors and tokenizers raise types of their own
-        if type(error).__module__.partition(".")[0] in ("builtins", "safetensors"):
-            raise TeacherError(f"teacher {name} cannot be loaded: {error}") from error
-        raise
 
 
 def _check_kind(name: str, config: Any) -> None:
