@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from functools import partial
 from importlib import import_module
@@ -16,6 +15,7 @@ import transformers
 from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     REPOSITORY,
+    SQUAD,
     checkpoint_state,
     hf_load,
     read_metrics,
@@ -123,19 +123,6 @@ def test_a_run_begins_with_the_weights_of_a_shallower_model(
     assert same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def test_shards_of_another_tokenizer_are_refused(
-    tiny_options: list[str], vocab_dir: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    shutil.copytree(vocab_dir, tmp_path / "vocab")
-    with (tmp_path / "vocab" / "tokenizer.json").open("a") as stream:
-        stream.write("\n")
-    assert run([*tiny_options, "--tokenizer", str(tmp_path / "vocab")], tmp_path / "run") == 1
-    message = capsys.readouterr().err
-    assert message.startswith("error: ")
-    assert "was prepared with another tokenizer than" in message
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.extended
 def test_text_is_held_out_as_files_or_as_shards(
     pretrained: Path, pretrain_options: list[str], easy_corpus: Path, tmp_path: Path
@@ -166,6 +153,7 @@ def test_text_is_held_out_as_files_or_as_shards(
         (["--seed", "1"], "seed 0, not 1"),
         (["--layers", "3"], "num_hidden_layers 2, not 3"),
         (["--sharing", "ffn"], "albert_sharing 'all', not 'ffn'"),
+        (["--corpus", str(SQUAD)], "corpus [['easy.txt', "),
     ],
 )
 def test_other_options_on_a_run_are_refused(
@@ -173,23 +161,10 @@ def test_other_options_on_a_run_are_refused(
 ) -> None:
     before = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
     assert run(pretrain_options, pretrained, *changes) == 1
-    assert capsys.readouterr().err == (
-        f"error: {pretrained} holds a run with {message}. "
-        "Give the same options to resume it, or another --output\n"
-    )
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {pretrained} holds a run with {message}")
+    assert error.endswith(". Give the same options to resume it, or another --output\n")
     assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
-
-
-def test_another_corpus_on_a_run_is_refused_before_it_is_tokenised(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text("Another text.")
-    before = {file: file.stat().st_mtime_ns for file in (pretrained / "shards").rglob("*")}
-    assert run(pretrain_options, pretrained, "--corpus", str(other)) == 1
-    assert "holds a run with corpus [['easy.txt'," in capsys.readouterr().err
-    after = {file: file.stat().st_mtime_ns for file in (pretrained / "shards").rglob("*")}
-    assert after == before
 
 
 @pytest.mark.parametrize(
@@ -235,14 +210,6 @@ def test_text_is_given_as_files_or_as_shards(
     with pytest.raises(SystemExit, match="2"):
         run([*pretrain_options, "--shards", "shards"], tmp_path / "run")
     assert "argument --shards: not allowed with argument --corpus" in capsys.readouterr().err
-
-
-def test_an_output_that_is_a_file(
-    pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "run").write_text("")
-    assert run(pretrain_options, tmp_path / "run") == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
 @pytest.mark.parametrize("program", ["vocab", "pretrain", "distil", "finetune", "evaluate"])

@@ -105,12 +105,12 @@ class Distillation:
         tokenizer = job.tokenizer
         _check_vocabulary(self.teacher, tokenizer, job.shards)
         collate = DistilCollator(
-            student=job.collator,
+            student=job.streams.collator,
             aligner=Aligner(tokenizer, self.teacher.tokenizer),
             pad_id=self.teacher.tokenizer.pad_id,
             max_teacher=self.teacher.max_positions,
         )
-        stream = replace(job.masked_stream(collate), further_losses=self.objectives.names)
+        stream = replace(job.streams.masked(collate), further_losses=self.objectives.names)
         loss = DistillationLoss(
             teacher=self.teacher,
             objectives=self.objectives,

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -210,7 +211,7 @@ def load_encoder(
         TeacherError: as `load_teacher`.
     """
     try:
-        import transformers
+        transformers: Any = import_module("transformers")
     except ImportError as error:
         raise TeacherError(
             "a teacher needs the package transformers: pip install transformers"

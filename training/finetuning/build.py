@@ -14,11 +14,10 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import MIN_LENGTH
 from training.evaluation.validation import Validation
 from training.finetuning.data import DataContext
-from training.finetuning.heads import label_config, place
+from training.finetuning.model import changed_config, label_config, load_start, place
 from training.finetuning.pretraining import check_order_length, mask_rates
 from training.finetuning.questions import choose_head
 from training.finetuning.settings import FinetuneSettings
-from training.finetuning.start import changed_config, describe_attention, load_start
 from training.finetuning.streams import Streams
 from training.finetuning.validating import selection_of, validation_of
 from training.loop.distributed import World
@@ -56,7 +55,7 @@ def prepare_finetuning(
         RunError: options do not go together, or not with the checkpoint.
     """
     hf, stored = read_config(start), read_tasks(start)
-    config = _architecture(settings, hf, world)
+    config = _architecture(settings, hf)
     placed = place(settings, stored, hf)
     context = DataContext(
         settings=settings,
@@ -110,7 +109,7 @@ def prepare_finetuning(
     )
 
 
-def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any], world: World) -> AlbertConfig:
+def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any]) -> AlbertConfig:
     """Return the sizes of the model.
 
     Raises:
@@ -130,6 +129,4 @@ def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any], world: Worl
             f"{config.max_positions} positions"
         )
     check_order_length(settings, config.max_positions)
-    if notice := describe_attention(config, world.device):
-        print(notice)
     return config

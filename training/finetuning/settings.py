@@ -14,7 +14,7 @@ from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
 from training.data.questions import some_unanswerable
-from training.finetuning.config import ClassifierConfig, FinetuneConfig
+from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
 from training.glue.files import training_files
 from training.glue.tasks import TASKS
@@ -32,11 +32,6 @@ _NOT_RECORDED: Final = frozenset(
         *("output", "device", "save_every", "report_every", "keep", "micro_batch_size"),
         *("validation", "validate_every", "metric", "precision"),
     }
-)
-# Fields of the labels and columns of a classifier's texts.
-OF_TEXTS: Final = (
-    *("problem_type", "labels", "class_weights"),
-    *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
 )
 # What a run records of a further classifier.
 _OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)

@@ -15,7 +15,7 @@ from training.errors import EvaluationError
 from training.finetuning.choices import build_choices
 from training.finetuning.classification import Classification, build_classification
 from training.finetuning.data import DataContext
-from training.finetuning.heads import Placed
+from training.finetuning.model import Placed
 from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.questions import (
     build_held_out_questions,
@@ -67,8 +67,6 @@ class Streams:
             RunError: there is none, or options do not go together.
         """
         settings = self.settings
-        if settings.teacher is not None and not settings.text_classification:
-            raise RunError("--teacher labels texts; give them with --text-classification")
         sizes = self._batch_sizes()
         errors: list[str] = []  # of all data, to be listed at once
         for task, size in sizes.items():

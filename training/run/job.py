@@ -13,10 +13,7 @@ import torch
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName
-from training.data.collate import Collate, Collator, Slicing
 from training.data.corpus import find_files
-from training.data.examples import ExampleSettings
-from training.data.packing import Plan
 from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out, unigram_entropy
@@ -37,7 +34,7 @@ from training.run.driver import Origin, TrainedRun, build_run, train_run
 from training.run.options import should_compile
 from training.run.pretraining import PretrainingConfig, Start
 from training.run.recipes import RECIPES, Recipe
-from training.run.text_streams import masking_collator, pair_length, pair_stream, slice_rows
+from training.run.text_streams import TextStreams
 from training.system.precision import PrecisionName
 
 # Default tokens of a micro-batch.
@@ -71,51 +68,24 @@ class PretrainingJob:
         return self.start.open_tokenizer()
 
     @property
-    def example_settings(self) -> ExampleSettings:
-        """The settings for cutting examples."""
-        return ExampleSettings(
-            length=self.recipe.length,
-            sentence_task=self.recipe.sentence_task,
-            short_rate=self.recipe.short_rate,
-        )
-
-    @property
-    def slicing(self) -> Slicing:
-        """The division of a step's rows into micro-batches.
-
-        Raises:
-            RunError: the rows are not divisible.
-        """
-        rows, size = self.recipe.batch_size, self.world.size
-        slicing = slice_rows(
-            rows, self.recipe.length, self._tokens_a_batch, self.world, f"--batch-size {rows}"
-        )
-        rows_a_batch = self.config.micro_batch_size
-        if rows_a_batch is None:
-            return slicing
-        if rows % (rows_a_batch * size):
-            raise RunError(
-                f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
-                f"times {size} processes"
-            )
-        return replace(slicing, rows_a_batch=rows_a_batch)
-
-    @property
-    def _tokens_a_batch(self) -> int:
-        """The maximum tokens of a micro-batch."""
-        if self.config.micro_batch_size is None:
-            return _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
-        return self.config.micro_batch_size * self.recipe.length
-
-    @property
-    def collator(self) -> Collator:
-        """The collate function of masked rows."""
-        return masking_collator(
-            self.shards,
-            self.tokenizer,
-            self.example_settings,
-            mask_rate=self.recipe.mask_rates.highest,
-            seed=self.recipe.seed,
+    def streams(self) -> TextStreams:
+        """The task streams."""
+        recipe, rows_a_batch = self.recipe, self.config.micro_batch_size
+        tokens_a_batch = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
+        return TextStreams(
+            shards=self.shards,
+            tokenizer=self.tokenizer,
+            world=self.world,
+            num_rows=recipe.batch_size,
+            length=recipe.length,
+            tokens_a_batch=rows_a_batch * recipe.length if rows_a_batch else tokens_a_batch,
+            sentence_task=recipe.sentence_task,
+            short_rate=recipe.short_rate,
+            mask_rate=recipe.mask_rates.highest,
+            seed=recipe.seed,
+            rows_option=f"--batch-size {recipe.batch_size}",
+            rows_a_batch=rows_a_batch,
+            num_workers=self._num_workers,
         )
 
     @property
@@ -139,34 +109,18 @@ class PretrainingJob:
             start_local(model, self.shards.token_counts(self.architecture.vocab_size))
         return model
 
-    def masked_stream(self, collate: Collate) -> PackedStream:
-        """Return the task stream of masked rows."""
-        plan = Plan(shards=self.shards, settings=self.example_settings, seed=self.recipe.seed)
-        return PackedStream(
-            plan=plan, collate=collate, slicing=self.slicing, num_workers=self._num_workers
-        )
-
     def pair_stream(self) -> PackedStream:
         """Return the task stream of pairs in both orders.
 
         Raises:
             RunError: the rows are not divisible.
         """
-        recipe = self.recipe
-        return pair_stream(
-            self.shards,
-            ExampleSettings(
-                length=pair_length(recipe.order_length, self.architecture.max_positions),
-                sentence_task="pairs",
-                short_rate=recipe.short_rate,
-                min_sentences=recipe.order_sentences,
-            ),
-            self.world,
-            num_rows=recipe.order_batch_size,
-            tokens_a_step=recipe.batch_size * recipe.length,
-            tokens_a_batch=self._tokens_a_batch,
-            seed=recipe.seed,
-            num_workers=self._num_workers,
+        return self.streams.pairs(
+            length=self.recipe.order_length,
+            max_positions=self.architecture.max_positions,
+            short_rate=self.recipe.short_rate,
+            min_sentences=self.recipe.order_sentences,
+            num_rows=self.recipe.order_batch_size,
         )
 
     def check(self) -> None:
@@ -185,7 +139,7 @@ class PretrainingJob:
             RunError: the batch is not divisible, or the optimizer cannot be sharded.
         """
         self.check()
-        stream = self.masked_stream(self.collator)
+        stream = self.streams.masked()
         return self.assemble(self.model(), stream, compiled_losses() if self.compiles else LOSS_OF)
 
     def assemble(
@@ -324,8 +278,8 @@ def _validation(job: PretrainingJob) -> Validation | None:
     folder = config.output / "validation-shards"
     text = _open_shards(shards, config.validation, folder, job.start, job.world)
     max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
-    masking = replace(job.collator.masking, rate=RECIPES["paper"].mask_rate)
-    batches = list(held_out(text, masking, job.example_settings, max_rows=max_rows))
+    streams = replace(job.streams, mask_rate=RECIPES["paper"].mask_rate)
+    batches = list(held_out(text, streams.collator.masking, streams.examples, max_rows=max_rows))
     return Validation(batches=batches, every=config.validate_every)
 
 

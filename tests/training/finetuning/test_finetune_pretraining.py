@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,25 +54,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
         assert run(order_options, tmp_path) == 143
     assert run(order_options, tmp_path) == 0
     assert same_weights(tmp_path, ordered)
-
-
-def test_pairs_have_about_as_many_tokens_as_masked_rows(
-    order_options: list[str], tmp_path: Path
-) -> None:
-    """4 masked rows of 64 tokens, and 2 rows of pairs, each in both orders."""
-    more = ("--weights", "1e-9", "1e-9", "1", "--steps", "20", "--report-every", "1")
-    assert run(order_options, tmp_path, *more) == 0
-    tokens = [0, *(line["tokens"] for line in read_metrics(tmp_path))]
-    lines = read_metrics(tmp_path)
-    sizes = [after - before for before, after in pairwise(tokens)]
-    of_pairs = [
-        size for size, line in zip(sizes, lines, strict=True) if "paired-order/loss" in line
-    ]
-    masked = [size for size, line in zip(sizes, lines, strict=True) if "fill-mask/loss" in line]
-    assert of_pairs
-    assert masked
-    assert max(*of_pairs, *masked) <= 4 * 64
-    assert min(*of_pairs, *masked) > 2 * 64
 
 
 Streams: TypeAlias = Callable[..., list[PackedStream]]
