@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from training.distillation.config import DistilConfig as DistilConfig
+from training.distillation.job import DistilConfig as DistilConfig
 from training.distillation.job import Distillation, student_sizes
 from training.distillation.teacher import load_teacher
 from training.errors import report_errors

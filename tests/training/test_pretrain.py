@@ -16,7 +16,6 @@ from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     REPOSITORY,
     SQUAD,
-    checkpoint_state,
     hf_load,
     read_metrics,
     refusal,
@@ -80,17 +79,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     assert "resuming from step 37" in capsys.readouterr().out
     assert same_weights(tmp_path, pretrained)
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
-
-
-def test_a_budget_ends_a_run(pretrain_options: list[str], tmp_path: Path) -> None:
-    """And its seconds are counted on over an interruption."""
-    assert run(pretrain_options, tmp_path, "--budget", "0.3s") == 0
-    state = checkpoint_state(tmp_path)
-    assert 0 < state["step"] <= 80
-    assert state["step"] == 80 or state["elapsed_s"] >= 0.3
-    assert run(pretrain_options, tmp_path, "--budget", "0.3s") == 0
-    assert checkpoint_state(tmp_path)["step"] == state["step"]
-    hf_load("AlbertForPreTraining", tmp_path / "checkpoint")
 
 
 def test_recomputing_changes_no_bit(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
@@ -170,6 +158,7 @@ def test_other_options_on_a_run_are_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--shards shards", "give either --corpus or --shards"),
         ("--corpus none.txt", "none.txt does not exist"),
         ("--corpus {empty}", "the corpus holds no sentence"),
         ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
@@ -202,14 +191,6 @@ def test_impossible_options_are_one_line_and_no_run(
     more = words.format(empty=empty, start=pretrained / "checkpoint").split()
     assert run([*pretrain_options, *more], folder) == 1
     assert message in refusal(capsys, folder)
-
-
-def test_text_is_given_as_files_or_as_shards(
-    pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run([*pretrain_options, "--shards", "shards"], tmp_path / "run")
-    assert "argument --shards: not allowed with argument --corpus" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", ["vocab", "pretrain", "distil", "finetune", "evaluate"])

@@ -6,9 +6,9 @@ Shape legend: C sequences, N teacher's tokens of the longest, H teacher's hidden
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -152,28 +152,19 @@ class Teacher:
         inputs = {"input_ids": batch.ids, "attention_mask": batch.is_real}
         if self.num_types > 1:
             inputs["token_type_ids"] = batch.types
-        with self._captured_attention() as captured:
-            out = self.model(**inputs, output_hidden_states=True)
-        attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
-        return LayerStates(tuple(out.hidden_states[layer] for layer in layers), attention)
-
-    @contextmanager
-    def _captured_attention(self) -> Iterator[dict[str, Tensor]]:
-        """Capture the last layer's queries, keys and values by forward hooks; for `with`."""
         captured: dict[str, Tensor] = {}
-
-        def keep(name: str) -> Any:
-            return lambda module, inputs, output: captured.__setitem__(name, output)
-
         handles = [
-            module.register_forward_hook(keep(name))
-            for name, module in self.attention_parts().items()
+            module.register_forward_hook(partial(_keep, captured, name))
+            for name, module in (self.attention_parts() if with_attention else {}).items()
         ]
         try:
-            yield captured
+            out = self.model(**inputs, output_hidden_states=True)
         finally:
             for handle in handles:
                 handle.remove()
+        # A shared layer is applied several times, and its last states stay.
+        attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
+        return LayerStates(tuple(out.hidden_states[layer] for layer in layers), attention)
 
     def attention_parts(self) -> dict[str, nn.Module]:
         """Return the last layer's query, key and value maps, by their names in BERT and ALBERT."""
@@ -184,12 +175,19 @@ class Teacher:
         }
 
 
+def _keep(
+    captured: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Tensor
+) -> None:
+    """Keep a module's output, as a forward hook."""
+    captured[name] = output
+
+
 def load_teacher(name: str, device: torch.device) -> Teacher:
     """Load an encoder and its tokenizer from a folder, or from the hub by its name.
 
     Raises:
         TeacherError: `transformers` is not installed; there is no such model; it is no encoder,
-            has no tokenizer, lacks weights, or has weights that are not finite.
+            has no tokenizer, or lacks weights.
     """
     # Hidden states and relations do not need the pooler.
     model, tokenizer = load_encoder(name, "AutoModel", optional=("pooler",))
@@ -281,6 +279,3 @@ def _check_weights(
         raise TeacherError(
             f"{name} lacks {len(missing)} weights of its model, {missing[0]} among them"
         )
-    for key, tensor in model.named_parameters():
-        if not bool(torch.isfinite(tensor).all()):
-            raise TeacherError(f"{name}: {key} holds values that are not finite")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -165,23 +164,6 @@ def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dic
             del kept[other]
             print(f"the checkpoint's head of {other} is replaced by one of {task}")
     return kept
-
-
-def changed_config(
-    config: AlbertConfig,
-    *,
-    max_positions: int | None,
-    dropout: float | None,
-    classifier_dropout: float | None,
-) -> AlbertConfig:
-    """Return the config with the values that are not None."""
-    values: dict[str, Any] = {
-        "max_positions": max_positions,
-        "hidden_dropout": dropout,
-        "attention_dropout": dropout,
-        "classifier_dropout": classifier_dropout,
-    }
-    return replace(config, **{name: value for name, value in values.items() if value is not None})
 
 
 def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:

@@ -18,7 +18,7 @@ from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfi
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
 from training.glue.files import training_files
 from training.glue.tasks import TASKS
-from training.loop.progress import RunError, read_record
+from training.loop.progress import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
 from training.run.flags import flags_of
 from training.run.labelled import with_task_data
@@ -132,7 +132,7 @@ def _hyperparameters(config: FinetuneConfig) -> dict[str, Any]:
         if config.has_end or config.epochs:
             del values["steps"]
     missing = {name: value for name, value in values.items() if getattr(config, name) in (None, ())}
-    windows = length or _known_question_length(config.output)
+    windows = length or DEFAULT_MAX_SEQ_LEN
     return {**missing, "question_length": windows if config.question_answering else None}
 
 
@@ -145,15 +145,6 @@ def _recipe_name(config: FinetuneConfig) -> str:
         f"--recipe {config.recipe} differs from task to task; give --task, or "
         "--question-answering alone"
     )
-
-
-def _known_question_length(folder: Path) -> int:
-    """Return the length of windows of the run in a folder, or else the service's.
-
-    Versions that recorded none had its --length.
-    """
-    known = read_record(folder)
-    return int(known.get("question_length", known.get("length", DEFAULT_MAX_SEQ_LEN)))
 
 
 def _with_files(config: _ConfigT) -> _ConfigT:

@@ -33,8 +33,8 @@ class _Corpus(Options, title="data"):
         OptionError: there is not exactly one of `corpus` and `shards`.
     """
 
-    corpus: tuple[Path, ...] = flag("files of text, or folders", (), one_of=True)
-    shards: Path | None = flag("folder that training.prepare wrote", one_of=True)
+    corpus: tuple[Path, ...] = flag("files of text, or folders", ())
+    shards: Path | None = flag("folder that training.prepare wrote, in place of --corpus")
     tokenizer: Path | None = flag("folder that training.vocab wrote (that of --initialize-from)")
     validation: tuple[Path, ...] = flag("held-out text, or a folder of its shards", ())
     validate_every: Count = flag(

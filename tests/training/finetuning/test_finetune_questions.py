@@ -69,21 +69,6 @@ def test_windows_are_by_default_as_long_as_the_services(
     assert max(window.end for window in windows) > 127
 
 
-@pytest.mark.parametrize(
-    ("record", "given", "expected"),
-    [
-        ({"length": "128"}, None, 128),  # of a version that recorded no other
-        ({"length": "128", "question_length": "384"}, None, 384),
-        ({"length": "128", "question_length": "384"}, 64, 64),
-    ],
-)
-def test_a_known_run_keeps_the_length_of_its_windows(
-    tmp_path: Path, record: dict[str, str], given: int | None, expected: int
-) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    assert questions_of(tmp_path, length=given).question_length == expected
-
-
 def questions_of(folder: Path, **values: Any) -> FinetuneSettings:
     return settle(
         FinetuneConfig(
