@@ -19,7 +19,7 @@ from training.loop.reproducibility import run_precision
 from training.run.driver import TrainedRun
 from training.run.flags import add_flags, flag, read_flags
 from training.run.job import open_job, run_record, train_job
-from training.run.pretraining import PretrainingConfig, architecture, open_start
+from training.run.pretraining import CorpusRunConfig, architecture, open_start
 from training.run.recipes import RECIPES, RecipeName
 from training.system.command_line import make_parser
 
@@ -38,7 +38,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(PretrainingConfig, title="recipe"):
+class PretrainConfig(CorpusRunConfig, title="recipe"):
     """Configuration of a pretraining run, by the names of the command's flags.
 
     Raises:

@@ -30,7 +30,7 @@ from training.model.heads import AlbertForTasks, head_sizes
 from training.run.flags import Options, flag
 from training.run.job import PretrainingJob
 from training.run.options import Count, Parsed, Weight
-from training.run.pretraining import PretrainingConfig
+from training.run.pretraining import CorpusRunConfig
 from training.run.recipes import Recipe
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
@@ -72,7 +72,7 @@ class _Teaching(Options, title="teacher"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilConfig(PretrainingConfig, _Teaching):
+class DistilConfig(CorpusRunConfig, _Teaching):
     """Configuration of a distillation run, by the names of the command's flags.
 
     Raises:

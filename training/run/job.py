@@ -30,9 +30,9 @@ from training.model.initialization import start_local
 from training.model.resizing import grow_depth
 from training.order_losses import order_loss
 from training.prepare import prepare
-from training.run.driver import Origin, TrainedRun, build_run, train_run
+from training.run.driver import TrainedRun, build_run, train_run
 from training.run.options import should_compile
-from training.run.pretraining import PretrainingConfig, Start
+from training.run.pretraining import CorpusRunConfig, Start
 from training.run.recipes import RECIPES, Recipe
 from training.run.text_streams import TextStreams
 from training.system.precision import PrecisionName
@@ -53,7 +53,7 @@ class PretrainingJob:
         compiles: whether the model and its losses are compiled.
     """
 
-    config: PretrainingConfig
+    config: CorpusRunConfig
     recipe: Recipe
     architecture: AlbertConfig
     start: Start
@@ -171,13 +171,13 @@ class PretrainingJob:
         )
 
 
-def num_steps(config: PretrainingConfig, recipe: Recipe) -> int | None:
+def num_steps(config: CorpusRunConfig, recipe: Recipe) -> int | None:
     """Return the steps of a run; None if its budget alone ends it."""
     return config.steps or (recipe.num_steps if config.budget is None else None)
 
 
 def run_record(
-    config: PretrainingConfig, recipe: Recipe, architecture: AlbertConfig
+    config: CorpusRunConfig, recipe: Recipe, architecture: AlbertConfig
 ) -> dict[str, Any]:
     """Return the content of `run.json`, but for what is known when the corpus is open."""
     return {
@@ -191,7 +191,7 @@ def run_record(
     }
 
 
-def _corpus_record(config: PretrainingConfig) -> list[list[Any]]:
+def _corpus_record(config: CorpusRunConfig) -> list[list[Any]]:
     """Return names and sizes of the files, which identify the corpus on any machine."""
     if config.shards is not None:
         return [[Shards.open(config.shards).fingerprint, 0]]
@@ -199,7 +199,7 @@ def _corpus_record(config: PretrainingConfig) -> list[list[Any]]:
 
 
 def open_job(
-    config: PretrainingConfig,
+    config: CorpusRunConfig,
     recipe: Recipe,
     architecture: AlbertConfig,
     start: Start,
@@ -248,7 +248,13 @@ def train_job(
         config,
         run,
         {**record, "unigram_entropy": round(entropy, 4)},
-        _origin(job, record, program),
+        program=program,
+        stage=_stage(job, record),
+        start=job.start.folder,
+        tokenizer_from=job.start.tokenizer,
+        extra_config={
+            "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
+        },
         alarm=PlateauAlarm(unigram_entropy=entropy, warmup=recipe.warmup),
         validation=_validation(job),
         flops_a_token=train_flops_per_token(
@@ -283,21 +289,13 @@ def _validation(job: PretrainingJob) -> Validation | None:
     return Validation(batches=batches, every=config.validate_every)
 
 
-def _origin(job: PretrainingJob, record: Mapping[str, Any], program: str) -> Origin:
-    config, recipe = job.config, job.recipe
+def _stage(job: PretrainingJob, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and data of a run, for the checkpoint's `training.json`."""
     names = [name for name, _ in record["corpus"]]
-    if config.shards is not None:
-        names = file_names([config.shards])
-    return Origin(
-        program=program,
-        stage={
-            "settings": {**record["settings"], "precision": record["precision"]},
-            "corpus": names,
-            "initialize_from": job.start.name,
-        },
-        start=job.start.folder,
-        tokenizer_from=job.start.tokenizer,
-        extra_config={
-            "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
-        },
-    )
+    if job.config.shards is not None:
+        names = file_names([job.config.shards])
+    return {
+        "settings": {**record["settings"], "precision": record["precision"]},
+        "corpus": names,
+        "initialize_from": job.start.name,
+    }

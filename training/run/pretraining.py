@@ -139,7 +139,7 @@ class _Machine(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingConfig(_Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
+class CorpusRunConfig(_Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
     """All that `training.pretrain` and `training.distil` have in common."""
 
 
@@ -163,7 +163,7 @@ class Start:
 
 
 @contextmanager
-def open_start(config: PretrainingConfig) -> Iterator[Start]:
+def open_start(config: CorpusRunConfig) -> Iterator[Start]:
     """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default.
 
     Raises:
@@ -181,7 +181,7 @@ def open_start(config: PretrainingConfig) -> Iterator[Start]:
 
 
 def architecture(
-    config: PretrainingConfig,
+    config: CorpusRunConfig,
     recipe: Recipe,
     start: Start,
     vocab_size: int,
@@ -212,7 +212,7 @@ def architecture(
     return model
 
 
-def _grown(config: PretrainingConfig, initial: AlbertConfig, vocab_size: int) -> AlbertConfig:
+def _grown(config: CorpusRunConfig, initial: AlbertConfig, vocab_size: int) -> AlbertConfig:
     """Return the sizes of the initial checkpoint, with the number of layers from `--layers`.
 
     Raises:

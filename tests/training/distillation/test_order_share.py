@@ -34,9 +34,6 @@ def test_order_is_learned_beside_masked_tokens(ordered: Path) -> None:
     assert sum(losses) / 5 < 0.55
     assert metrics[-1]["sentence-order/loss"] < 0.6
     assert metrics[-1]["fill-mask/loss"] < metrics[0]["fill-mask/loss"] - 0.3
-
-
-def test_the_checkpoint_has_the_head_and_names_its_task(ordered: Path) -> None:
     folder = ordered / "checkpoint"
     assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
     assert json.loads((folder / "config.json").read_text())["albert_sentence_task"] == "sop"
