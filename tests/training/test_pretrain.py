@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from functools import partial
 from importlib import import_module
@@ -109,6 +110,16 @@ def test_a_run_begins_with_the_weights_of_a_shallower_model(
     assert run(options, tmp_path / "run") == 0
     assert "resuming from step 2" in capsys.readouterr().out
     assert same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+def test_shards_of_another_tokenizer_are_refused(
+    tiny_options: list[str], vocab_dir: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copytree(vocab_dir, tmp_path / "vocab")
+    with (tmp_path / "vocab" / "tokenizer.json").open("a") as stream:
+        stream.write("\n")
+    assert run([*tiny_options, "--tokenizer", str(tmp_path / "vocab")], tmp_path / "run") == 1
+    assert "was prepared with another tokenizer than" in refusal(capsys, tmp_path / "run")
 
 
 @pytest.mark.extended

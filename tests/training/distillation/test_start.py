@@ -29,7 +29,7 @@ from training.distillation.start import (
 )
 from training.distillation.teacher import Teacher, TeacherBatch, TeacherError, load_teacher
 from training.model.albert import Batch
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, FillMaskHead
 
 NUM_PIECES = len(SPECIAL_TOKENS)
 
@@ -105,6 +105,10 @@ def test_embeddings_of_the_teachers_width_are_its_own(
     assert torch.allclose(embedded(model, ours), expected, atol=1e-5)
     table = teacher.model.embeddings.word_embeddings.weight
     assert torch.equal(model.albert.embeddings.word.weight[ours.ids], table[theirs.ids])
+    head = model.heads["fill-mask"]
+    assert isinstance(head, FillMaskHead)
+    frequencies = np.log((counts + 1) / (counts + 1).sum())
+    assert np.allclose(head.decoder.bias.numpy(), frequencies, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["WordPiece", "byte-level BPE"])
@@ -150,7 +154,9 @@ def test_pieces_that_the_teacher_lacks_are_means_of_its_pieces(
         assert torch.allclose(rows[index], table[ids].mean(0))
         num_means += not torch.equal(rows[index], unk)
     assert num_means > 10
-    assert torch.equal(rows[SPECIAL_TOKENS.index("<unk>")], unk)
+    known = teacher.tokenizer
+    special = [known.pad_id, known.unk_id, known.cls_id, known.sep_id, known.hf.mask_token_id]
+    assert torch.equal(rows[:NUM_PIECES], table[special])
 
 
 def test_a_teacher_of_one_type_gives_it_to_both_segments(
