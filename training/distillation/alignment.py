@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -90,19 +91,10 @@ class Aligner:
         self._starts_word = np.array([piece.startswith("▁") for piece in self._pieces])
         self._starts_word[: len(SPECIAL_TOKENS)] = True
         self._teacher = teacher
-        self._words: dict[tuple[int, ...], _AlignedWord] = {}
-
-    def word(self, ids: Sequence[int]) -> _AlignedWord:
-        """Align one word in the student's pieces; a special token is a word of its own."""
-        key = tuple(ids)
-        word = self._words.get(key)
-        if word is None:
-            if len(self._words) >= _MAX_WORDS:
-                self._words.clear()
-            word = self._words[key] = self._align(key)
-        return word
+        self._aligned = lru_cache(maxsize=_MAX_WORDS)(self._align)
 
     def _align(self, ids: tuple[int, ...]) -> _AlignedWord:
+        """Align one word in the student's pieces; a special token is a word of its own."""
         teacher = self._teacher
         special = {_CLS_ID: teacher.cls_id, _SEP_ID: teacher.sep_id, _UNK_ID: teacher.unk_id}
         if ids[0] in special:
@@ -122,7 +114,7 @@ class Aligner:
         student_spans: list[int] = []
         num_spans = num_first = 0
         for begin, end in self._word_ranges(ids):
-            word = self.word(ids[begin:end].tolist())
+            word = self._aligned(tuple(ids[begin:end].tolist()))
             if begin < second:
                 num_first += len(word.teacher_ids)
             teacher_ids += word.teacher_ids
