@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -11,7 +12,9 @@ import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import LossName
 from training.data.shards import Shards
+from training.data.streams import PackedStream
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilCollator
 from training.distillation.losses import DistillationLoss, Objectives, student_states
@@ -24,8 +27,7 @@ from training.distillation.start import (
 )
 from training.distillation.teacher import Teacher, TeacherError, describe_model
 from training.loop.progress import RunError
-from training.loop.step import Run
-from training.losses import LOSS_OF
+from training.losses import LOSS_OF, LossFunction
 from training.model.heads import AlbertForTasks, head_sizes
 from training.run.flags import Options, flag
 from training.run.job import PretrainingJob
@@ -102,7 +104,7 @@ def student_sizes(config: DistilConfig, recipe: Recipe, teacher: Teacher) -> dic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Distillation:
+class Teaching:
     """A teacher, and how it teaches a student.
 
     Attributes:
@@ -117,7 +119,7 @@ class Distillation:
     @classmethod
     def choose(
         cls, config: DistilConfig, recipe: Recipe, sizes: AlbertConfig, teacher: Teacher
-    ) -> Distillation:
+    ) -> Teaching:
         """Choose the layers to match and to start from, where the configuration leaves them open.
 
         Raises:
@@ -152,49 +154,62 @@ class Distillation:
             },
         }
 
-    def build(self, job: PretrainingJob) -> Run:
-        """Build the run of a job at step 0, with the teacher's losses.
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationJob(PretrainingJob):
+    """A distillation run: a pretraining run with a teacher."""
+
+    teaching: Teaching
+
+    def masked_stream(self) -> PackedStream:
+        """Return the task stream of masked rows, and of the same text for the teacher.
 
         Raises:
-            RunError: the batch is not divisible, or the optimizer cannot be sharded.
             TeacherError: the teacher does not read the language of the corpus.
         """
-        job.check()
-        tokenizer = job.tokenizer
-        _check_vocabulary(self.teacher, tokenizer, job.shards)
+        teacher, streams = self.teaching.teacher, self.streams
+        _check_vocabulary(teacher, self.tokenizer, self.shards)
         collate = DistilCollator(
-            student=job.streams.collator,
-            aligner=Aligner(tokenizer, self.teacher.tokenizer),
-            pad_id=self.teacher.tokenizer.pad_id,
-            max_teacher=self.teacher.max_positions,
+            student=streams.collator,
+            aligner=Aligner(self.tokenizer, teacher.tokenizer),
+            pad_id=teacher.tokenizer.pad_id,
+            max_teacher=teacher.max_positions,
         )
-        stream = replace(job.streams.masked(collate), further_losses=self.objectives.names)
-        loss = DistillationLoss(
-            teacher=self.teacher,
-            objectives=self.objectives,
-            student=torch.compile(student_states) if job.compiles else student_states,
-        )
-        return job.assemble(
-            self._student(job, tokenizer),
-            stream,
-            {**LOSS_OF, "distillation": loss},
-            {
-                "fill-mask": self.config.masked_weight,
-                "hidden-states": self.config.hidden_weight,
-                "attention-relations": self.config.relation_weight,
-            },
-        )
+        return replace(streams.masked(collate), further_losses=self.teaching.objectives.names)
 
-    def _student(self, job: PretrainingJob, tokenizer: AlbertTokenizer) -> AlbertForTasks:
+    @property
+    def loss_of(self) -> Mapping[str, LossFunction]:
+        """The loss function of rows with a teacher."""
+        self.teaching.teacher.model.to(self.world.device)
+        loss = DistillationLoss(
+            teacher=self.teaching.teacher,
+            objectives=self.teaching.objectives,
+            student=torch.compile(student_states) if self.compiles else student_states,
+        )
+        return {**LOSS_OF, "distillation": loss}
+
+    @property
+    def loss_weights(self) -> Mapping[LossName, float]:
+        """The weights of the losses."""
+        config = self.teaching.config
+        return {
+            **self.recipe.loss_weights,
+            "fill-mask": config.masked_weight,
+            "hidden-states": config.hidden_weight,
+            "attention-relations": config.relation_weight,
+        }
+
+    def model(self) -> AlbertForTasks:
         """Return the student with its initial weights."""
-        if job.start.folder is not None or job.recipe.start != "teacher":
-            return job.model()
-        torch.manual_seed(job.recipe.seed)
-        sizes = job.architecture
-        model = AlbertForTasks(sizes, head_sizes(sizes, job.recipe.tasks))
-        counts = job.shards.token_counts(sizes.vocab_size)
-        kept = start_from_teacher(model, self.teacher, tokenizer, counts, self.start_layers)
-        if job.world.is_main:
+        if self.start.folder is not None or self.recipe.start != "teacher":
+            return super().model()
+        torch.manual_seed(self.recipe.seed)
+        sizes = self.architecture
+        model = AlbertForTasks(sizes, head_sizes(sizes, self.recipe.tasks))
+        counts = self.shards.token_counts(sizes.vocab_size)
+        layers = self.teaching.start_layers
+        kept = start_from_teacher(model, self.teaching.teacher, self.tokenizer, counts, layers)
+        if self.world.is_main:
             print(
                 f"embeddings of {sizes.embedding_size} keep {kept:.1%} of the variance of the "
                 "teacher's"

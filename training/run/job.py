@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -17,11 +18,12 @@ from training.data.corpus import find_files
 from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out, unigram_entropy
-from training.loop.distributed import World
+from training.loop.distributed import World, join_world
 from training.loop.flops import peak_flops, train_flops_per_token
 from training.loop.plateau import PlateauAlarm
-from training.loop.progress import Progress, RunError
+from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
+from training.loop.reproducibility import run_precision
 from training.loop.step import Mixture, Run
 from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.model.checkpoint import load_checkpoint
@@ -43,7 +45,7 @@ _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
 _VALIDATION_TOKENS: Final = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PretrainingJob:
     """A pretraining run with all decided that its configuration leaves open.
 
@@ -123,14 +125,19 @@ class PretrainingJob:
             num_rows=self.recipe.order_batch_size,
         )
 
-    def check(self) -> None:
-        """Check that the optimizer can be sharded.
+    def masked_stream(self) -> PackedStream:
+        """Return the task stream of masked rows."""
+        return self.streams.masked()
 
-        Raises:
-            RunError: it cannot.
-        """
-        if self.config.parallel == "fsdp" and self.recipe.optimizer == "muon":
-            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+    @property
+    def loss_of(self) -> Mapping[str, LossFunction]:
+        """The loss function of masked rows, by the name of their batches' task."""
+        return compiled_losses() if self.compiles else LOSS_OF
+
+    @property
+    def loss_weights(self) -> Mapping[LossName, float]:
+        """The weights of the losses."""
+        return self.recipe.loss_weights
 
     def build(self) -> Run:
         """Build the run at step 0.
@@ -138,36 +145,25 @@ class PretrainingJob:
         Raises:
             RunError: the batch is not divisible, or the optimizer cannot be sharded.
         """
-        self.check()
-        stream = self.streams.masked()
-        return self.assemble(self.model(), stream, compiled_losses() if self.compiles else LOSS_OF)
-
-    def assemble(
-        self,
-        model: AlbertForTasks,
-        stream: PackedStream,
-        loss_of: Mapping[str, LossFunction],
-        loss_weights: Mapping[LossName, float] | None = None,
-    ) -> Run:
-        """Build the run at step 0 of a model on a task stream, beside one of pairs if there is."""
-        model.albert.encoder.recomputes = self.config.recompute
-        share = self.recipe.order_share
+        config, share = self.config, self.recipe.order_share
+        if config.parallel == "fsdp" and self.recipe.optimizer == "muon":
+            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+        stream, model = self.masked_stream(), self.model()
+        model.albert.encoder.recomputes = config.recompute
         return build_run(
             model,
             Mixture(
                 streams=[stream, self.pair_stream()] if share else [stream],
                 weights=[1 - share, share] if share else [1.0],
-                loss_weights={**self.recipe.loss_weights, **(loss_weights or {})},
+                loss_weights=self.loss_weights,
                 mask_rates=self.recipe.mask_rates,
             ),
-            {**loss_of, "sentence-order": order_loss(compiles=self.compiles)},
+            {**self.loss_of, "sentence-order": order_loss(compiles=self.compiles)},
             self.recipe,
-            progress=Progress(
-                num_steps=num_steps(self.config, self.recipe), budget_s=self.config.budget
-            ),
+            progress=Progress(num_steps=num_steps(config, self.recipe), budget_s=config.budget),
             world=self.world,
             precision=self.precision,
-            parallelism=self.config.parallel,
+            parallelism=config.parallel,
         )
 
 
@@ -177,7 +173,10 @@ def num_steps(config: CorpusRunConfig, recipe: Recipe) -> int | None:
 
 
 def run_record(
-    config: CorpusRunConfig, recipe: Recipe, architecture: AlbertConfig
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    further_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the content of `run.json`, but for what is known when the corpus is open."""
     return {
@@ -185,6 +184,7 @@ def run_record(
             **asdict(recipe),
             "num_steps": num_steps(config, recipe),
             "budget_s": config.budget,
+            **further_settings,
         },
         "config": architecture.to_hf(),
         "corpus": _corpus_record(config),
@@ -205,9 +205,14 @@ def open_job(
     start: Start,
     world: World,
     precision: PrecisionName,
+    make: Callable[..., PretrainingJob] = PretrainingJob,
 ) -> PretrainingJob:
-    """Return the job of a configuration, whose corpus is prepared if need be."""
-    return PretrainingJob(
+    """Return the job of a configuration, whose corpus is prepared if need be.
+
+    Args:
+        make: the class of the job, of pretraining or with a teacher.
+    """
+    return make(
         config=config,
         recipe=recipe,
         architecture=architecture,
@@ -217,6 +222,31 @@ def open_job(
         precision=precision,
         compiles=should_compile(config.compile, world.device),
     )
+
+
+def run_job(
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    start: Start,
+    *,
+    program: str,
+    make: Callable[..., PretrainingJob] = PretrainingJob,
+    further_settings: Mapping[str, Any] = MappingProxyType({}),
+) -> TrainedRun:
+    """Train the run of a configuration to its end, or resume it.
+
+    Args:
+        program: module that trains, such as `training.pretrain`.
+        make: as in `open_job`.
+        further_settings: for `run.json`, beside those of the recipe.
+    """
+    record = run_record(config, recipe, architecture, further_settings)
+    is_known_run(config.output, record)
+    with join_world(config.device) as world:
+        precision = record["precision"] = run_precision(config.precision, config.output, world)
+        job = open_job(config, recipe, architecture, start, world, precision, make)
+        return _train(job, record, program)
 
 
 def _open_shards(
@@ -232,16 +262,9 @@ def _open_shards(
     return Shards.open(folder, tokenizer)
 
 
-def train_job(
-    job: PretrainingJob, run: Run, record: Mapping[str, Any], *, program: str
-) -> TrainedRun:
-    """Train a job's run to its end, or resume it.
-
-    Args:
-        record: content of `run.json`: settings, config, corpus and precision.
-        program: module that trains, such as `training.pretrain`.
-    """
-    config, recipe, world = job.config, job.recipe, job.world
+def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> TrainedRun:
+    """Train a job's run; `record` is the content of `run.json` but for the corpus' entropy."""
+    config, recipe, world, run = job.config, job.recipe, job.world, job.build()
     entropy = unigram_entropy(job.shards, job.architecture.vocab_size)
     length = recipe.length  # slightly over the mean length of packed sequences
     trained = train_run(
