@@ -37,7 +37,7 @@ command = "json.tool {DATA} {runs}/first.json {INDENT}"
 name = "second"
 command = "json.tool {runs}/first.json {runs}/second.json"
 """
-# Modules for stages: one saves slowly when it is told to stop, one writes a folder as export does.
+# A module for a stage, which saves slowly when it is told to stop.
 SAVER = """
 import signal, sys, time
 from pathlib import Path
@@ -55,28 +55,6 @@ for number in (signal.SIGINT, signal.SIGTERM):
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "began").touch()
 time.sleep(60)
-"""
-WRITER = """
-import sys
-from pathlib import Path
-
-Path(sys.argv[1]).mkdir()
-"""
-ROAD_OF_FOLDER = """
-[variables.FOLDER]
-path = "{runs}/folder"
-
-[variables]
-OPTIONS = ""
-
-[[stages]]
-name = "data"
-command = "json.tool --json-lines /dev/null {runs}/data.json"
-
-[[stages]]
-name = "folder"
-command = "writer {FOLDER} {OPTIONS}"
-new_folder = "{FOLDER}"
 """
 
 
@@ -196,19 +174,19 @@ def test_a_stage_that_is_stopped_saves(number: signal.Signals, tmp_path: Path) -
 
 
 def test_a_folder_that_is_there_is_refused_before_all_stages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+    road: Path, data: Path, tmp_path: Path, capfd: Capture
 ) -> None:
-    (tmp_path / "writer.py").write_text(WRITER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    road, runs, taken = (tmp_path / name for name in ("folder.toml", "runs", "taken"))
-    road.write_text(ROAD_OF_FOLDER)
+    variable = '[variables.FOLDER]\npath = "{runs}/folder"\n\n[variables]\n'
+    text = SMALL_ROAD.replace("[variables]\n", variable)
+    road.write_text(f'{text}new_folder = "{{FOLDER}}"\n')
+    runs, taken, free = (tmp_path / name for name in ("runs", "taken", "free"))
     taken.mkdir()
-    assert go(road, runs, f"FOLDER={taken}") == 1
-    assert f"error: folder would write {taken}, which is there already" in capfd.readouterr().err
+    assert go(road, runs, f"DATA={data}", f"FOLDER={taken}") == 1
+    assert f"error: second would write {taken}, which is there already" in capfd.readouterr().err
     assert not runs.exists()
-    for _ in range(2):
-        assert go(road, runs, f"FOLDER={tmp_path / 'free'}") == 0
-    assert (tmp_path / "free").is_dir()
+    assert go(road, runs, f"DATA={data}", f"FOLDER={free}") == 0
+    free.mkdir()  # as the stage would
+    assert go(road, runs, f"DATA={data}", f"FOLDER={free}") == 0
 
 
 def test_relative_paths_are_of_the_callers_folder(
