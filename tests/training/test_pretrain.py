@@ -179,7 +179,6 @@ def test_other_options_on_a_run_are_refused(
         ("--heads 5", "hidden_size 32 is not a multiple of num_heads 5"),
         ("--groups 3", "num_groups 3 is over num_layers 2"),
         ("--parallel fsdp", "muon needs whole matrices; with --parallel fsdp take lamb or adamw"),
-        ("--micro-batch-size 3", "--batch-size 16 is no multiple of --micro-batch-size 3"),
         ("--initialize-from ./nowhere", "./nowhere is not there, and cannot be a model"),
         ("--initialize-from {start} --hidden-size 64", "hidden_size 64: "),
         ("--initialize-from {start} --preset base", "--preset goes with new weights; --initialize"),

@@ -72,7 +72,7 @@ class PretrainingJob:
     @property
     def streams(self) -> TextStreams:
         """The task streams."""
-        recipe, rows_a_batch = self.recipe, self.config.micro_batch_size
+        recipe, most_rows = self.recipe, self.config.micro_batch_size
         tokens_a_batch = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
         return TextStreams(
             shards=self.shards,
@@ -80,13 +80,12 @@ class PretrainingJob:
             world=self.world,
             num_rows=recipe.batch_size,
             length=recipe.length,
-            tokens_a_batch=rows_a_batch * recipe.length if rows_a_batch else tokens_a_batch,
+            tokens_a_batch=most_rows * recipe.length if most_rows else tokens_a_batch,
             sentence_task=recipe.sentence_task,
             short_rate=recipe.short_rate,
             mask_rate=recipe.mask_rates.highest,
             seed=recipe.seed,
             rows_option=f"--batch-size {recipe.batch_size}",
-            rows_a_batch=rows_a_batch,
             num_workers=self._num_workers,
         )
 

@@ -129,7 +129,7 @@ class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the
 class _Machine(Options, title="machine"):
     """What suits a machine, and changes results in their last digits at most."""
 
-    micro_batch_size: Count | None = flag("rows per forward pass; as many tokens of pairs")
+    micro_batch_size: Count | None = flag("most rows of a forward pass, or as many tokens of pairs")
     parallel: Parallelism = flag("under torchrun", "ddp")
     recompute: bool = flag(
         "recompute activations in the backward pass; for xlarge and xxlarge", default=False

@@ -26,7 +26,6 @@ class TextStreams:
 
     Attributes:
         num_rows: masked rows per step, of `length` tokens, over all processes.
-        rows_a_batch: rows of a micro-batch; None for as many as `tokens_a_batch` allows.
         tokens_a_batch: maximum tokens of a micro-batch, which has one row at least.
         short_rate: fraction of the documents that are cut into shorter examples.
         rows_option: the option of the rows with its value, for errors.
@@ -43,7 +42,6 @@ class TextStreams:
     mask_rate: float
     seed: int
     rows_option: str
-    rows_a_batch: int | None = None
     num_workers: int = 0
 
     @property
@@ -73,7 +71,7 @@ class TextStreams:
         return PackedStream(
             plan=Plan(shards=self.shards, settings=self.examples, seed=self.seed),
             collate=collate or self.collator,
-            slicing=self._slice(self.num_rows, self.length, self.rows_option, self.rows_a_batch),
+            slicing=self._slice(self.num_rows, self.length, self.rows_option),
             num_workers=self.num_workers,
         )
 
@@ -110,23 +108,15 @@ class TextStreams:
             self.shards, settings, slicing, seed=self.seed, num_workers=self.num_workers
         )
 
-    def _slice(
-        self, num_rows: int, row_length: int, option: str, rows_a_batch: int | None = None
-    ) -> Slicing:
-        """Divide a step's rows into micro-batches: by default the largest that fit."""
+    def _slice(self, num_rows: int, row_length: int, option: str) -> Slicing:
+        """Divide a step's rows into micro-batches, the largest that fit."""
         size = self.world.size
         if num_rows % size:
             raise RunError(f"{option} is no multiple of the {size} processes")
-        if rows_a_batch is not None and num_rows % (rows_a_batch * size):
-            raise RunError(
-                f"{option} is no multiple of --micro-batch-size {rows_a_batch} times "
-                f"{size} processes"
-            )
         own, most = num_rows // size, max(1, self.tokens_a_batch // row_length)
-        largest = max(rows for rows in range(1, min(own, most) + 1) if own % rows == 0)
         return Slicing(
             num_rows=num_rows,
-            rows_a_batch=rows_a_batch or largest,
+            rows_a_batch=max(rows for rows in range(1, min(own, most) + 1) if own % rows == 0),
             rank=self.world.rank,
             world_size=size,
         )

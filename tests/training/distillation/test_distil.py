@@ -148,7 +148,6 @@ def greek(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--start-layers 4", "--start-layers 4: the teacher has 1 to 3"),
         ("--start-layers 1 2", "--start-layers names 2 layers of the teacher"),
         ("--start-layers 1 --start local", "--start-layers goes with --start teacher and new wei"),
-        ("--micro-batch-size 3", "--batch-size 8 is no multiple of --micro-batch-size 3"),
     ],
 )
 def test_impossible_options_are_one_line_and_no_run(
