@@ -28,6 +28,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engine.contestants import CONTESTANTS, Contestant, ModelJob
+from benchmarks.engine.player import open_player, plain_encoder
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, run_in_process
@@ -157,13 +158,12 @@ def measure_engine(job: SpeedJob) -> ScoringSpeed:
 
 def measure_peer(job: SpeedJob) -> ScoringSpeed:
     """Measure `transformers` on texts in the order of length."""
-    from benchmarks.engine.hf import open_player
-
+    tokenizer = job.model / TOKENIZER_FILE
     player = open_player(
         ModelJob(
             contestant=_PEERS[job.name],
             model=job.model,
-            tokenizer=job.model / TOKENIZER_FILE,
+            tokenizer=tokenizer,
             num_threads=job.num_threads,
             max_tokens=_MAX_TOKENS,
         )
@@ -178,7 +178,7 @@ def measure_peer(job: SpeedJob) -> ScoringSpeed:
         num_texts=len(texts),
         duration_s=time.perf_counter() - began_s,
         cpu_s=time.process_time() - began_cpu_s,
-        num_tokens=player.tokens(texts, batch_size).num_real,
+        num_tokens=sum(map(len, plain_encoder(tokenizer, _MAX_TOKENS)(texts))),
     )
 
 
