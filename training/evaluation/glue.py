@@ -40,18 +40,15 @@ def classify_task(
     """
     outputs = _outputs_of(task, names)
     return {
-        split: replace(
-            classify(
-                model,
-                tokenizer,
-                its_texts,
-                task.labels or names,
-                task.problem,
-                truncation=truncation,
-                outputs=outputs,
-                head=head,
-            ),
-            metric=task.metrics[0],
+        split: classify(
+            model,
+            tokenizer,
+            its_texts,
+            task.labels or names,
+            task.problem,
+            truncation=truncation,
+            outputs=outputs,
+            head=head,
         )
         for split, its_texts in texts.items()
     }
