@@ -63,7 +63,7 @@ def build_encoder(
         x_RH = stack.loop_with_exits(num_exit_labels, x_RH)
         return _adaptive_model(stack, num_exit_labels, x_RH)
     for turn, num_turns in _repetitions(config):
-        if form.repetition == "loop" and num_turns > 1:
+        if form.kernels == "cpu" and num_turns > 1:
             x_RH = stack.loop(turn, num_turns, x_RH)
         else:
             for _ in range(num_turns):

@@ -31,7 +31,12 @@ _BATCHES_AT_ONCE: Final = 8
 # takes xxlarge two minutes on two cores.
 _NUM_PARTS: Final = 32
 _ROUNDING: Final = 1e-9
-_PARTS: Final = "--keep-fp32 embeddings attention ffn heads, or some of them"
+_ADVICE: Final = (
+    "What can help: keep the parts in fp32 that need it (--keep-fp32 embeddings attention ffn "
+    "heads, or some of them), give it more layers (--layers, --max-layers, or a higher "
+    "--patience), measure on more data (--text), allow more (--max-cost), or write it all the same "
+    "(--force)"
+)
 _LABELS_FROM: Final[dict[str, str]] = {
     "text-classification": "--text-classification",
     "question-answering": "--question-answering",
@@ -97,21 +102,11 @@ def measure_quality(
     return quality
 
 
-def check_quality(
-    quality: Mapping[str, Quality],
-    max_cost: float,
-    *,
-    is_rounded: bool = True,
-    is_shallow: bool = False,
-) -> None:
+def check_quality(quality: Mapping[str, Quality], max_cost: float) -> None:
     """Check that no task loses more than `max_cost` points, as far as that is known.
 
     A task that is measured by agreement must agree in 90 % of the cases, or in as many as make it
     certain that no more than `max_cost` is lost.
-
-    Args:
-        is_rounded: whether the bundle's precision is lower than the checkpoint's.
-        is_shallow: whether it answers after fewer layers.
 
     Raises:
         ExportError: a task loses more.
@@ -119,15 +114,7 @@ def check_quality(
     losses = (_describe_loss(task, result, max_cost) for task, result in quality.items())
     over = [loss for loss in losses if loss]
     if over:
-        ways = ["measure on more data (--text)", "allow more (--max-cost)"]
-        if is_rounded:
-            ways.insert(0, f"keep the parts in fp32 that need it ({_PARTS})")
-        if is_shallow:
-            ways.insert(0, "give it more layers (--layers, --max-layers, or a higher --patience)")
-        raise ExportError(
-            f"{'; '.join(over)}. Nothing was written. What can help: {', '.join(ways)}, or "
-            "write it all the same (--force)"
-        )
+        raise ExportError(f"{'; '.join(over)}. Nothing was written. {_ADVICE}")
 
 
 def _describe_loss(task: str, quality: Quality, max_cost: float) -> str | None:

@@ -243,14 +243,3 @@ def test_data_for_a_head_that_is_not_there(
 ) -> None:
     with pytest.raises(EvaluationError, match=f"{message}, only for fill-mask; leave the file out"):
         draw(source, tokenizer, "fill-mask", data)
-
-
-@pytest.mark.parametrize("task", ["multiple-choice", "text-classification"])
-def test_items_with_one_score_come_in_fours(
-    source: Source, tokenizer: AlbertTokenizer, task: TaskName
-) -> None:
-    entry = TaskEntry(graph=f"{task}.onnx", num_outputs=1, problem_type="regression")
-    sample = draw_samples(only(source, task, entry), tokenizer, text(WIKI))[task]
-    assert {len(item.inputs) for item in sample.items[:-1]} == {4}
-    assert {encoder_input.task for item in sample.items for encoder_input in item.inputs} == {task}
-    assert sample.metric == "agreement"
