@@ -10,7 +10,6 @@ Writes `tables.md` and `results.json` into the output folder.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -34,7 +33,7 @@ from benchmarks.engine.contestants import (
 from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
 from benchmarks.engine.tables import EngineReport, EngineResult, markdown
 from benchmarks.harness.checkpoint import make_checkpoint
-from benchmarks.harness.page import describe_machine
+from benchmarks.harness.page import describe_machine, write_results
 from benchmarks.harness.process import BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
@@ -72,9 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     with tqdm(disable=None, unit="turn") as bar:
         report = _measure(options, bar)
     tables = markdown(report)
-    content = json.dumps(report.to_dict(), indent=1)
-    (options.output / "results.json").write_text(content, encoding="utf-8")
-    (options.output / "tables.md").write_text(tables, encoding="utf-8")
+    write_results(options.output, report, tables)
     print(tables)
     print(f"{options.output / 'results.json'} has every turn")
     return 0

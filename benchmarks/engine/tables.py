@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -97,29 +97,6 @@ class EngineReport:
             case: _difference(turns[0], base.turns[case][0])
             for case, turns in result.turns.items()
             if case in base.turns
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """All numbers, single turns included."""
-        return {
-            "machine": list(self.machine),
-            "notes": list(self.notes),
-            "text_lengths": list(self.lengths),
-            "disk_bytes": dict(self.disk),
-            "contestants": [self._result(result) for result in self.results],
-        }
-
-    def _result(self, result: EngineResult) -> dict[str, Any]:
-        return {
-            "name": result.contestant.name,
-            "turns": {
-                case: [{**asdict(turn), "outputs": None} for turn in turns]
-                for case, turns in result.turns.items()
-            },
-            "differences": {
-                case: each._asdict() for case, each in self.differences(result).items()
-            },
-            "failure": result.failure,
         }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.load import ClosedLoop, LoadPattern, LoadPlan, LoadResult, OpenLoop, load
-from benchmarks.harness.page import describe_machine, write_between
+from benchmarks.harness.page import describe_machine, write_between, write_results
 from benchmarks.harness.process import REPOSITORY
 from benchmarks.harness.texts import WIKI
 from benchmarks.serve.services import TASKS, ServedModel, make_stream, our_service, peer_service
@@ -123,8 +122,7 @@ def _run(options: argparse.Namespace) -> int:
     report = _measure(options)
     tables = report.markdown()
     print(tables)
-    content = json.dumps(report.to_dict(), indent=1)
-    (options.output / "results.json").write_text(content, encoding="utf-8")
+    write_results(options.output, report, tables)
     if options.write:
         write_between(_DOCS, _BEGIN, _END, tables)
     return 0

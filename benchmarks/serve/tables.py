@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -91,21 +91,6 @@ class ServeReport:
         ]
         return "\n\n".join(sections) + "\n"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the replies, for `results.json`."""
-        return {
-            "machine": list(self.machine),
-            "num_tokens": [item.num_tokens for item in self.stream],
-            "services": [
-                {
-                    "name": one.service.name,
-                    "levels": {level: _figures(runs) for level, runs in one.levels.items()},
-                    "arrivals": _figures(one.arrivals),
-                }
-                for one in self.results
-            ],
-        }
-
 
 def _summary(results: Sequence[ServedResult]) -> str:
     peer, *ours = results
@@ -163,18 +148,6 @@ def _describe(stream: Sequence[StreamItem]) -> str:
         f"{len(lengths)} requests of one text each, {min(lengths)} to {max(lengths)} tokens "
         f"({statistics.fmean(lengths):.0f} on average), by turns {tasks}"
     )
-
-
-def _figures(runs: Sequence[LoadResult]) -> list[dict[str, Any]]:
-    return [
-        {
-            "seconds": run.seconds,
-            "cpu_s": run.cpu_s,
-            "num_failed": len(run.failures),
-            "latencies_s": run.latencies_s,
-        }
-        for run in runs
-    ]
 
 
 def _failed(result: ServedResult) -> str:

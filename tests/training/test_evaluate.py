@@ -120,14 +120,12 @@ def test_a_checkpoint_is_evaluated_on_its_own_sentence_task(
 
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
 def test_figures_of_held_out_rows_are_counted_as_by_hand(
-    shards: Shards, task: SentenceTask, monkeypatch: pytest.MonkeyPatch
+    shards: Shards, task: SentenceTask
 ) -> None:
     """In fp32; all positions go through all layers, and each prediction is counted alone.
 
     Masks stand in texts of one segment, but beside next sentences.
     """
-    in_fp32 = torch.autocast("cpu", enabled=False)
-    monkeypatch.setattr("training.evaluation.validation.precision", lambda *_: in_fp32)
     config = replace(TINY, vocab_size=800, max_positions=64)
     tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
     tasks = tasks[:1] if task == "none" else tasks
@@ -136,7 +134,7 @@ def test_figures_of_held_out_rows_are_counted_as_by_hand(
     randomize(model, seed=0)
     masking = NgramMasking(word_starts=np.ones(800, bool))
     settings = ExampleSettings(length=64, sentence_task=task)
-    figures = evaluate_pretraining(model, shards, masking, settings)
+    figures = evaluate_pretraining(model, shards, masking, settings, "fp32")
     expected: dict[str, float] = {"unigram_entropy": entropy_by_hand(shards)}
     names = {"fill-mask": "masked", "sentence-order": "next_sentence" if task == "nsp" else ""}
     read = settings if task == "nsp" else replace(settings, sentence_task="none")
@@ -348,3 +346,26 @@ def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Captu
     assert main([str(checkpoint), "--text-classification", str(data), "--truncation"]) == 0
     figures = json.loads((checkpoint / "evaluation.json").read_text())
     assert figures["text_classification_truncated"] == figures["text_classification_texts"] == 1
+
+
+def test_reports_and_predictions_of_one_evaluation(
+    checkpoint: Path, labelled: Path, tmp_path: Path
+) -> None:
+    """In bf16, which changes the loss a little."""
+    output, report = tmp_path / "figures.json", tmp_path / "report"
+    options = [str(checkpoint), "--text-classification", str(labelled), "--output", str(output)]
+    assert main(options) == 0
+    exact = json.loads(output.read_text())
+    more = ["--report", str(report), "--predictions", str(tmp_path / "a.tsv")]
+    assert main([*options, *more, "--precision", "bf16"]) == 0
+    figures = json.loads(output.read_text())
+    loss = "text_classification_loss"
+    assert figures[loss] == pytest.approx(exact[loss], abs=0.1)
+    assert figures[loss] != exact[loss]
+    assert "# Evaluation of" in (report / "report.md").read_text()
+    lines = (tmp_path / "a.tsv").read_text().splitlines()[1:]
+    predicted = [line.split("\t")[1] for line in lines]
+    names = ["negative", "positive"]
+    texts, _ = read_labelled([labelled], names)
+    right = [names.index(each) == text.label for each, text in zip(predicted, texts, strict=True)]
+    assert sum(right) / 40 == figures["text_classification_accuracy"]
