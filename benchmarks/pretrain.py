@@ -73,7 +73,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainingCase:
+class _PretrainingCase:
     """One model at one length, and its data.
 
     Attributes:
@@ -179,7 +179,7 @@ def _markdown(results: Sequence[TrainerResult], peak: float) -> str:
     """Return the table of a case, with its title."""
     ours = results[0]
     case = ours.job.case
-    assert isinstance(case, PretrainingCase)
+    assert isinstance(case, _PretrainingCase)
     mean_size = sum(len(each["input_ids"]) for each in case.examples) / len(case.examples)
     part = mean_size / case.length
     title = f"{ours.job.title}; rows padded to the full length hold {part:.0%} real tokens"
@@ -211,7 +211,7 @@ def _jobs(
     tokenizer: Path = options.tokenizer.resolve()
     num_pieces = AlbertTokenizer.from_file(tokenizer / "tokenizer.json").vocab_size
     num_examples = _BATCHES_OF_EXAMPLES * num_rows
-    case = PretrainingCase(
+    case = _PretrainingCase(
         config=sized_config(shape, length, num_pieces),
         length=length,
         num_rows=num_rows,

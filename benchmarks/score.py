@@ -80,7 +80,7 @@ class SpeedJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoringSpeed:
+class _ScoringSpeed:
     """The speed of a process."""
 
     name: str
@@ -100,7 +100,7 @@ class ScoringSpeed:
         return self.num_tokens / self.cpu_s
 
 
-def measure_score(job: SpeedJob) -> ScoringSpeed:
+def measure_score(job: SpeedJob) -> _ScoringSpeed:
     """Measure `albert-serve score`, from its file to its file, less a job of one text."""
     lines = job.texts.read_text(encoding="utf-8").splitlines(keepends=True)
     first = job.texts.with_name("first.jsonl")
@@ -109,7 +109,7 @@ def measure_score(job: SpeedJob) -> ScoringSpeed:
     all_s, all_cpu_s, summary = _timed_score(job, job.texts)
     if summary["num_errors"]:
         raise BenchmarkError(f"{summary['num_errors']} errors; the first: {summary['first_error']}")
-    return ScoringSpeed(
+    return _ScoringSpeed(
         name=job.name,
         num_texts=summary["num_rows"],
         num_tokens=summary["num_tokens"] - one["num_tokens"],
@@ -136,7 +136,7 @@ def _timed_score(job: SpeedJob, source: Path) -> tuple[float, float, dict[str, A
     return duration_s, cpu_s, json.loads(summary.read_bytes())
 
 
-def measure_engine(job: SpeedJob) -> ScoringSpeed:
+def measure_engine(job: SpeedJob) -> _ScoringSpeed:
     """Measure the engine on inputs that are tokenised before."""
     bundle = Bundle.open(job.model)
     engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=job.num_threads))
@@ -147,7 +147,7 @@ def measure_engine(job: SpeedJob) -> ScoringSpeed:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     for start in range(0, len(inputs), _ENGINE_WINDOW):
         engine.run(inputs[start : start + _ENGINE_WINDOW])
-    return ScoringSpeed(
+    return _ScoringSpeed(
         name=job.name,
         num_texts=len(texts),
         num_tokens=sum(len(one.ids) for one in inputs),
@@ -156,7 +156,7 @@ def measure_engine(job: SpeedJob) -> ScoringSpeed:
     )
 
 
-def measure_peer(job: SpeedJob) -> ScoringSpeed:
+def measure_peer(job: SpeedJob) -> _ScoringSpeed:
     """Measure `transformers` on texts in the order of length."""
     tokenizer = job.model / TOKENIZER_FILE
     player = open_player(
@@ -173,7 +173,7 @@ def measure_peer(job: SpeedJob) -> ScoringSpeed:
     player.process(texts[:4], batch_size)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     player.process(texts, batch_size)
-    return ScoringSpeed(
+    return _ScoringSpeed(
         name=job.name,
         num_texts=len(texts),
         duration_s=time.perf_counter() - began_s,
@@ -185,7 +185,7 @@ def measure_peer(job: SpeedJob) -> ScoringSpeed:
 _MEASURES: Final = {"engine": measure_engine, "job": measure_score}
 
 
-def speed_tables(speeds: Sequence[ScoringSpeed], notes: Sequence[str]) -> str:
+def speed_tables(speeds: Sequence[_ScoringSpeed], notes: Sequence[str]) -> str:
     """Return the table of all speeds, and the notes, in Markdown."""
     named = {speed.name: speed for speed in speeds}
     peers = [named[name] for name in _PEERS]
@@ -223,7 +223,7 @@ def _measure_speeds(options: argparse.Namespace) -> str:
     sample = _write_texts(_spread(texts, options.num_peer_texts), folder / "sample.jsonl")
     models = _make_models(options)
 
-    def measure(name: str, form: str, file: Path) -> ScoringSpeed:
+    def measure(name: str, form: str, file: Path) -> _ScoringSpeed:
         job = SpeedJob(
             name=name,
             model=models[form],

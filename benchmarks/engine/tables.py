@@ -44,7 +44,7 @@ def speed_ratio(turns: Sequence[EngineTurn], others: Sequence[EngineTurn]) -> fl
     return statistics.median(one.items_per_s / other.items_per_s for one, other in pairs)
 
 
-class Difference(NamedTuple):
+class _Difference(NamedTuple):
     """The difference of probabilities from the reference's.
 
     Attributes:
@@ -56,9 +56,9 @@ class Difference(NamedTuple):
     same_label: float
 
 
-def _difference(turn: EngineTurn, reference: EngineTurn) -> Difference:
+def _difference(turn: EngineTurn, reference: EngineTurn) -> _Difference:
     given_NK, right_NK = np.array(turn.outputs), np.array(reference.outputs)
-    return Difference(
+    return _Difference(
         largest=float(np.abs(given_NK - right_NK).max()),
         same_label=float((given_NK.argmax(1) == right_NK.argmax(1)).mean()),
     )
@@ -88,7 +88,7 @@ class EngineReport:
         results = (each for each in self.results if each.contestant is CONTESTANTS[key])
         return next((each for each in results if each.turns), None)
 
-    def differences(self, result: EngineResult) -> dict[str, Difference]:
+    def differences(self, result: EngineResult) -> dict[str, _Difference]:
         """Return the differences from the baseline's probabilities, by case."""
         base = self.find(BASELINE)
         if base is None:

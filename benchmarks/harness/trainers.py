@@ -71,7 +71,7 @@ class HfSettings:
     keeps_memory: bool = False
 
 
-class TrainerCase(Protocol):
+class _TrainerCase(Protocol):
     """One model and its data, which both sides train on."""
 
     @property
@@ -108,7 +108,7 @@ class TrainerJob:
     """
 
     title: str
-    case: TrainerCase
+    case: _TrainerCase
     hf: HfSettings | None
     device: str
     num_threads: int
@@ -133,7 +133,7 @@ class TrainerJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerTurn:
+class _TrainerTurn:
     """The measurement of one turn.
 
     Attributes:
@@ -171,7 +171,7 @@ class TrainerResult:
 
     job: TrainerJob
     warm_up_s: float
-    turns: list[TrainerTurn]
+    turns: list[_TrainerTurn]
 
     @property
     def tokens_per_s(self) -> float:
@@ -197,7 +197,7 @@ def trainer_table(
     """
     ours = results[0]
 
-    def ratio(result: TrainerResult, rate: Callable[[TrainerTurn], float]) -> str:
+    def ratio(result: TrainerResult, rate: Callable[[_TrainerTurn], float]) -> str:
         pairs = zip(ours.turns, result.turns, strict=True)
         return f"{statistics.median(rate(own) / rate(other) for own, other in pairs):.2f}x"
 
@@ -340,9 +340,9 @@ class Stopwatch:
         self._first_step, self._first_token = self._num_steps, self._count_tokens()
         self._began_cpu, self._began = time.process_time(), time.perf_counter()
 
-    def _measure(self) -> TrainerTurn:
+    def _measure(self) -> _TrainerTurn:
         self._synchronize()
-        return TrainerTurn(
+        return _TrainerTurn(
             seconds=time.perf_counter() - self._began,
             cpu_seconds=time.process_time() - self._began_cpu,
             num_steps=self._num_steps - self._first_step,

@@ -41,7 +41,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResultRuns:
+class _ResultRuns:
     """The runs of all tasks: each seed is finetuned and measured in a folder of its own.
 
     Attributes:
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    runs = ResultRuns(
+    runs = _ResultRuns(
         initialize_from=options.initialize_from,
         data=options.data,
         output=options.output,
@@ -155,7 +155,7 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
-def _report(runs: ResultRuns, page: Path | None) -> None:
+def _report(runs: _ResultRuns, page: Path | None) -> None:
     """Print the tables of all finished runs in the output folder, and write them if asked to."""
     found = {
         name: runs.finished(name, task)

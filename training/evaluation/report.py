@@ -71,19 +71,19 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"## {title}", "", *table(list(rows[0]), [list(row.values()) for row in rows])]
 
 
-def _rows(value: Any) -> list[Mapping[str, Any]]:
+def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
     """Return a figure that is a table, as those of classes, of bins and of layers are."""
     if isinstance(value, list):
-        return value
+        return value  # of rows
     if isinstance(value, dict):
         named = [(name, each) for name, each in value.items() if isinstance(each, dict)]
         return [{"": name, **each} for name, each in named]
     return []
 
 
-def _confused(confusion: Mapping[str, Mapping[str, int]]) -> list[Mapping[str, Any]]:
+def _confused(confusion: Mapping[str, Mapping[str, int]]) -> Sequence[Mapping[str, Any]]:
     """Return the pairs of labels that are confused most often."""
-    pairs = [
+    pairs: list[dict[str, Any]] = [
         {"label": label, "predicted": other, "texts": count}
         for label, row in confusion.items()
         for other, count in row.items()
@@ -131,7 +131,7 @@ def _worst_questions(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     answered = evaluation.questions
     version = version_of([each.question for each in answered])
     is_empty_allowed = may_be_empty(answered)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for each in answered:
         text = predicted(each, evaluation.threshold) if is_empty_allowed else each.best
         is_given = bool(each.n_best) and text == each.best
