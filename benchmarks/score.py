@@ -16,7 +16,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -136,32 +136,41 @@ def _timed_score(job: SpeedJob, source: Path) -> tuple[float, float, dict[str, A
     return duration_s, cpu_s, json.loads(summary.read_bytes())
 
 
-def measure_engine(job: SpeedJob) -> _ScoringSpeed:
-    """Measure the engine on inputs that are tokenised before."""
-    bundle = Bundle.open(job.model)
-    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=job.num_threads))
-    task = load_tasks(bundle)[_TASK]
-    parameters = TextClassificationParameters(truncation="truncate")
-    texts = list(read_documents([job.texts]))
-    inputs = [one for text in texts for one in task.prepare(text, parameters).inputs]
+def _timed(job: SpeedJob, run: Callable[[], object], lengths: Sequence[int]) -> _ScoringSpeed:
+    """Time a run over texts of these numbers of tokens."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    for start in range(0, len(inputs), _ENGINE_WINDOW):
-        engine.run(inputs[start : start + _ENGINE_WINDOW])
+    run()
     return _ScoringSpeed(
         name=job.name,
-        num_texts=len(texts),
-        num_tokens=sum(len(one.ids) for one in inputs),
+        num_texts=len(lengths),
+        num_tokens=sum(lengths),
         duration_s=time.perf_counter() - began_s,
         cpu_s=time.process_time() - began_cpu_s,
     )
 
 
+def measure_engine(job: SpeedJob) -> _ScoringSpeed:
+    """Measure the engine on inputs that are tokenised before, one of each text."""
+    bundle = Bundle.open(job.model)
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=job.num_threads))
+    task = load_tasks(bundle)[_TASK]
+    parameters = TextClassificationParameters(truncation="truncate")
+    texts = read_documents([job.texts])
+    inputs = [one for text in texts for one in task.prepare(text, parameters).inputs]
+
+    def run() -> None:
+        for start in range(0, len(inputs), _ENGINE_WINDOW):
+            engine.run(inputs[start : start + _ENGINE_WINDOW])
+
+    return _timed(job, run, [len(one.ids) for one in inputs])
+
+
 def measure_peer(job: SpeedJob) -> _ScoringSpeed:
     """Measure `transformers` on texts in the order of length."""
-    tokenizer = job.model / TOKENIZER_FILE
+    contestant, tokenizer = _PEERS[job.name], job.model / TOKENIZER_FILE
     player = open_player(
         ModelJob(
-            contestant=_PEERS[job.name],
+            contestant=contestant,
             model=job.model,
             tokenizer=tokenizer,
             num_threads=job.num_threads,
@@ -169,17 +178,9 @@ def measure_peer(job: SpeedJob) -> _ScoringSpeed:
         )
     )
     texts = sorted(read_documents([job.texts]), key=len)
-    batch_size = _PEERS[job.name].batch_size
-    player.process(texts[:4], batch_size)
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    player.process(texts, batch_size)
-    return _ScoringSpeed(
-        name=job.name,
-        num_texts=len(texts),
-        duration_s=time.perf_counter() - began_s,
-        cpu_s=time.process_time() - began_cpu_s,
-        num_tokens=sum(map(len, plain_encoder(tokenizer, _MAX_TOKENS)(texts))),
-    )
+    player.process(texts[:4], contestant.batch_size)
+    lengths = [len(ids) for ids in plain_encoder(tokenizer, _MAX_TOKENS)(texts)]
+    return _timed(job, lambda: player.process(texts, contestant.batch_size), lengths)
 
 
 _MEASURES: Final = {"engine": measure_engine, "job": measure_score}
