@@ -130,11 +130,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that the figures depend on.
-
-    Raises:
-        ShardError: a corpus cannot be read, or was made with another tokenizer.
-    """
+    """Return the settings that the figures depend on."""
     tokenizer = options.tokenizer / "tokenizer.json"
     corpora = {
         name: Shards.open(getattr(options, name), tokenizer).fingerprint
@@ -238,11 +234,7 @@ def _write_tables(
 
 
 def _read_figures(variant: _Variant, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the figures of a run; None if it is not finished.
-
-    Raises:
-        BenchmarkError: the file is damaged.
-    """
+    """Return the figures of a run; None if it is not finished."""
     file = options.output / "runs" / variant.name / _FIGURES_FILE
     if not file.is_file():
         return None

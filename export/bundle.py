@@ -247,11 +247,7 @@ def _compare(
     form: Form,
     limits: Limits,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the differences of the graphs from torch, on the CPU and emulated on CUDA.
-
-    Raises:
-        ExportError: one is over its limit.
-    """
+    """Return the differences of the graphs from torch, on the CPU and emulated on CUDA."""
     parity = measure_parity(folder, source.heads, model)
     if precision == "fp32":
         advice = "If the weights are sound, --max-difference raises the limit"

@@ -92,15 +92,11 @@ def _repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
-    """The layers of one encoder, for its graph or for Loop bodies.
-
-    Attributes:
-        shape: (B, S, H).
-    """
+    """The layers of one encoder, for its graph or for Loop bodies."""
 
     config: AlbertConfig
     nodes: Nodes
-    shape: str
+    shape: str  # (B, S, H)
 
     @property
     def any_batch(self) -> str:

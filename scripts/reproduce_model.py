@@ -39,26 +39,15 @@ class _RoadError(TrainingError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stage:
-    """A stage of the road.
-
-    Attributes:
-        words: the module to run, and its arguments.
-        new_folder: what it writes whole or not at all, and never replaces.
-    """
+    """A stage of the road."""
 
     name: str
     words: list[str]
-    new_folder: Path | None
+    new_folder: Path | None  # written whole or not at all, and never replaced
 
 
 def _read_road(file: Path, values: Mapping[str, str], runs: Path) -> list[_Stage]:
-    """Return the stages of a road, with their variables filled in.
-
-    Raises:
-        _RoadError: a variable is unknown, has no value or a wrong one, or names a file that does
-            not exist.
-        OSError: the file cannot be read.
-    """
+    """Return the stages of a road, with their variables filled in."""
     road = tomllib.loads(file.read_text(encoding="utf-8"))
     if unknown := sorted(values.keys() - road["variables"].keys()):
         listed = ", ".join(road["variables"])
@@ -131,12 +120,7 @@ def _expand(command: str, filled: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def _run_road(stages: Sequence[_Stage], runs: Path) -> int:
-    """Run the stages that are not complete; return the exit status of the first that fails, or 0.
-
-    Raises:
-        _RoadError: a complete stage had another command, or what a stage would write is there
-            already. No stage is run then.
-    """
+    """Run the stages that are not complete; return the status of the first that fails, or 0."""
     complete = _read_complete(runs / _COMPLETE, stages)
     for stage in stages[len(complete) :]:
         if stage.new_folder is not None and stage.new_folder.exists():
@@ -163,11 +147,7 @@ def _run_road(stages: Sequence[_Stage], runs: Path) -> int:
 
 
 def _read_complete(file: Path, stages: Sequence[_Stage]) -> list[list[str]]:
-    """Return the commands of the complete stages.
-
-    Raises:
-        _RoadError: the file is damaged, or a stage has another command now.
-    """
+    """Return the commands of the complete stages."""
     if not file.is_file():
         return []
     try:

@@ -23,15 +23,11 @@ from benchmarks.engine.player import Batch, Floats, Player
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OurClassifier:
-    """Classifies texts as the service does; the engine forms the batches.
-
-    Attributes:
-        labels: names, in the order of the head's outputs.
-    """
+    """Classifies texts as the service does; the engine forms the batches."""
 
     engine: Engine
     task: AnyTask
-    labels: Sequence[str]
+    labels: Sequence[str]  # in the order of the outputs
 
     def logits(self, batch: Batch) -> Floats:
         """Logits (B, K) of a batch without padding."""

@@ -42,16 +42,7 @@ _EXAMPLES: Final = r"""examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ResultRuns:
-    """The runs of all tasks: each seed is finetuned and measured in a folder of its own.
-
-    Attributes:
-        initialize_from: a checkpoint, or a model of the Hub.
-        data: with a folder for each task.
-        output: takes a folder for each task.
-        num_seeds: runs of a task, from seed 0 on.
-        num_steps: of each run; None for the table's.
-        device: as `--device` names it.
-    """
+    """The runs of all tasks: each seed is finetuned and measured in a folder of its own."""
 
     initialize_from: str
     data: Path

@@ -64,13 +64,7 @@ Nothing else should run on the machine meanwhile.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Contest:
-    """The measurement of services in turns.
-
-    Attributes:
-        levels: numbers of connections.
-        least_s: of passes over the requests at each level.
-        folder: takes the services' logs.
-    """
+    """The measurement of services in turns."""
 
     levels: Sequence[int]
     rounds: int

@@ -101,9 +101,6 @@ def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
     """Return the model's output of each of the task's labels, or the one of a regression.
 
     Names count without case. Labels without names are in the task's order.
-
-    Raises:
-        EvaluationError: the labels are others.
     """
     if task.scale is not None:
         if len(names) == 1:
