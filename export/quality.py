@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +52,6 @@ def measure_quality(
     data: RealData,
     *,
     budget_s: float | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Quality]:
     """Run torch and a bundle on the same samples, and score both, for each task.
 
@@ -72,7 +71,6 @@ def measure_quality(
         data: `Quality.count` tells how much of it was used.
         budget_s: the time for all tasks; after it, they are measured on the part of their samples
             that was done by then. None for no limit.
-        clock: in seconds.
 
     Raises:
         ExportError: a file cannot be read, or has nothing for a task, or there is data for a task
@@ -93,11 +91,13 @@ def measure_quality(
         file=sys.stderr,
     )
     quality: dict[str, Quality] = {}
-    ends_s = None if budget_s is None else clock() + budget_s
+    ends_s = None if budget_s is None else time.monotonic() + budget_s
     with progress_bar(title="quality", total=num_tokens, unit="tokens", unit_scale=True) as bar:
-        meter = _Meter(reference=reference, engine=engine, bar=bar, clock=clock)
+        meter = _Meter(reference=reference, engine=engine, bar=bar)
         for number, (task, sample) in enumerate(samples.items()):
-            share = None if ends_s is None else (ends_s - clock()) / (len(samples) - number)
+            share = (
+                None if ends_s is None else (ends_s - time.monotonic()) / (len(samples) - number)
+            )
             quality[task] = meter.measure(task, sample, share)
     return quality
 
@@ -146,18 +146,17 @@ class _Meter:
     reference: Runner
     engine: Runner
     bar: tqdm[Any]
-    clock: Callable[[], float]
 
     def measure(self, task: str, sample: Sample, budget_s: float | None) -> Quality:
         """Measure a task on its sample, or on the part of it that is done within the budget."""
         self.bar.set_description(task)
-        ends_s = None if budget_s is None else self.clock() + budget_s
+        ends_s = None if budget_s is None else time.monotonic() + budget_s
         expected: list[Any] = []
         got: list[Any] = []
         known: list[Any] = []
         num_parts = min(_NUM_PARTS, len(sample.items))
         for number in range(num_parts):
-            if number and ends_s is not None and self.clock() >= ends_s:
+            if number and ends_s is not None and time.monotonic() >= ends_s:
                 self._skip(task, sample, number, num_parts)
                 break
             items = sample.items[number::num_parts]
