@@ -12,7 +12,6 @@ import argparse
 import datetime
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +28,14 @@ from benchmarks.harness.load import ClosedLoop, LoadPattern, LoadPlan, LoadResul
 from benchmarks.harness.page import describe_machine, write_between, write_results
 from benchmarks.harness.process import REPOSITORY
 from benchmarks.harness.texts import WIKI
-from benchmarks.serve.services import TASKS, ServedModel, make_stream, our_service, peer_service
+from benchmarks.serve.services import (
+    TASKS,
+    ServedModel,
+    StreamItem,
+    make_stream,
+    our_service,
+    peer_service,
+)
 from benchmarks.serve.tables import ARRIVAL_PART, ServedResult, ServeReport
 from export.bundle import export_bundle
 from training.errors import report_errors
@@ -62,54 +68,37 @@ Nothing else should run on the machine meanwhile.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Contest:
-    """The measurement of services in turns."""
+def _take_turns(
+    results: Sequence[ServedResult],
+    stream: Sequence[StreamItem],
+    options: argparse.Namespace,
+    bar: tqdm[Any],
+) -> None:
+    """Measure all services, the peer first; in each round in another order."""
+    bar.reset(options.rounds * len(results) * (len(options.levels) + 1))
+    rate_per_s = 0.0
+    for number in range(options.rounds):
+        first = number % len(results)
+        for result in [*results[first:], *results[:first]]:
+            service = result.service
+            requests = [service.request(item) for item in stream]
+            with service.running(options.output / service.name.replace(" ", "-")) as port:
+                _send(port, [*islice(cycle(requests), _NUM_WARM_UP)], _WARM_UP)
+                for level in options.levels:
+                    bar.set_postfix_str(f"{service.name}: {level} connections")
+                    pattern = ClosedLoop(num_connections=level, duration_s=options.level_time)
+                    result.levels.setdefault(level, []).append(_send(port, requests, pattern))
+                    bar.update()
+                # That of the service that is measured first, for all.
+                rate_per_s = rate_per_s or ARRIVAL_PART * max(map(result.per_s, options.levels))
+                bar.set_postfix_str(f"{service.name}: {rate_per_s:.1f} requests/s")
+                arrivals = _send(port, requests, OpenLoop(rate_per_s=rate_per_s))
+                result.arrivals.append(arrivals)
+                bar.update()
 
-    levels: Sequence[int]
-    rounds: int
-    least_s: float
-    folder: Path
-    bar: tqdm[Any]
 
-    def run(self, results: Sequence[ServedResult], stream: Sequence[Any]) -> None:
-        """Measure all services, the peer first; in each round in another order."""
-        self.bar.reset(self.rounds * len(results) * (len(self.levels) + 1))
-        rate_per_s = 0.0
-        for number in range(self.rounds):
-            first = number % len(results)
-            for result in [*results[first:], *results[:first]]:
-                service = result.service
-                requests = [service.request(item) for item in stream]
-                with service.running(self.folder / service.name.replace(" ", "-")) as port:
-                    self._send(port, islice(cycle(requests), _NUM_WARM_UP), _WARM_UP)
-                    rate_per_s = self._round(result, requests, port, rate_per_s)
-
-    def _round(
-        self, result: ServedResult, requests: Sequence[bytes], port: int, rate_per_s: float
-    ) -> float:
-        """Measure a service once; return the rate of arrivals at random, that of the first one's.
-
-        Args:
-            rate_per_s: of the service that was measured first; 0 if this is it.
-        """
-        for level in self.levels:
-            self.bar.set_postfix_str(f"{result.service.name}: {level} connections")
-            pattern = ClosedLoop(num_connections=level, duration_s=self.least_s)
-            result.levels.setdefault(level, []).append(self._send(port, requests, pattern))
-            self.bar.update()
-        rate_per_s = rate_per_s or ARRIVAL_PART * max(map(result.per_s, self.levels))
-        self.bar.set_postfix_str(f"{result.service.name}: {rate_per_s:.1f} requests/s")
-        result.arrivals.append(self._send(port, requests, OpenLoop(rate_per_s=rate_per_s)))
-        self.bar.update()
-        return rate_per_s
-
-    def _send(
-        self, port: int, requests: Iterator[bytes] | Sequence[bytes], pattern: LoadPattern
-    ) -> LoadResult:
-        return load(
-            LoadPlan(port=port, requests=[*requests], pattern=pattern, timeout_s=_TIMEOUT_S)
-        )
+def _send(port: int, requests: Sequence[bytes], pattern: LoadPattern) -> LoadResult:
+    return load(LoadPlan(port=port, requests=requests, pattern=pattern, timeout_s=_TIMEOUT_S))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -135,14 +124,7 @@ def _measure(options: argparse.Namespace) -> ServeReport:
     results = [ServedResult(service=service) for service in services]
     bar: tqdm[Any]
     with tqdm(disable=None, unit="load") as bar:
-        contest = _Contest(
-            levels=options.levels,
-            rounds=options.rounds,
-            least_s=options.level_time,
-            folder=folder,
-            bar=bar,
-        )
-        contest.run(results, stream)
+        _take_turns(results, stream, options, bar)
     return ServeReport(
         machine=[
             *machine,

@@ -162,21 +162,6 @@ def rows(file: Path, *lines: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("labels", [("0", "1"), ("negative", "positive")])
-def test_labels_by_number_and_by_name(
-    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, labels: tuple[str, str]
-) -> None:
-    file = rows(tmp_path / "dev.tsv", f"good music\t{labels[1]}", f"a bad war\t{labels[0]}")
-    data = RealData(text=(), labelled=(file,))
-    sample = draw(source, tokenizer, "text-classification", data)
-    rights_by_ids = {tuple(item.inputs[0].ids): item.rights for item in sample.items}
-    assert rights_by_ids == {
-        tuple(tokenizer.encode("good music").ids): [1],
-        tuple(tokenizer.encode("a bad war").ids): [0],
-    }
-    assert (sample.metric, sample.files) == ("accuracy", ["dev.tsv"])
-
-
 def test_texts_too_long_are_left_out_and_counted(
     source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
