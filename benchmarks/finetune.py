@@ -31,6 +31,7 @@ from benchmarks.harness.trainers import (
     sized_config,
     trainer_table,
 )
+from training.data.batch import TokenisedExample
 from training.data.labelled.columns import COMMON_COLUMNS
 from training.data.labelled.texts import read_labelled
 from training.data.mask_rate import MaskRates
@@ -75,19 +76,6 @@ _EXAMPLES: Final = r"""examples:
   python -m benchmarks.finetune --texts sst2/train.tsv --questions squad/train-v1.1.json --write
   python -m benchmarks.finetune --tasks text-classification --shapes base --rounds 3
 """
-
-
-@dataclass(frozen=True, slots=True)
-class TokenisedExample:
-    """A tokenised example.
-
-    Attributes:
-        target: a label of two, or the first and last position of an answer.
-    """
-
-    ids: list[int]
-    types: list[int]
-    target: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,8 +180,7 @@ def _texts(
     texts, _ = read_labelled(files, None, COMMON_COLUMNS, "single_label_classification")
     examples, _ = labelled_examples(texts[:num_examples], tokenizer, length=length, truncation=True)
     for example in examples:
-        assert not isinstance(example.label, tuple)
-        yield TokenisedExample(example.ids, example.types, int(example.label) % 2)
+        yield replace(example, target=int(example.target) % 2)
 
 
 def _spans(
@@ -201,8 +188,7 @@ def _spans(
 ) -> Iterator[TokenisedExample]:
     questions, _ = locate_answers(read_squad(files)[:num_examples])
     for question in questions:
-        for window in span_examples(question, tokenizer, length=length):
-            yield TokenisedExample(window.ids, window.types, list(window.target))
+        yield from span_examples(question, tokenizer, length=length)
 
 
 def _markdown(results: Sequence[TrainerResult]) -> str:

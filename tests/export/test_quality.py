@@ -249,7 +249,7 @@ def test_answers_are_marked_by_their_words(source: Source, tokenizer_file: Path)
     long = replace(source, config=replace(source.config, max_positions=384))
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     known = {
-        tuple(window.ids): (window.start, window.end)
+        tuple(window.ids): window.target
         for question in read_squad([SQUAD])
         for window in span_examples(question, tokenizer, length=384)
     }
