@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-engine bench-sizes bench-serve bench-score bench-score-memory bench-reliability image-cpu image-gpu default-model reproduce-model client docs check format clean
+.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-engine bench-serve bench-score image-cpu image-gpu default-model reproduce-model client docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -72,20 +72,11 @@ $(VENV)/.bench: $(VENV)/.dev
 bench-engine: $(VENV)/.bench  ## run models with this package, transformers, ONNX Runtime and OpenVINO
 	$(BIN)/python -m benchmarks.engine
 
-bench-sizes: $(VENV)/.dev  ## bundles of the paper's sizes, on disk and in memory
-	$(BIN)/python -m benchmarks.sizes
-
 bench-serve: $(VENV)/.dev  ## serve with this package and with BentoML over pipelines, and compare
 	$(BIN)/python -m benchmarks.serve
 
 bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the engine and transformers
 	$(BIN)/python -m benchmarks.score --texts $(TEXTS)
-
-bench-score-memory: $(VENV)/.dev  ## score files of 5 GB in batch, and watch the memory
-	$(BIN)/python -m benchmarks.score_memory
-
-bench-reliability: $(VENV)/.dev  ## ten times too much, signals and kills
-	$(BIN)/python -m benchmarks.reliability
 
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without docker)
 	$(BIN)/bentoml build

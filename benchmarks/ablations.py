@@ -69,7 +69,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
+class _Variant:
     """One model of an ablation: the settings in which models differ."""
 
     sharing: Sharing
@@ -87,9 +87,9 @@ class Variant:
         )
 
 
-def table_rows(name: TableName, options: argparse.Namespace) -> dict[str, Variant]:
+def _table_rows(name: TableName, options: argparse.Namespace) -> dict[str, _Variant]:
     """Return the models of a table by label; they differ in one thing."""
-    base = Variant(
+    base = _Variant(
         sharing="all",
         embedding_size=options.embedding_size,
         sentence_task="sop",
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = _settings(options)
     if not is_known_run(options.output, {"ablation": settings}):
         record_run(options.output, {"ablation": settings})
-    tables = {name: table_rows(name, options) for name in dict.fromkeys(options.tables)}
+    tables = {name: _table_rows(name, options) for name in dict.fromkeys(options.tables)}
     variants = dict.fromkeys(each for rows in tables.values() for each in rows.values())
     try:
         for variant in variants:
@@ -130,11 +130,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that the figures depend on.
-
-    Raises:
-        ShardError: a corpus cannot be read, or was made with another tokenizer.
-    """
+    """Return the settings that the figures depend on."""
     tokenizer = options.tokenizer / "tokenizer.json"
     corpora = {
         name: Shards.open(getattr(options, name), tokenizer).fingerprint
@@ -143,7 +139,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {**corpora, **{name: getattr(options, name) for name in _SETTINGS}}
 
 
-def _make_run(variant: Variant, folder: Path, options: argparse.Namespace) -> int:
+def _make_run(variant: _Variant, folder: Path, options: argparse.Namespace) -> int:
     """Pretrain one model or resume its run, and measure it; return the exit status."""
     torch.compiler.reset()  # compiled code is the previous model's
     if status := pretrain.main(_pretraining(variant, folder, options)):
@@ -156,7 +152,7 @@ def _make_run(variant: Variant, folder: Path, options: argparse.Namespace) -> in
     return 0
 
 
-def _pretraining(variant: Variant, folder: Path, options: argparse.Namespace) -> list[str]:
+def _pretraining(variant: _Variant, folder: Path, options: argparse.Namespace) -> list[str]:
     """Return the command line of `training.pretrain`."""
     steps = variant.num_steps
     # A divisor of the steps, so that the last one is reported.
@@ -217,7 +213,7 @@ def _accuracy(name: str, tally: Tally) -> dict[str, float]:
 
 
 def _write_tables(
-    tables: Mapping[TableName, Mapping[str, Variant]], options: argparse.Namespace
+    tables: Mapping[TableName, Mapping[str, _Variant]], options: argparse.Namespace
 ) -> None:
     """Write the tables of all finished runs."""
     lines = ["# Ablations", ""]
@@ -237,12 +233,8 @@ def _write_tables(
     print(text)
 
 
-def _read_figures(variant: Variant, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the figures of a run; None if it is not finished.
-
-    Raises:
-        BenchmarkError: the file is damaged.
-    """
+def _read_figures(variant: _Variant, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the figures of a run; None if it is not finished."""
     file = options.output / "runs" / variant.name / _FIGURES_FILE
     if not file.is_file():
         return None

@@ -21,7 +21,7 @@ import torch
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.page import describe_machine, write_between
-from benchmarks.harness.process import REPOSITORY, BenchmarkError, Channel
+from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from benchmarks.harness.trainers import (
     HfSettings,
     TrainerJob,
@@ -29,7 +29,6 @@ from benchmarks.harness.trainers import (
     add_trainer_options,
     compare_trainers,
     sized_config,
-    train_in_turns,
     trainer_table,
 )
 from training.data.batch import TokenisedExample
@@ -94,6 +93,64 @@ class FinetuningCase:
     batch_size: int
     examples: Sequence[TokenisedExample]
 
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return _LR
+
+    def build_ours(self, job: TrainerJob) -> Run:
+        """Return the run of `training.finetune`."""
+        device = torch.device(job.device)
+        name: PrecisionName = "bf16" if product_dtype(device) == torch.bfloat16 else "fp32"
+        torch.manual_seed(0)
+        stream = example_stream(
+            self.task,
+            self.examples,
+            self.config,
+            batch_size=self.batch_size,
+            seed=0,
+            division=Division(by_length=device.type == "cpu"),
+        )
+        return build_run(
+            AlbertForTasks(self.config, {self.task: 2}),
+            Mixture(
+                streams=[stream],
+                weights=[1.0],
+                loss_weights={},
+                mask_rates=MaskRates(first=0.15, last=0.15),
+            ),
+            compiled_losses() if job.compiles else LOSS_OF,
+            _HYPERPARAMETERS,
+            progress=Progress(num_steps=sys.maxsize, budget_s=None),
+            world=World(device=device),
+            precision=name,
+        )
+
+    def make_hf_model(self, attention: str) -> Any:
+        """Return the model of `transformers`, at its first weights."""
+        import transformers
+
+        classes = {
+            "text-classification": transformers.AlbertForSequenceClassification,
+            "question-answering": transformers.AlbertForQuestionAnswering,
+        }
+        config = transformers.AlbertConfig.from_dict({**self.config.to_hf(), "num_labels": 2})
+        config._attn_implementation = attention
+        torch.manual_seed(0)
+        return classes[self.task](config)
+
+    def hf_rows(self) -> list[dict[str, Any]]:
+        """Return the examples under the names of `transformers`."""
+        rows = []
+        for example in self.examples:
+            row = {"input_ids": example.ids, "token_type_ids": example.types}
+            if self.task == "text-classification":
+                rows.append({**row, "labels": example.target})
+            else:
+                start, end = example.target
+                rows.append({**row, "start_positions": start, "end_positions": end})
+        return rows
+
 
 def read_examples(
     task: FinetuningTask,
@@ -134,84 +191,15 @@ def _spans(
         yield from span_examples(question, tokenizer, length=length)
 
 
-def build_ours(job: TrainerJob) -> Run:
-    """Return the run of `training.finetune`, with AdamW as `transformers` has it."""
-    case: FinetuningCase = job.data
-    device = torch.device(job.device)
-    name: PrecisionName = "bf16" if product_dtype(device) == torch.bfloat16 else "fp32"
-    torch.manual_seed(0)
-    stream = example_stream(
-        case.task,
-        case.examples,
-        case.config,
-        batch_size=case.batch_size,
-        seed=0,
-        division=Division(by_length=device.type == "cpu"),
-    )
-    return build_run(
-        AlbertForTasks(case.config, {case.task: 2}),
-        Mixture(
-            streams=[stream],
-            weights=[1.0],
-            loss_weights={},
-            mask_rates=MaskRates(first=0.15, last=0.15),
-        ),
-        compiled_losses() if job.compiles else LOSS_OF,
-        _HYPERPARAMETERS,
-        progress=Progress(num_steps=sys.maxsize, budget_s=None),
-        world=World(device=device),
-        precision=name,
-    )
-
-
-def hf_rows(case: FinetuningCase) -> list[dict[str, Any]]:
-    """Return the examples under the names of `transformers`."""
-    rows = []
-    for example in case.examples:
-        row = {"input_ids": example.ids, "token_type_ids": example.types}
-        if case.task == "text-classification":
-            rows.append({**row, "labels": example.target})
-        else:
-            start, end = example.target
-            rows.append({**row, "start_positions": start, "end_positions": end})
-    return rows
-
-
-def make_hf_model(case: FinetuningCase, attention: str) -> Any:
-    """Return the model of `transformers`, at its first weights."""
-    import transformers
-
-    classes = {
-        "text-classification": transformers.AlbertForSequenceClassification,
-        "question-answering": transformers.AlbertForQuestionAnswering,
-    }
-    config = transformers.AlbertConfig.from_dict({**case.config.to_hf(), "num_labels": 2})
-    config._attn_implementation = attention
-    torch.manual_seed(0)
-    return classes[case.task](config)
-
-
-def serve(channel: Channel, job: TrainerJob) -> None:
-    """Be the process of a job."""
-    torch.set_num_threads(job.num_threads)
-    if job.hf is None:
-        train_in_turns(build_ours(job), channel)
-        return
-    from benchmarks.harness.hf_trainer import train_hf_in_turns
-
-    case: FinetuningCase = job.data
-    model = make_hf_model(case, job.hf.attention)
-    train_hf_in_turns(channel, job, model, hf_rows(case), length=case.length, lr=_LR)
-
-
 def _markdown(results: Sequence[TrainerResult]) -> str:
     """Return the table of a case, with its title.
 
     Turns see short and long examples in different parts, so that examples a second are tokens a
     second over the mean length.
     """
-    examples = results[0].job.data.examples
-    mean_tokens = sum(len(example.ids) for example in examples) / len(examples)
+    case = results[0].job.case
+    assert isinstance(case, FinetuningCase)
+    mean_tokens = sum(len(example.ids) for example in case.examples) / len(case.examples)
     rates = [
         ("examples/s", lambda result: f"{result.tokens_per_s / mean_tokens:,.1f}"),
         ("tokens/s", lambda result: f"{result.tokens_per_s:,.0f}"),
@@ -242,9 +230,8 @@ def _jobs(task: FinetuningTask, shape: str, options: argparse.Namespace) -> list
         examples=examples,
     )
     ours = TrainerJob(
-        module="benchmarks.finetune",
         title=f"{task}, {shape}, {batch_size} examples a step of at most {length} tokens",
-        data=case,
+        case=case,
         hf=None,
         device=options.device.type,
         num_threads=options.threads,

@@ -9,9 +9,7 @@ ours is, as the median over rounds. Writes `results.json` and `tables.md` into t
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
@@ -24,7 +22,7 @@ import torch
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.page import describe_machine
-from benchmarks.harness.process import BenchmarkError, Channel
+from benchmarks.harness.process import BenchmarkError
 from benchmarks.harness.texts import WIKI
 from benchmarks.harness.trainers import (
     HfSettings,
@@ -33,7 +31,6 @@ from benchmarks.harness.trainers import (
     add_trainer_options,
     compare_trainers,
     sized_config,
-    train_in_turns,
     trainer_table,
 )
 from training.data.examples import IGNORED, ExampleSettings
@@ -65,7 +62,6 @@ _HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
 # A rate at which neither side's loss diverges.
 _LR: Final = 1e-4
-_LOADING_S: Final = 3.0
 _SEED: Final = 0
 _TERA: Final = 1e12
 _EXAMPLES: Final = r"""examples:
@@ -77,7 +73,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainingCase:
+class _PretrainingCase:
     """One model at one length, and its data.
 
     Attributes:
@@ -107,6 +103,47 @@ class PretrainingCase:
         mean_seen = float((sizes**2).sum() / sizes.sum())
         masked_rate = float(num_masked / sizes.sum())
         return train_flops_per_token(self.config, length=mean_seen, masked_rate=masked_rate)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return _LR
+
+    def build_ours(self, job: TrainerJob) -> Run:
+        """Return the run of `training.pretrain`."""
+        config = PretrainConfig(
+            output=Path("unused"),
+            shards=self.shards,
+            tokenizer=self.tokenizer,
+            steps=sys.maxsize,
+            device=torch.device(job.device),
+            compile=job.compiles,
+            recipe="paper",
+            length=self.length,
+            batch_size=self.num_rows,
+            optimizer="adamw",
+            lr=_LR,
+            schedule="wsd",
+            decay=0.1,
+            dropout="v2",
+        )
+        recipe = config.changed(RECIPES["paper"])
+        start = Start(folder=None, name=None, tokenizer=self.tokenizer)
+        world = World(device=config.device)
+        return open_job(config, recipe, self.config, start, world, "auto").build()
+
+    def make_hf_model(self, attention: str) -> Any:
+        """Return the model of `transformers`, at its first weights."""
+        import transformers
+
+        config = transformers.AlbertConfig.from_dict(self.config.to_hf())
+        config._attn_implementation = attention
+        torch.manual_seed(0)
+        return transformers.AlbertForPreTraining(config)
+
+    def hf_rows(self) -> Sequence[dict[str, Any]]:
+        """Return the examples, which have the names of `transformers`."""
+        return self.examples
 
 
 def make_examples(
@@ -138,60 +175,14 @@ def make_examples(
     return made
 
 
-def build_ours(job: TrainerJob) -> Run:
-    """Return the run of `training.pretrain`, with AdamW as `transformers` has it."""
-    case: PretrainingCase = job.data
-    config = PretrainConfig(
-        output=Path("unused"),
-        shards=case.shards,
-        tokenizer=case.tokenizer,
-        steps=sys.maxsize,
-        device=torch.device(job.device),
-        compile=job.compiles,
-        recipe="paper",
-        length=case.length,
-        batch_size=case.num_rows,
-        optimizer="adamw",
-        lr=_LR,
-        schedule="wsd",
-        decay=0.1,
-        dropout="v2",
-    )
-    recipe = config.changed(RECIPES["paper"])
-    start = Start(folder=None, name=None, tokenizer=case.tokenizer)
-    world = World(device=config.device)
-    return open_job(config, recipe, case.config, start, world, "auto").build()
-
-
-def serve(channel: Channel, job: TrainerJob) -> None:
-    """Be the process of a job."""
-    torch.set_num_threads(job.num_threads)
-    if job.hf is None:
-        train_in_turns(build_ours(job), channel)
-        return
-    import transformers
-
-    from benchmarks.harness.hf_trainer import train_hf_in_turns
-
-    case: PretrainingCase = job.data
-    config = transformers.AlbertConfig.from_dict(case.config.to_hf())
-    config._attn_implementation = job.hf.attention
-    torch.manual_seed(0)
-    model = transformers.AlbertForPreTraining(config)
-    train_hf_in_turns(channel, job, model, case.examples, length=case.length, lr=_LR)
-
-
 def _markdown(results: Sequence[TrainerResult], peak: float) -> str:
     """Return the table of a case, with its title."""
     ours = results[0]
-    case: PretrainingCase = ours.job.data
+    case = ours.job.case
+    assert isinstance(case, _PretrainingCase)
     mean_size = sum(len(each["input_ids"]) for each in case.examples) / len(case.examples)
-    loading_per_s = _loading_rate(ours.job)
-    title = (
-        f"{ours.job.title}; rows padded to the full length hold {mean_size / case.length:.0%} real "
-        f"tokens; one process makes {loading_per_s:,.0f} tokens/s ready, "
-        f"{loading_per_s / ours.tokens_per_s:,.0f} times what ours takes"
-    )
+    part = mean_size / case.length
+    title = f"{ours.job.title}; rows padded to the full length hold {part:.0%} real tokens"
 
     def part_of_peak(result: TrainerResult) -> str:
         flops = case.flops_per_token
@@ -202,27 +193,15 @@ def _markdown(results: Sequence[TrainerResult], peak: float) -> str:
     return f"{title}\n\n{trainer_table(results, rates)}"
 
 
-def _loading_rate(job: TrainerJob) -> float:
-    """Return the tokens a second that one process cuts, masks and packs for ours, untrained."""
-    stream = build_ours(replace(job, compiles=False, device="cpu")).mixture.streams[0]
-    stream.step()
-    num_tokens, began = 0, time.perf_counter()
-    while time.perf_counter() - began < _LOADING_S:
-        num_tokens += sum(one.num_tokens for one in stream.step())
-    return num_tokens / (time.perf_counter() - began)
-
-
 def _parse_case(text: str, options: argparse.Namespace) -> tuple[str, int, int]:
-    """Return shape, length and rows of a word such as `base@128` or `base@128x32`."""
-    match = re.fullmatch(r"(\w+)@(\d+)(?:x(\d+))?", text)
-    if match is None or match[1] not in PRESETS:
+    """Return shape, length and rows of a step of a word such as `base@128`."""
+    shape, _, length = text.partition("@")
+    if shape not in PRESETS or not length.isdecimal():
         raise BenchmarkError(
-            f"--cases {text}: write SHAPE@LENGTH or SHAPE@LENGTHxROWS, "
-            f"where SHAPE is one of {', '.join(PRESETS)}"
+            f"--cases {text}: write SHAPE@LENGTH, where SHAPE is one of {', '.join(PRESETS)}"
         )
-    length = int(match[2])
     tokens = options.batch_tokens or _BATCH_TOKENS[options.device.type]
-    return match[1], length, int(match[3] or max(1, tokens // length))
+    return shape, int(length), max(1, tokens // int(length))
 
 
 def _jobs(
@@ -232,7 +211,7 @@ def _jobs(
     tokenizer: Path = options.tokenizer.resolve()
     num_pieces = AlbertTokenizer.from_file(tokenizer / "tokenizer.json").vocab_size
     num_examples = _BATCHES_OF_EXAMPLES * num_rows
-    case = PretrainingCase(
+    case = _PretrainingCase(
         config=sized_config(shape, length, num_pieces),
         length=length,
         num_rows=num_rows,
@@ -241,9 +220,8 @@ def _jobs(
         tokenizer=tokenizer,
     )
     ours = TrainerJob(
-        module="benchmarks.pretrain",
         title=f"{shape}, {num_rows} x {length} tokens",
-        data=case,
+        case=case,
         hf=None,
         device=options.device.type,
         num_threads=options.threads,
@@ -284,8 +262,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("benchmarks.pretrain", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--corpus", nargs="+", type=Path, default=[WIKI], help="text (a few articles)")
-    cases = "SHAPE@LENGTH, or SHAPE@LENGTHxROWS with the rows of a step (small@128 base@128)"
-    add("--cases", nargs="+", default=["small@128", "base@128"], help=cases)
+    cases = ["small@128", "base@128"]
+    add("--cases", nargs="+", metavar="SHAPE@LENGTH", default=cases, help="(small@128 base@128)")
     add("--batch-tokens", type=parse_count, help="of a step (4096 or, on GPU, 65536)")
     default = ["sdpa", *([] if torch.cuda.is_available() else ["eager-kept"])]
     against = (

@@ -16,7 +16,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engine.contestants import CONTESTANTS, Contestant, ModelJob
+from benchmarks.engine.player import open_player, plain_encoder
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import bullets, describe_machine, table, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, run_in_process
@@ -79,7 +80,7 @@ class SpeedJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoringSpeed:
+class _ScoringSpeed:
     """The speed of a process."""
 
     name: str
@@ -99,7 +100,7 @@ class ScoringSpeed:
         return self.num_tokens / self.cpu_s
 
 
-def measure_score(job: SpeedJob) -> ScoringSpeed:
+def measure_score(job: SpeedJob) -> _ScoringSpeed:
     """Measure `albert-serve score`, from its file to its file, less a job of one text."""
     lines = job.texts.read_text(encoding="utf-8").splitlines(keepends=True)
     first = job.texts.with_name("first.jsonl")
@@ -108,7 +109,7 @@ def measure_score(job: SpeedJob) -> ScoringSpeed:
     all_s, all_cpu_s, summary = _timed_score(job, job.texts)
     if summary["num_errors"]:
         raise BenchmarkError(f"{summary['num_errors']} errors; the first: {summary['first_error']}")
-    return ScoringSpeed(
+    return _ScoringSpeed(
         name=job.name,
         num_texts=summary["num_rows"],
         num_tokens=summary["num_tokens"] - one["num_tokens"],
@@ -135,57 +136,57 @@ def _timed_score(job: SpeedJob, source: Path) -> tuple[float, float, dict[str, A
     return duration_s, cpu_s, json.loads(summary.read_bytes())
 
 
-def measure_engine(job: SpeedJob) -> ScoringSpeed:
-    """Measure the engine on inputs that are tokenised before."""
-    bundle = Bundle.open(job.model)
-    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=job.num_threads))
-    task = load_tasks(bundle)[_TASK]
-    parameters = TextClassificationParameters(truncation="truncate")
-    texts = list(read_documents([job.texts]))
-    inputs = [one for text in texts for one in task.prepare(text, parameters).inputs]
+def _timed(job: SpeedJob, run: Callable[[], object], lengths: Sequence[int]) -> _ScoringSpeed:
+    """Time a run over texts of these numbers of tokens."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    for start in range(0, len(inputs), _ENGINE_WINDOW):
-        engine.run(inputs[start : start + _ENGINE_WINDOW])
-    return ScoringSpeed(
+    run()
+    return _ScoringSpeed(
         name=job.name,
-        num_texts=len(texts),
-        num_tokens=sum(len(one.ids) for one in inputs),
+        num_texts=len(lengths),
+        num_tokens=sum(lengths),
         duration_s=time.perf_counter() - began_s,
         cpu_s=time.process_time() - began_cpu_s,
     )
 
 
-def measure_peer(job: SpeedJob) -> ScoringSpeed:
-    """Measure `transformers` on texts in the order of length."""
-    from benchmarks.engine.hf import open_player
+def measure_engine(job: SpeedJob) -> _ScoringSpeed:
+    """Measure the engine on inputs that are tokenised before, one of each text."""
+    bundle = Bundle.open(job.model)
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=job.num_threads))
+    task = load_tasks(bundle)[_TASK]
+    parameters = TextClassificationParameters(truncation="truncate")
+    texts = read_documents([job.texts])
+    inputs = [one for text in texts for one in task.prepare(text, parameters).inputs]
 
+    def run() -> None:
+        for start in range(0, len(inputs), _ENGINE_WINDOW):
+            engine.run(inputs[start : start + _ENGINE_WINDOW])
+
+    return _timed(job, run, [len(one.ids) for one in inputs])
+
+
+def measure_peer(job: SpeedJob) -> _ScoringSpeed:
+    """Measure `transformers` on texts in the order of length."""
+    contestant, tokenizer = _PEERS[job.name], job.model / TOKENIZER_FILE
     player = open_player(
         ModelJob(
-            contestant=_PEERS[job.name],
+            contestant=contestant,
             model=job.model,
-            tokenizer=job.model / TOKENIZER_FILE,
+            tokenizer=tokenizer,
             num_threads=job.num_threads,
             max_tokens=_MAX_TOKENS,
         )
     )
     texts = sorted(read_documents([job.texts]), key=len)
-    batch_size = _PEERS[job.name].batch_size
-    player.process(texts[:4], batch_size)
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    player.process(texts, batch_size)
-    return ScoringSpeed(
-        name=job.name,
-        num_texts=len(texts),
-        duration_s=time.perf_counter() - began_s,
-        cpu_s=time.process_time() - began_cpu_s,
-        num_tokens=player.tokens(texts, batch_size).num_real,
-    )
+    player.process(texts[:4], contestant.batch_size)
+    lengths = [len(ids) for ids in plain_encoder(tokenizer, _MAX_TOKENS)(texts)]
+    return _timed(job, lambda: player.process(texts, contestant.batch_size), lengths)
 
 
 _MEASURES: Final = {"engine": measure_engine, "job": measure_score}
 
 
-def speed_tables(speeds: Sequence[ScoringSpeed], notes: Sequence[str]) -> str:
+def speed_tables(speeds: Sequence[_ScoringSpeed], notes: Sequence[str]) -> str:
     """Return the table of all speeds, and the notes, in Markdown."""
     named = {speed.name: speed for speed in speeds}
     peers = [named[name] for name in _PEERS]
@@ -223,7 +224,7 @@ def _measure_speeds(options: argparse.Namespace) -> str:
     sample = _write_texts(_spread(texts, options.num_peer_texts), folder / "sample.jsonl")
     models = _make_models(options)
 
-    def measure(name: str, form: str, file: Path) -> ScoringSpeed:
+    def measure(name: str, form: str, file: Path) -> _ScoringSpeed:
         job = SpeedJob(
             name=name,
             model=models[form],

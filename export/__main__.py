@@ -49,7 +49,7 @@ Give a task's own held-out data for its own metric; without, it is how often the
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="export"):
+class _ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="export"):
     """A checkpoint, the bundle to write, and the data on which it is measured.
 
     Attributes:
@@ -100,18 +100,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")
-    add_flags(parser, ExportConfig)
+    add_flags(parser, _ExportConfig)
     add_heads(parser)
     values, heads = parse_with_heads(parser, LabelledTexts, arguments)
 
     def run() -> int:
         own = {"checkpoint": values.checkpoint, "bundle": values.bundle}
-        return _run(read_flags(ExportConfig, values, heads=read_heads(LabelledTexts, heads), **own))
+        return _run(
+            read_flags(_ExportConfig, values, heads=read_heads(LabelledTexts, heads), **own)
+        )
 
     return report_errors(run)
 
 
-def _run(config: ExportConfig) -> int:
+def _run(config: _ExportConfig) -> int:
     exported = export_bundle(
         config.checkpoint,
         config.bundle,
@@ -165,7 +167,7 @@ def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[s
         yield f"  {task:<{width}} {figures:>14} {found.metric} ({found.count:,})"
 
 
-def _real_data(config: ExportConfig) -> RealData:
+def _real_data(config: _ExportConfig) -> RealData:
     config = with_task_data(config)
     choices = config.multiple_choice
     if config.task == RACE and config.data is not None:

@@ -37,7 +37,6 @@ from albert_serve.bundle.weights import read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.text_classification import resolve_early_exit
 from export.card import CARD_FILE, model_card
 from export.encoder import build_encoder
 from export.errors import ExportError
@@ -56,7 +55,6 @@ from export.source import (
 )
 from export.verify import (
     MAX_CUDA_SHARE,
-    check_cuda_parity,
     check_parity,
     check_references,
     measure_cuda_parity,
@@ -211,12 +209,7 @@ def export_bundle(
                 model = load_checkpoint(opened.folder, source.num_outputs)
             quality = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.force:
-                check_quality(
-                    quality,
-                    limits.max_cost,
-                    is_rounded=precision != "fp32",
-                    is_shallow=_is_shallow(source, layers),
-                )
+                check_quality(quality, limits.max_cost)
             manifest = manifest.with_quality(quality)
             _write_manifest(manifest, folder)
         if manifest.evaluation:
@@ -254,29 +247,23 @@ def _compare(
     form: Form,
     limits: Limits,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the differences of the graphs from torch, on the CPU and emulated on CUDA.
-
-    Raises:
-        ExportError: one is over its limit.
-    """
+    """Return the differences of the graphs from torch, on the CPU and emulated on CUDA."""
     parity = measure_parity(folder, source.heads, model)
     if precision == "fp32":
-        check_parity(parity, limits.max_difference)
+        advice = "If the weights are sound, --max-difference raises the limit"
+        check_parity(parity, limits.max_difference, advice=advice)
     cuda_parity = _measure_cuda_parity(source, folder, model, precision, form)
     max_share = limits.max_cuda_difference
     if max_share is None:
         max_share = MAX_CUDA_SHARE[form.compute]
-    check_cuda_parity(cuda_parity, form.compute, max_share)
-    return parity, cuda_parity
-
-
-def _is_shallow(source: Source, layers: LayerOptions) -> bool:
-    """Whether the bundle answers after fewer layers than the checkpoint."""
-    entry = source.tasks.get("text-classification")
-    adaptive = None if entry is None else entry.adaptive_depth
-    return layers.layers is not None or (
-        adaptive is not None and resolve_early_exit(adaptive, source.config.num_layers) is not None
+    check_parity(
+        cuda_parity,
+        max_share,
+        graphs=f"in {form.compute}, as shares of the largest value, the graphs for CUDA",
+        advice=f"nan: a value is too large for {form.compute}; --cuda-precision bf16 or fp32 has "
+        "the range; --max-cuda-difference raises the limit",
     )
+    return parity, cuda_parity
 
 
 def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:

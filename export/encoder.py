@@ -63,7 +63,7 @@ def build_encoder(
         x_RH = stack.loop_with_exits(num_exit_labels, x_RH)
         return _adaptive_model(stack, num_exit_labels, x_RH)
     for turn, num_turns in _repetitions(config):
-        if form.repetition == "loop" and num_turns > 1:
+        if form.kernels == "cpu" and num_turns > 1:
             x_RH = stack.loop(turn, num_turns, x_RH)
         else:
             for _ in range(num_turns):
@@ -92,15 +92,11 @@ def _repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
-    """The layers of one encoder, for its graph or for Loop bodies.
-
-    Attributes:
-        shape: (B, S, H).
-    """
+    """The layers of one encoder, for its graph or for Loop bodies."""
 
     config: AlbertConfig
     nodes: Nodes
-    shape: str
+    shape: str  # (B, S, H)
 
     @property
     def any_batch(self) -> str:

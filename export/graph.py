@@ -49,15 +49,15 @@ _NOT_VALUES: Final = frozenset({"Shape"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """The form of a graph: compute type and repetition of layers.
+    """The form of a graph.
 
     Attributes:
-        repetition: layers that are applied several times in a row as a Loop, or one after another.
         kernels: the device whose fast operators are used; the others' are slower there, or missing.
+            Layers that are applied several times in a row are a Loop on a CPU, and one after
+            another for CUDA, whose captured graphs refuse control flow.
         compute: the type that it computes in.
     """
 
-    repetition: Literal["loop", "unroll"] = "loop"
     kernels: Literal["cpu", "cuda"] = "cpu"
     compute: Compute = "fp32"
 
@@ -73,8 +73,7 @@ class Form:
 
 
 CPU_FORM: Final = Form()
-# CUDA graphs refuse control flow.
-CUDA_FORM: Final = Form(repetition="unroll", kernels="cuda", compute="fp16")
+CUDA_FORM: Final = Form(kernels="cuda", compute="fp16")
 
 
 class Initializers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,12 @@ _BATCHES_AT_ONCE: Final = 8
 # takes xxlarge two minutes on two cores.
 _NUM_PARTS: Final = 32
 _ROUNDING: Final = 1e-9
-_PARTS: Final = "--keep-fp32 embeddings attention ffn heads, or some of them"
+_ADVICE: Final = (
+    "What can help: keep the parts in fp32 that need it (--keep-fp32 embeddings attention ffn "
+    "heads, or some of them), give it more layers (--layers, --max-layers, or a higher "
+    "--patience), measure on more data (--text), allow more (--max-cost), or write it all the same "
+    "(--force)"
+)
 _LABELS_FROM: Final[dict[str, str]] = {
     "text-classification": "--text-classification",
     "question-answering": "--question-answering",
@@ -47,7 +52,6 @@ def measure_quality(
     data: RealData,
     *,
     budget_s: float | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Quality]:
     """Run torch and a bundle on the same samples, and score both, for each task.
 
@@ -67,7 +71,6 @@ def measure_quality(
         data: `Quality.count` tells how much of it was used.
         budget_s: the time for all tasks; after it, they are measured on the part of their samples
             that was done by then. None for no limit.
-        clock: in seconds.
 
     Raises:
         ExportError: a file cannot be read, or has nothing for a task, or there is data for a task
@@ -88,30 +91,22 @@ def measure_quality(
         file=sys.stderr,
     )
     quality: dict[str, Quality] = {}
-    ends_s = None if budget_s is None else clock() + budget_s
+    ends_s = None if budget_s is None else time.monotonic() + budget_s
     with progress_bar(title="quality", total=num_tokens, unit="tokens", unit_scale=True) as bar:
-        meter = _Meter(reference=reference, engine=engine, bar=bar, clock=clock)
+        meter = _Meter(reference=reference, engine=engine, bar=bar)
         for number, (task, sample) in enumerate(samples.items()):
-            share = None if ends_s is None else (ends_s - clock()) / (len(samples) - number)
+            share = (
+                None if ends_s is None else (ends_s - time.monotonic()) / (len(samples) - number)
+            )
             quality[task] = meter.measure(task, sample, share)
     return quality
 
 
-def check_quality(
-    quality: Mapping[str, Quality],
-    max_cost: float,
-    *,
-    is_rounded: bool = True,
-    is_shallow: bool = False,
-) -> None:
+def check_quality(quality: Mapping[str, Quality], max_cost: float) -> None:
     """Check that no task loses more than `max_cost` points, as far as that is known.
 
     A task that is measured by agreement must agree in 90 % of the cases, or in as many as make it
     certain that no more than `max_cost` is lost.
-
-    Args:
-        is_rounded: whether the bundle's precision is lower than the checkpoint's.
-        is_shallow: whether it answers after fewer layers.
 
     Raises:
         ExportError: a task loses more.
@@ -119,15 +114,7 @@ def check_quality(
     losses = (_describe_loss(task, result, max_cost) for task, result in quality.items())
     over = [loss for loss in losses if loss]
     if over:
-        ways = ["measure on more data (--text)", "allow more (--max-cost)"]
-        if is_rounded:
-            ways.insert(0, f"keep the parts in fp32 that need it ({_PARTS})")
-        if is_shallow:
-            ways.insert(0, "give it more layers (--layers, --max-layers, or a higher --patience)")
-        raise ExportError(
-            f"{'; '.join(over)}. Nothing was written. What can help: {', '.join(ways)}, or "
-            "write it all the same (--force)"
-        )
+        raise ExportError(f"{'; '.join(over)}. Nothing was written. {_ADVICE}")
 
 
 def _describe_loss(task: str, quality: Quality, max_cost: float) -> str | None:
@@ -159,18 +146,17 @@ class _Meter:
     reference: Runner
     engine: Runner
     bar: tqdm[Any]
-    clock: Callable[[], float]
 
     def measure(self, task: str, sample: Sample, budget_s: float | None) -> Quality:
         """Measure a task on its sample, or on the part of it that is done within the budget."""
         self.bar.set_description(task)
-        ends_s = None if budget_s is None else self.clock() + budget_s
+        ends_s = None if budget_s is None else time.monotonic() + budget_s
         expected: list[Any] = []
         got: list[Any] = []
         known: list[Any] = []
         num_parts = min(_NUM_PARTS, len(sample.items))
         for number in range(num_parts):
-            if number and ends_s is not None and self.clock() >= ends_s:
+            if number and ends_s is not None and time.monotonic() >= ends_s:
                 self._skip(task, sample, number, num_parts)
                 break
             items = sample.items[number::num_parts]

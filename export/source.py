@@ -35,7 +35,6 @@ from albert_serve.bundle.weights import (
     stored_name,
 )
 from albert_serve.config import AlbertConfig
-from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.text_classification import resolve_early_exit
 from export.errors import ExportError
 from training.evaluation.classification import PREFIX
@@ -188,7 +187,9 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
 
 
 def with_early_exit(source: Source, max_layers: int | None, patience: int | None) -> Source:
-    """Return the source with the service's defaults of adaptive depth, and its figures at them.
+    """Return the source with the service's defaults of adaptive depth.
+
+    Where texts are answered before the last layer, the figures after it are left out.
 
     Raises:
         ExportError: there is one, and texts cannot be classified after each layer.
@@ -204,29 +205,12 @@ def with_early_exit(source: Source, max_layers: int | None, patience: int | None
     if (max_layers or 1) > num_layers:
         raise ExportError(f"--max-layers {max_layers}: the checkpoint has {num_layers} layers")
     limits = AdaptiveDepth(max_layers=max_layers, patience=patience)
-    evaluation, depth = source.evaluation, resolve_early_exit(limits, num_layers)
-    if depth is not None:
-        evaluation = _figures_at(evaluation, depth, num_layers)
+    evaluation = source.evaluation
+    if resolve_early_exit(limits, num_layers) is not None:
+        evaluation = _without_figures(evaluation)
     entry = entry.model_copy(update={"adaptive_depth": limits})
     tasks: dict[TaskName, TaskEntry] = {**source.tasks, CLASSIFICATION: entry}
     return replace(source, tasks=tasks, evaluation=evaluation)
-
-
-def _figures_at(evaluation: Mapping[str, Any], depth: EarlyExit, num_layers: int) -> dict[str, Any]:
-    """Return an evaluation with a classifier's figures at these limits, as far as it has them."""
-    kept = _without_figures(evaluation)
-    if depth.patience >= depth.max_layers:  # so many layers in a row agree after them at the least
-        name, key, number = "by_layer", "layers", depth.max_layers
-    elif depth.max_layers == num_layers:
-        name, key, number = "by_patience", "patience", depth.patience
-    else:
-        return kept
-    rows = evaluation.get(f"{PREFIX}_{name}")
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict) and row.get(key) == number:
-            figures = {k: value for k, value in row.items() if k != key}
-            return kept | {f"{PREFIX}_{k}": value for k, value in figures.items()}
-    return kept
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

@@ -144,37 +144,25 @@ def _measure(
     return worst
 
 
-def check_parity(parity: Mapping[str, float], max_difference: float) -> None:
+def check_parity(
+    parity: Mapping[str, float], limit: float, *, graphs: str = "the graphs", advice: str
+) -> None:
     """Check that no difference is over the limit.
 
-    Raises:
-        ExportError: one is, or is not a number.
-    """
-    if listed := _over(parity, max_difference):
-        raise ExportError(
-            f"the graphs differ from torch by {listed}; allowed is {max_difference:.0e}. Nothing "
-            "was written. If the weights are sound, --max-difference raises the limit"
-        )
-
-
-def check_cuda_parity(parity: Mapping[str, float], compute: Compute, max_share: float) -> None:
-    """Check that no difference of the graphs for CUDA is over the limit.
+    Args:
+        graphs: what is compared, in words.
+        advice: what can be done.
 
     Raises:
         ExportError: one is, or is not a number, as where a value is too large for fp16.
     """
-    if listed := _over(parity, max_share):
-        raise ExportError(
-            f"in {compute}, the graphs for CUDA differ from torch by {listed} of the largest value "
-            f"(nan: a value is too large for {compute}); allowed is {max_share:.0e}. Nothing was "
-            "written. --cuda-precision bf16 or fp32 has the range; --max-cuda-difference raises "
-            "the limit"
-        )
-
-
-def _over(parity: Mapping[str, float], limit: float) -> str:
     over = {name: value for name, value in parity.items() if not value <= limit}
-    return ", ".join(f"{name} {value:.2e}" for name, value in over.items())
+    if over:
+        listed = ", ".join(f"{name} {value:.2e}" for name, value in over.items())
+        raise ExportError(
+            f"{graphs} differ from torch by {listed}; allowed is {limit:.0e}. Nothing was written. "
+            f"{advice}"
+        )
 
 
 def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> list[str]:

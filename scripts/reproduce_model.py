@@ -14,14 +14,14 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from albert_serve.files import write_atomically
 from training.errors import TrainingError, report_errors
@@ -31,7 +31,6 @@ _REPOSITORY: Final = Path(__file__).parents[1]
 # Of the folder of all runs: the commands of the stages that are complete, in their order.
 _COMPLETE: Final = "complete.json"
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ECHO_S: Final = 1.0
 
 
 class _RoadError(TrainingError):
@@ -40,26 +39,15 @@ class _RoadError(TrainingError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stage:
-    """A stage of the road.
-
-    Attributes:
-        words: the module to run, and its arguments.
-        new_folder: what it writes whole or not at all, and never replaces.
-    """
+    """A stage of the road."""
 
     name: str
     words: list[str]
-    new_folder: Path | None
+    new_folder: Path | None  # written whole or not at all, and never replaced
 
 
 def _read_road(file: Path, values: Mapping[str, str], runs: Path) -> list[_Stage]:
-    """Return the stages of a road, with their variables filled in.
-
-    Raises:
-        _RoadError: a variable is unknown, has no value or a wrong one, or names a file that does
-            not exist.
-        OSError: the file cannot be read.
-    """
+    """Return the stages of a road, with their variables filled in."""
     road = tomllib.loads(file.read_text(encoding="utf-8"))
     if unknown := sorted(values.keys() - road["variables"].keys()):
         listed = ", ".join(road["variables"])
@@ -132,12 +120,7 @@ def _expand(command: str, filled: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def _run_road(stages: Sequence[_Stage], runs: Path) -> int:
-    """Run the stages that are not complete; return the exit status of the first that fails, or 0.
-
-    Raises:
-        _RoadError: a complete stage had another command, or what a stage would write is there
-            already. No stage is run then.
-    """
+    """Run the stages that are not complete; return the status of the first that fails, or 0."""
     complete = _read_complete(runs / _COMPLETE, stages)
     for stage in stages[len(complete) :]:
         if stage.new_folder is not None and stage.new_folder.exists():
@@ -146,7 +129,8 @@ def _run_road(stages: Sequence[_Stage], runs: Path) -> int:
                 "another folder"
             )
     runs.mkdir(parents=True, exist_ok=True)
-    with _Process() as process:
+    process = _Process()
+    with process.taking_signals():
         for number, stage in enumerate(stages):
             place = f"[{number + 1}/{len(stages)}] {stage.name}"
             if number < len(complete):
@@ -163,11 +147,7 @@ def _run_road(stages: Sequence[_Stage], runs: Path) -> int:
 
 
 def _read_complete(file: Path, stages: Sequence[_Stage]) -> list[list[str]]:
-    """Return the commands of the complete stages.
-
-    Raises:
-        _RoadError: the file is damaged, or a stage has another command now.
-    """
+    """Return the commands of the complete stages."""
     if not file.is_file():
         return []
     try:
@@ -184,54 +164,41 @@ def _read_complete(file: Path, stages: Sequence[_Stage]) -> list[list[str]]:
 
 
 class _Process:
-    """The process of a stage, to which the signals that stop this one are passed on; for `with`.
+    """The process of a stage, to which the first signal that stops this one is passed on.
 
     It has a process group of its own: what a terminal, `timeout` or make sends to the group of
     this process would reach it twice otherwise, and a second signal ends training without saving.
-    For the same reason, signals within a second of the first are taken for its echo.
     """
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
-        self._came_at = 0.0
-        self._pending: int | None = None
         self._running: subprocess.Popen[bytes] | None = None
-        self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> _Process:
-        for number in _PASSED_ON:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    @contextmanager
+    def taking_signals(self) -> Iterator[None]:
+        """Take the signals that stop this process; for `with`."""
+        before = {number: signal.getsignal(number) for number in _PASSED_ON}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as by nohup
+                signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def run(self, command: Sequence[str]) -> int:
         """Run a command to its end, however long that takes, and return its status."""
         self._running = subprocess.Popen(  # noqa: S603
             command, cwd=_REPOSITORY, stdin=subprocess.DEVNULL, process_group=0
         )
-        try:
-            self._pass_on()
-            return self._running.wait()
-        finally:
-            self._running = None
+        return self._running.wait()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if self.stopped_by is None:
-            self.stopped_by, self._came_at = number, now
-        elif now - self._came_at < _ECHO_S:
-            return
-        self._pending = number
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        if self._running is not None and self._pending is not None:
-            self._running.send_signal(self._pending)
-            self._pending = None
+            self.stopped_by = number
+            if self._running is not None:
+                self._running.send_signal(number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

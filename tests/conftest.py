@@ -54,7 +54,6 @@ _WITH_PROCESSES: Final = (
     "training/test_adaptive_depth.py",
     "training/test_average.py",
     "training/test_evaluate.py",
-    "training/test_evaluate_files.py",
     "training/test_losses.py",
     "training/test_plot.py",
     "training/test_prepare.py",

@@ -158,13 +158,6 @@ def test_the_reference_of_the_client_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference(), "run `make docs`"
 
 
-def test_nothing_is_installed_that_no_index_has() -> None:
-    """The package is in no package index: a checkout and a wheel are what there is."""
-    files = [*DOCUMENTS, *(ROOT / "albert_serve").rglob("*.py")]
-    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
-    assert [name for name, text in texts.items() if "install 'albert-serve" in text] == []
-
-
 def anchors_of(document: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", document.read_text("utf-8")), re.MULTILINE)

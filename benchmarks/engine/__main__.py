@@ -1,4 +1,4 @@
-"""Speed of inference with this package, against others and the hardware's peak.
+"""Speed of inference with this package, against others.
 
 Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine, each in a
 process of its own with the same number of threads, in turns, on the same texts: calls of fixed
@@ -10,10 +10,9 @@ Writes `tables.md` and `results.json` into the output folder.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -23,18 +22,23 @@ from tqdm import tqdm
 
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import num_usable_cpus
-from benchmarks.engine.contest import EngineContest
-from benchmarks.engine.contestants import CONTESTANTS, KINDS, TEXTS, Contestant, ModelJob, Shape
+from benchmarks.engine.contestants import (
+    CONTESTANTS,
+    KINDS,
+    TEXTS,
+    Contestant,
+    ModelJob,
+    parse_shape,
+)
 from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
-from benchmarks.engine.tables import EngineReport, markdown
+from benchmarks.engine.tables import EngineReport, EngineResult, markdown
 from benchmarks.harness.checkpoint import make_checkpoint
-from benchmarks.harness.page import describe_machine
-from benchmarks.harness.process import BenchmarkError
+from benchmarks.harness.page import describe_machine, write_results
+from benchmarks.harness.process import BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
-_NUM_LABELS: Final = 2
 _NUM_CALIBRATION: Final = 64
 # The defaults, and those of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
@@ -63,17 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    began = time.monotonic()
     bar: tqdm[Any]
     with tqdm(disable=None, unit="turn") as bar:
         report = _measure(options, bar)
     tables = markdown(report)
-    content = json.dumps(report.to_dict(), indent=1)
-    (options.output / "results.json").write_text(content, encoding="utf-8")
-    (options.output / "tables.md").write_text(tables, encoding="utf-8")
+    write_results(options.output, report, tables)
     print(tables)
-    minutes = (time.monotonic() - began) / 60
-    print(f"{options.output / 'results.json'} has every turn; this took {minutes:.1f} minutes")
+    print(f"{options.output / 'results.json'} has every turn")
     return 0
 
 
@@ -103,25 +103,65 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
         )
         disk[form] = make_form(plan)
     jobs = [_job(each, folder, stream, options) for each in chosen]
-    bar.reset(len(jobs) * len(cases) * (options.rounds + 1))
-    contest = EngineContest(
-        cases=cases,
-        rounds=options.rounds,
-        num_threads=options.threads,
-        logs=options.output,
-        bar=bar,
-    )
-    results, peaks = contest.run(jobs)
     return EngineReport(
         machine=[*machine, _describe_model(options, config)],
-        config=config,
-        num_labels=_NUM_LABELS,
+        cases=cases,
         lengths=[len(each.ids) for each in stream],
-        results=results,
-        peaks=peaks,
+        results=_take_turns(jobs, cases, options, bar),
         disk=disk,
         notes=notes,
     )
+
+
+def _take_turns(
+    jobs: Sequence[ModelJob], cases: Sequence[str], options: argparse.Namespace, bar: tqdm[Any]
+) -> list[EngineResult]:
+    """Measure contestants in turns; one that fails leaves, the others go on."""
+    bar.reset(len(jobs) * len(cases) * (options.rounds + 1))
+    with ExitStack() as stack:
+        entrants = []
+        for job in jobs:
+            bar.set_postfix_str(f"{job.contestant.name} gets ready")
+            entrants.append(_open(job, options.output, stack))
+        # The first round warms caches, and kernels of new lengths are made in it.
+        for number in range(options.rounds + 1):
+            for case in cases:
+                bar.set_postfix_str(f"round {number}, {case}")
+                for result, process in entrants:
+                    _take_turn(result, process, case, counts=number > 0)
+                    bar.update()
+        return [result for result, _ in entrants]
+
+
+def _open(job: ModelJob, logs: Path, stack: ExitStack) -> tuple[EngineResult, Worker]:
+    name = job.contestant.name
+    process = Worker(
+        name,
+        "benchmarks.engine.player",
+        job,
+        environment=job.environment,
+        log=logs / f"{name.replace(',', '').replace(' ', '-')}.log",
+    )
+    result = EngineResult(contestant=job.contestant)
+    try:
+        result.load_s = stack.enter_context(process).receive()
+    except BenchmarkError as error:
+        result.failure = str(error)
+    return result, process
+
+
+def _take_turn(result: EngineResult, process: Worker, case: str, *, counts: bool) -> None:
+    kind = TEXTS if case == TEXTS else "shapes"
+    if result.failure or kind not in result.contestant.kinds:
+        return
+    try:
+        turn = process.ask(case)
+    except BenchmarkError as error:
+        result.failure = str(error)
+        result.turns.clear()
+        return
+    if counts:
+        result.turns.setdefault(case, []).append(turn)
 
 
 def _job(
@@ -153,8 +193,7 @@ def _present(keys: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _check_shapes(shapes: Sequence[str], config: AlbertConfig) -> None:
-    lengths = {text: Shape.parse(text).length for text in shapes}
-    too_long = [text for text, length in lengths.items() if length > config.max_positions]
+    too_long = [text for text in shapes if parse_shape(text)[1] > config.max_positions]
     if too_long:
         raise BenchmarkError(
             f"--shapes {' '.join(too_long)}: the model has {config.max_positions} positions; "
@@ -169,18 +208,16 @@ def _describe_model(options: argparse.Namespace, config: AlbertConfig) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("benchmarks.engine", __doc__, _EXAMPLES)
-    add = parser.add_argument_group("what is run").add_argument
+    add = parser.add_argument
     add("--output", type=Path, default=Path("runs/bench-engine"), help="(%(default)s)")
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
     names = list(CONTESTANTS)
     contestants_help = f"of {', '.join(names)} (all)"
     add("--contestants", nargs="+", choices=names, default=names, help=contestants_help)
-    add = parser.add_argument_group("what it is measured at").add_argument
     add("--cases", nargs="+", choices=KINDS, default=list(KINDS), help="(all)")
     add("--shapes", nargs="+", metavar="ROWSxTOKENS", help="(1x8 1x32 1x128 4x128 1x512)")
     texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
-    add = parser.add_argument_group("how much is measured").add_argument
     add("--num-texts", type=int, help="of the stream (64)")
     add("--rounds", type=int, help="turns of each contestant at each case (3)")
     add("--turn", type=float, default=0.3, help="seconds of a shape's turn, at least (0.3)")

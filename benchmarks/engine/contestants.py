@@ -23,8 +23,8 @@ class Contestant:
     """One way to run a model.
 
     Attributes:
-        module: of `benchmarks.engine`; its process runs the contestant.
-        form: the format of the model's files; see `models.FORMS`.
+        module: of `benchmarks.engine`, whose `open_player` opens it.
+        form: the format of the model's files.
         kinds: what it takes part in.
         batch_size: of the stream; 0: it forms its batches itself.
         settings: options of its module.
@@ -100,26 +100,18 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """Sequences of one length, without padding."""
+def parse_shape(text: str) -> tuple[int, int]:
+    """Return the sequences and their length that `4x128` stands for.
 
-    num_rows: int
-    length: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """Return the shape that `4x128` stands for: 4 sequences of 128 tokens.
-
-        Raises:
-            BenchmarkError: it is not written so.
-        """
-        num_rows, sign, length = text.partition("x")
-        if not (sign and num_rows.isdecimal() and length.isdecimal() and int(num_rows)):
-            raise BenchmarkError(f"{text!r} is no shape; write ROWSxTOKENS, such as 4x128")
-        if int(length) < 2:
-            raise BenchmarkError(f"{text!r}: a sequence has at least 2 tokens, [CLS] and [SEP]")
-        return cls(num_rows=int(num_rows), length=int(length))
+    Raises:
+        BenchmarkError: it is not written so.
+    """
+    num_rows, sign, length = text.partition("x")
+    if not (sign and num_rows.isdecimal() and length.isdecimal() and int(num_rows)):
+        raise BenchmarkError(f"{text!r} is no shape; write ROWSxTOKENS, such as 4x128")
+    if int(length) < 2:
+        raise BenchmarkError(f"{text!r}: a sequence has at least 2 tokens, [CLS] and [SEP]")
+    return int(num_rows), int(length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,35 +146,18 @@ class ModelJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """The start of a contestant.
-
-    Attributes:
-        load_s: from the files to a model that can be called; imports are not counted.
-        import_bytes: resident memory before that.
-    """
-
-    load_s: float
-    import_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineTurn:
     """The measurement of one turn.
 
     Attributes:
         seconds: of one call (the median of some), or of one pass over the stream.
         num_items: texts or rows.
-        num_tokens: real ones.
-        num_computed: tokens computed, padding included.
         outputs: probabilities of each item, in order.
         rss_bytes: resident memory of the process after it.
     """
 
     seconds: float
     num_items: int
-    num_tokens: int
-    num_computed: int
     outputs: Sequence[Sequence[float]]
     rss_bytes: int = 0
 
@@ -190,8 +165,3 @@ class EngineTurn:
     def items_per_s(self) -> float:
         """Items a second."""
         return self.num_items / self.seconds
-
-    @property
-    def padding(self) -> float:
-        """Part of the computed tokens that is padding."""
-        return 1 - self.num_tokens / self.num_computed

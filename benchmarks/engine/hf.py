@@ -1,4 +1,4 @@
-"""A process that runs `transformers`: eager or compiled, in fp32 or bf16, or its pipeline."""
+"""`transformers`: eager or compiled, in fp32 or bf16, or its pipeline."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ import torch
 import transformers
 
 from benchmarks.engine.contestants import ModelJob
-from benchmarks.engine.player import (
-    Batch,
-    Floats,
-    PaddedClassifier,
-    Player,
-    Tokens,
-    count_tokens,
-    play,
-)
-from benchmarks.harness.process import Channel
+from benchmarks.engine.player import Batch, Floats, PaddedClassifier, Player
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,20 +32,11 @@ class _PipelineClassifier:
             list(texts),
             batch_size=batch_size,
             top_k=None,
-            function_to_apply="softmax" if len(labels) > 1 else "sigmoid",
             truncation=True,
             max_length=self.max_tokens,
         )
         in_order = [sorted(answer, key=lambda each: labels[each["label"]]) for answer in answers]
         return [[each["score"] for each in answer] for answer in in_order]
-
-    def tokens(self, texts: Sequence[str], batch_size: int) -> Tokens:
-        """Count the tokens of a pass."""
-        encoded = self.pipeline.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)
-        lengths = [len(ids) for ids in encoded["input_ids"]]
-        starts = range(0, len(lengths), batch_size)
-        groups = [range(start, min(start + batch_size, len(lengths))) for start in starts]
-        return count_tokens(lengths, groups)
 
 
 def open_player(job: ModelJob) -> Player:
@@ -86,8 +68,3 @@ def open_player(job: ModelJob) -> Player:
         return logits_BK
 
     return PaddedClassifier(encode=encode, run=lambda batches: [*map(logits, batches)])
-
-
-def serve(channel: Channel, job: ModelJob) -> None:
-    """Be the process of a job."""
-    play(channel, job, open_player)

@@ -23,17 +23,18 @@ class FormPlan:
     """A form to make.
 
     Attributes:
-        form: one of `FORMS`.
+        form: as contestants name it.
         checkpoint: what it is made of.
         target: the folder to write.
+        max_tokens: of a text.
         calibration: texts, for those who quantise by example.
     """
 
     form: str
     checkpoint: Path
     target: Path
-    max_tokens: int = 512
-    calibration: Sequence[str] = ()
+    max_tokens: int
+    calibration: Sequence[str]
 
 
 def make_form(plan: FormPlan) -> int:
@@ -43,7 +44,7 @@ def make_form(plan: FormPlan) -> int:
         BenchmarkError: it could not be made.
     """
     shutil.rmtree(plan.target, ignore_errors=True)
-    run_in_process(FORMS[plan.form], plan)
+    run_in_process(_FORMS[plan.form], plan)
     return size_on_disk(plan.target)
 
 
@@ -118,7 +119,7 @@ def _make_bundle(plan: FormPlan) -> None:
     export_bundle(plan.checkpoint, plan.target, precision=precision)
 
 
-FORMS: Final[dict[str, Callable[[FormPlan], None]]] = {
+_FORMS: Final[dict[str, Callable[[FormPlan], None]]] = {
     "onnx": _make_onnx,
     "openvino": _make_openvino,
     "openvino-int8": _make_openvino,

@@ -1,4 +1,4 @@
-"""A process that runs OpenVINO."""
+"""OpenVINO."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from benchmarks.engine.player import (
     Player,
     RunBatches,
     plain_encoder,
-    play,
 )
-from benchmarks.harness.process import Channel
 
 GRAPH_FILE: Final = "model.xml"
 
 
 def open_player(job: ModelJob) -> Player:
-    """The compiled graph, with the contestant's hint and precision."""
+    """Compile the graph, with the contestant's hint and precision."""
     settings = job.contestant.settings
     options: dict[str, Any] = {
         "PERFORMANCE_HINT": settings["hint"].upper(),
@@ -64,8 +62,3 @@ def _at_once(compiled: Any) -> RunBatches:
         return logits
 
     return run
-
-
-def serve(channel: Channel, job: ModelJob) -> None:
-    """Be the process of a job."""
-    play(channel, job, open_player)

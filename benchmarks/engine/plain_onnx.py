@@ -1,4 +1,4 @@
-"""A process that runs ONNX Runtime on the graph that `torch.onnx.export` makes."""
+"""ONNX Runtime on the graph that `torch.onnx.export` makes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Final
 import onnxruntime as ort
 
 from benchmarks.engine.contestants import ModelJob
-from benchmarks.engine.player import Batch, Floats, PaddedClassifier, Player, plain_encoder, play
-from benchmarks.harness.process import Channel
+from benchmarks.engine.player import Batch, Floats, PaddedClassifier, Player, plain_encoder
 
 GRAPH_FILE: Final = "model.onnx"
 
 
 def open_player(job: ModelJob) -> Player:
-    """The session over the exported graph."""
+    """Open a session over the exported graph."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = job.num_threads
     session = ort.InferenceSession(
@@ -26,8 +25,3 @@ def open_player(job: ModelJob) -> Player:
         return [session.run(None, batch)[0] for batch in batches]
 
     return PaddedClassifier(encode=plain_encoder(job.tokenizer, job.max_tokens), run=run)
-
-
-def serve(channel: Channel, job: ModelJob) -> None:
-    """Be the process of a job."""
-    play(channel, job, open_player)

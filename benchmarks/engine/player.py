@@ -5,19 +5,20 @@ Shape legend: B sequences, S positions, K labels.
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from benchmarks.engine.contestants import TEXTS, EngineTurn, ModelJob, Opening, Shape
+from benchmarks.engine.contestants import TEXTS, EngineTurn, ModelJob, parse_shape
 from benchmarks.harness.process import Channel
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -30,28 +31,11 @@ _CLS_ID: Final = 2
 _SEP_ID: Final = 3
 
 
-class Tokens(NamedTuple):
-    """Tokens of a pass: real ones, and those computed, padding included."""
-
-    num_real: int
-    num_computed: int
-
-
-def count_tokens(lengths: Sequence[int], groups: Iterable[Sequence[int]]) -> Tokens:
-    """Count those of sequences in groups, each padded to its longest."""
-    computed = sum(len(members) * max(lengths[i] for i in members) for members in groups)
-    return Tokens(num_real=sum(lengths), num_computed=computed)
-
-
 class Player(Protocol):
     """A classifier that is ready."""
 
     def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
         """Return the probabilities of each text, tokenisation included."""
-        ...
-
-    def tokens(self, texts: Sequence[str], batch_size: int) -> Tokens:
-        """Count the tokens of that."""
         ...
 
     def logits(self, batch: Batch) -> Floats:
@@ -61,7 +45,7 @@ class Player(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedClassifier:
-    """Classifies texts in batches of like lengths, each padded to its longest.
+    """Classifies texts in batches of like lengths, longest first, each padded to its longest.
 
     Attributes:
         run: logits (B, K) of each batch, in whatever way is fastest.
@@ -77,24 +61,14 @@ class PaddedClassifier:
     def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
         """Return the probabilities of each text."""
         sequences = self.encode(list(texts))
-        groups = _group([len(ids) for ids in sequences], batch_size)
-        logits = self.run([pad([sequences[i] for i in members]) for members in groups])
+        order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
+        groups = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        logits = self.run([pad([sequences[index] for index in members]) for members in groups])
         outputs: list[list[float]] = [[]] * len(texts)
         for members, logits_BK in zip(groups, logits, strict=True):
-            for index, row in zip(members, probabilities(logits_BK), strict=True):
+            for index, row in zip(members, _probabilities(logits_BK), strict=True):
                 outputs[index] = row
         return outputs
-
-    def tokens(self, texts: Sequence[str], batch_size: int) -> Tokens:
-        """Count the tokens of a pass."""
-        lengths = [len(ids) for ids in self.encode(list(texts))]
-        return count_tokens(lengths, _group(lengths, batch_size))
-
-
-def _group(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return indices in batches of like lengths, longest first."""
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> Batch:
@@ -108,13 +82,12 @@ def pad(sequences: Sequence[Sequence[int]]) -> Batch:
     return {"input_ids": ids_BS, "attention_mask": mask_BS, "token_type_ids": types_BS}
 
 
-def probabilities(logits_BK: Floats) -> list[list[float]]:
-    """Return the softmax over the labels; the logistic function of a single one."""
+def _probabilities(logits_BK: Floats) -> list[list[float]]:
+    """Return the softmax over the labels."""
     wide = logits_BK.astype(np.float64)
     powers = np.exp(wide - wide.max(axis=1, keepdims=True))
-    shares = powers / powers.sum(axis=1, keepdims=True)
-    chosen = shares if wide.shape[1] > 1 else 1 / (1 + np.exp(-wide))
-    return [[float(share) for share in row] for row in chosen]
+    shares: list[list[float]] = (powers / powers.sum(axis=1, keepdims=True)).tolist()
+    return shares
 
 
 def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
@@ -125,64 +98,50 @@ def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
     return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
 
 
-def play(channel: Channel, job: ModelJob, open_player: Callable[[ModelJob], Player]) -> None:
+def open_player(job: ModelJob) -> Player:
+    """Open the job's model as the contestant's module does it."""
+    module = importlib.import_module(f"benchmarks.engine.{job.contestant.module}")
+    player: Player = module.open_player(job)
+    return player
+
+
+def serve(channel: Channel, job: ModelJob) -> None:
     """Open the job's model, and do a turn of each case that is asked for."""
-    import_bytes = _rss_bytes()
+    importlib.import_module(f"benchmarks.engine.{job.contestant.module}")
     began = time.perf_counter()
     player = open_player(job)
-    channel.send(Opening(load_s=time.perf_counter() - began, import_bytes=import_bytes))
+    channel.send(time.perf_counter() - began)
     while (case := channel.receive()) is not None:
         is_stream = case == TEXTS
-        turn = _stream_turn(player, job) if is_stream else _shape_turn(player, job, case)
-        channel.send(turn)
+        channel.send(_stream_turn(player, job) if is_stream else _shape_turn(player, job, case))
 
 
 def _stream_turn(player: Player, job: ModelJob) -> EngineTurn:
     """Make one pass over the texts."""
-    batch_size = job.contestant.batch_size
     began = time.perf_counter()
-    outputs = player.process(job.texts, batch_size)
+    outputs = player.process(job.texts, job.contestant.batch_size)
     seconds = time.perf_counter() - began
-    rss_bytes = _rss_bytes()
-    tokens = player.tokens(job.texts, batch_size)
-    return EngineTurn(
-        seconds=seconds,
-        num_items=len(job.texts),
-        num_tokens=tokens.num_real,
-        num_computed=tokens.num_computed,
-        outputs=outputs,
-        rss_bytes=rss_bytes,
-    )
+    num_items = len(job.texts)
+    return EngineTurn(seconds=seconds, num_items=num_items, outputs=outputs, rss_bytes=_rss_bytes())
 
 
 def _shape_turn(player: Player, job: ModelJob, case: str) -> EngineTurn:
-    """Repeat calls, and take their median."""
-    shape = Shape.parse(case)
-    batch = _shape_batch(job.pool, shape)
+    """Repeat calls, and take their median; rows are real text from all over the pool."""
+    num_rows, length = parse_shape(case)
+    tokens = np.resize(job.pool, num_rows * length).reshape(num_rows, length)
+    tokens[:, 0], tokens[:, -1] = _CLS_ID, _SEP_ID
+    batch = pad(tokens.tolist())
     calls: list[float] = []
     while len(calls) < _LEAST_CALLS or sum(calls) < job.shape_s:
         began = time.perf_counter()
         logits = player.logits(batch)
         calls.append(time.perf_counter() - began)
-    num_tokens = shape.num_rows * shape.length
     return EngineTurn(
         seconds=statistics.median(calls),
-        num_items=shape.num_rows,
-        num_tokens=num_tokens,
-        num_computed=num_tokens,
-        outputs=probabilities(logits),
+        num_items=num_rows,
+        outputs=_probabilities(logits),
         rss_bytes=_rss_bytes(),
     )
-
-
-def _shape_batch(pool: Sequence[int], shape: Shape) -> Batch:
-    """Return real text of this shape: each row begins elsewhere in the pool."""
-    rows = []
-    for row in range(shape.num_rows):
-        start = row * shape.length
-        inner = [pool[(start + i) % len(pool)] for i in range(shape.length - 2)]
-        rows.append([_CLS_ID, *inner, _SEP_ID])
-    return pad(rows)
 
 
 def _rss_bytes() -> int:

@@ -55,7 +55,7 @@ class PadRows:
     length: int
     is_full: bool
 
-    def __call__(self, rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """The batch, with `attention_mask`; what is a number in a row stays one."""
         sizes = torch.tensor([len(row["input_ids"]) for row in rows])
         rounded = -(-int(sizes.max()) // _ROUNDING) * _ROUNDING
@@ -73,36 +73,24 @@ class PadRows:
         return batch
 
 
-def train_hf_in_turns(
-    channel: Channel,
-    job: TrainerJob,
-    model: Any,
-    rows: Sequence[dict[str, Any]],
-    *,
-    length: int,
-    lr: float,
-) -> None:
-    """Train a model of `transformers` until there is no further turn.
-
-    Args:
-        rows: examples with the names that the model takes.
-        length: that rows are padded to.
-    """
+def train_hf_in_turns(channel: Channel, job: TrainerJob) -> None:
+    """Train a model of `transformers` until there is no further turn."""
     assert job.hf is not None
-    dataset: Any = rows
+    case = job.case
+    dataset: Any = case.hf_rows()
     with tempfile.TemporaryDirectory() as output:
         trainer = _CountingTrainer(
-            model=model,
-            args=_arguments(job, lr, output),
+            model=case.make_hf_model(job.hf.attention),
+            args=_arguments(job, output),
             train_dataset=dataset,
-            data_collator=PadRows(length, job.hf.padding == "full"),
+            data_collator=PadRows(case.length, job.hf.padding == "full"),
         )
         watch = Stopwatch(channel, torch.device(job.device), lambda: int(trainer.num_tokens))
         trainer.add_callback(_TakeTurns(watch))
         trainer.train()
 
 
-def _arguments(job: TrainerJob, lr: float, output: str) -> transformers.TrainingArguments:
+def _arguments(job: TrainerJob, output: str) -> transformers.TrainingArguments:
     assert job.hf is not None
     on_gpu = job.device == "cuda"
     return transformers.TrainingArguments(
@@ -113,7 +101,7 @@ def _arguments(job: TrainerJob, lr: float, output: str) -> transformers.Training
         tf32=True if on_gpu else None,
         torch_compile=job.compiles,
         optim="adamw_torch_fused",
-        learning_rate=lr,
+        learning_rate=job.case.lr,
         lr_scheduler_type="constant",
         train_sampling_strategy="group_by_length" if job.hf.padding == "grouped" else "random",
         use_cpu=not on_gpu,

@@ -1,7 +1,6 @@
 """Load on a service: many connections of raw HTTP on one event loop, in a process of its own.
 
-A client library takes more processor time for a request than the service does to refuse one, and
-could not offer ten times of what the service can do.
+A client library would take a part of the processor that the service is measured on.
 """
 
 from __future__ import annotations
@@ -11,25 +10,17 @@ import itertools
 import json
 import random
 import re
-import resource
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
-
-from benchmarks.harness.process import run_in_process, running_in_process
+from benchmarks.harness.process import run_in_process
 from benchmarks.harness.service import HOST
 
-NO_REPLY: Final = 0  # in place of a status: the connection failed, or nothing came
+_NO_REPLY: Final = 0  # in place of a status: the connection failed, or nothing came
 _OPEN_CONNECTIONS: Final = 1000
 _LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-_RETRY_AFTER: Final = re.compile(rb"retry-after: *([^\r]*)", re.IGNORECASE)
-_MAX_EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,49 +28,38 @@ class ClosedLoop:
     """Each connection sends its next request when it has its reply.
 
     Attributes:
-        duration_s: requests are begun until so much time is over.
-        in_passes: only whole passes over the requests are made, at least one, so that every run
-            has the same mix.
+        duration_s: whole passes over the requests are begun until so much time is over, at least
+            one, so that every run has the same mix.
     """
 
     num_connections: int
     duration_s: float = 0.0
-    in_passes: bool = False
 
     def turns(self, num_requests: int) -> Iterator[int]:
         """Yield the index of the next request."""
         ends_s = time.monotonic() + self.duration_s
         for number in itertools.count():
             index = number % num_requests
-            is_whole = number > 0 and index == 0
-            if (is_whole or not self.in_passes) and time.monotonic() >= ends_s:
+            if number > 0 and index == 0 and time.monotonic() >= ends_s:
                 return
             yield index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenLoop:
-    """Requests are sent by the clock, whether or not replies come.
+    """One pass over the requests by the clock, whether or not replies come.
 
-    Attributes:
-        duration_s: they are sent at even distances for so long; None: one pass as if from many
-            callers, at distances with an exponential distribution, the same at every run.
-        num_connections: the most at a time.
+    The distances are those of many callers, with an exponential distribution, the same at every
+    run.
     """
 
     rate_per_s: float
-    duration_s: float | None = None
     num_connections: int = _OPEN_CONNECTIONS
 
     def times_s(self, num_requests: int) -> Iterator[float]:
         """Yield the time of each request, in seconds from the start."""
-        if self.duration_s is None:
-            draw = random.Random(0)
-            return itertools.accumulate(
-                draw.expovariate(self.rate_per_s) for _ in range(num_requests)
-            )
-        num_sent = int(self.rate_per_s * self.duration_s)
-        return (number / self.rate_per_s for number in range(num_sent))
+        draw = random.Random(0)
+        return itertools.accumulate(draw.expovariate(self.rate_per_s) for _ in range(num_requests))
 
 
 LoadPattern: TypeAlias = ClosedLoop | OpenLoop
@@ -105,17 +85,13 @@ class Reply(NamedTuple):
     """The reply to a request, or its failure.
 
     Attributes:
-        due_s: when it was to be sent, on the clock of `time.monotonic`, which processes share.
-        latency_s: from then to the end of the reply.
-        status: of the reply, or NO_REPLY.
-        retry_after: the header's text, if there is one.
+        latency_s: from when it was to be sent to the end of the reply.
+        status: of the reply; 0 where none came.
         problem: the error, or the beginning of a body whose status is not 200.
     """
 
-    due_s: float
     latency_s: float
     status: int
-    retry_after: str | None = None
     problem: str = ""
 
 
@@ -135,59 +111,19 @@ class LoadResult:
     cpu_s: float = 0.0
 
     @property
-    def statuses(self) -> dict[int, int]:
-        """Number of replies by status."""
-        return dict(sorted(Counter(reply.status for reply in self.replies).items()))
-
-    def num(self, *statuses: int) -> int:
-        """Return the number of replies with one of these statuses."""
-        return sum(self.statuses.get(status, 0) for status in statuses)
+    def latencies_s(self) -> list[float]:
+        """The latencies of the replies with status 200."""
+        return [reply.latency_s for reply in self.replies if reply.status == 200]
 
     @property
     def per_s(self) -> float:
         """Replies of status 200 a second."""
-        return self.num(200) / self.seconds
-
-    @property
-    def num_others(self) -> int:
-        """Replies that are neither 200 nor 429, and requests that have none."""
-        return len(self.replies) - self.num(200, 429)
-
-    @property
-    def num_bad_refusals(self) -> int:
-        """429 without a Retry-After of whole seconds, 1 or more."""
-        refusals = (reply.retry_after for reply in self.replies if reply.status == 429)
-        return sum(not (text or "").isdecimal() or int(text or 0) < 1 for text in refusals)
-
-    def latencies_s(self, status: int = 200) -> list[float]:
-        """Return the latencies of the replies with this status."""
-        return [reply.latency_s for reply in self.replies if reply.status == status]
-
-    def latency_ms(self, percentile: float, status: int = 200) -> float:
-        """Return a percentile of the latencies with this status; NaN if there are none."""
-        latencies_s = self.latencies_s(status)
-        return float(np.percentile(latencies_s, percentile)) * 1000 if latencies_s else float("nan")
+        return len(self.latencies_s) / self.seconds
 
     @property
     def failures(self) -> list[str]:
-        """A few of the replies that are not 200, in words."""
-        texts = (f"{reply.status} {reply.problem}" for reply in self.replies if reply.status != 200)
-        return list(islice(dict.fromkeys(texts), _MAX_EXAMPLES))
-
-    @property
-    def counts(self) -> str:
-        """Counts of replies by status, with the problems of failed ones, in words."""
-        text = ", ".join(f"{num} x {status or 'none'}" for status, num in self.statuses.items())
-        problems = Counter(each.problem for each in self.replies if each.status == NO_REPLY)
-        return f"{text} {dict(problems)}" if problems else text
-
-
-def loading(plan: LoadPlan) -> AbstractContextManager[Callable[[], LoadResult]]:
-    """Send in a process of its own while this process goes on; for `with`.
-
-    Inside `with`, call the yielded function to wait for the result.
-    """
-    return running_in_process(_send, plan)
+        """The replies that are not 200, in words."""
+        return [f"{each.status} {each.problem}" for each in self.replies if each.status != 200]
 
 
 def load(plan: LoadPlan) -> LoadResult:
@@ -195,16 +131,8 @@ def load(plan: LoadPlan) -> LoadResult:
     return run_in_process(_send, plan)
 
 
-def allow_open_files() -> None:
-    """Let this process have as many connections as it may."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def http_request(path: str, content: Any = None) -> bytes:
-    """Return a whole request: POST of JSON where there is content, else GET."""
-    if content is None:
-        return f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+def post_request(path: str, content: Any) -> bytes:
+    """Return a whole request with a body of JSON."""
     body = json.dumps(content).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
@@ -214,23 +142,21 @@ def http_request(path: str, content: Any = None) -> bytes:
 
 
 def _send(plan: LoadPlan) -> LoadResult:
-    allow_open_files()
     return asyncio.run(_Sender(plan).run())
 
 
 _Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _ask(connection: _Connection, request: bytes) -> tuple[int, str | None, bytes]:
-    """Return status, Retry-After and body."""
+async def _ask(connection: _Connection, request: bytes) -> tuple[int, bytes]:
+    """Return status and body."""
     reader, writer = connection
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
-    length, retry_after = _LENGTH.search(head), _RETRY_AFTER.search(head)
+    length = _LENGTH.search(head)
     if length is None:
         raise ValueError(f"a reply without a length: {head[:80]!r}")
-    body = await reader.readexactly(int(length[1]))
-    return int(head[9:12]), retry_after and retry_after[1].decode(), body
+    return int(head[9:12]), await reader.readexactly(int(length[1]))
 
 
 class _Sender:
@@ -247,7 +173,8 @@ class _Sender:
             turns = pattern.turns(num_requests)
             await asyncio.gather(*(self._caller(turns) for _ in range(pattern.num_connections)))
         else:
-            await self._by_the_clock(began_s + each for each in pattern.times_s(num_requests))
+            times_s = enumerate(pattern.times_s(num_requests))
+            await asyncio.gather(*(self._at(began_s + due_s, index) for index, due_s in times_s))
         self._result.seconds = time.monotonic() - began_s
         self._result.cpu_s = time.process_time() - began_cpu_s
         for _, writer in self._idle:
@@ -258,24 +185,16 @@ class _Sender:
         for index in turns:
             await self._one(index, time.monotonic())
 
-    async def _by_the_clock(self, times_s: Iterator[float]) -> None:
-        running: set[asyncio.Task[None]] = set()
-        for number, due_s in enumerate(times_s):
-            # All due requests are sent together: a timer for each would cost more than the sending.
-            if due_s > time.monotonic():
-                await asyncio.sleep(due_s - time.monotonic())
-            task = asyncio.create_task(self._one(number % len(self._plan.requests), due_s))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        await asyncio.gather(*running)
+    async def _at(self, due_s: float, index: int) -> None:
+        await asyncio.sleep(due_s - time.monotonic())
+        await self._one(index, due_s)
 
     async def _one(self, index: int, due_s: float) -> None:
-        status, retry_after, body, problem = NO_REPLY, None, b"", ""
+        status, body, problem = _NO_REPLY, b"", ""
         async with self._slots:
             try:
                 async with asyncio.timeout(self._plan.timeout_s):
-                    answer = await self._exchange(self._plan.requests[index])
-                    status, retry_after, body = answer
+                    status, body = await self._exchange(self._plan.requests[index])
             # TimeoutError is an OSError, the end of a connection an EOFError.
             except (OSError, ValueError, EOFError) as error:
                 problem = f"{type(error).__name__}: {error}"
@@ -284,11 +203,9 @@ class _Sender:
             self._result.bodies.setdefault(index, body)
         else:
             problem = problem or body[:200].decode(errors="replace")
-        self._result.replies.append(Reply(due_s, latency_s, status, retry_after, problem))
-        if status == NO_REPLY:
-            await asyncio.sleep(0.05)  # nor does a client come back at once
+        self._result.replies.append(Reply(latency_s, status, problem))
 
-    async def _exchange(self, request: bytes) -> tuple[int, str | None, bytes]:
+    async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         while self._idle:
             connection = self._idle.pop()
             if not connection[0].at_eof():  # else the service has closed it

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from albert_serve.runtime.ort import cpu_flags, processor_name
 from albert_serve.settings import num_usable_cpus
 from benchmarks.harness.process import BenchmarkError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _PACKAGES: Final = (
     *("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf", "bentoml"),
@@ -44,6 +49,13 @@ def write_between(page: Path, begin: str, end: str, text: str) -> None:
             f"{page} must have the lines {begin} and {end}; tables go between them"
         )
     page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def write_results(folder: Path, report: DataclassInstance, tables: str) -> None:
+    """Write `results.json`, all fields of a report, and `tables.md` into a folder."""
+    content = json.dumps(asdict(report), indent=1, default=str)
+    (folder / "results.json").write_text(content, encoding="utf-8")
+    (folder / "tables.md").write_text(tables, encoding="utf-8")
 
 
 def describe_machine(num_threads: int) -> Iterator[str]:

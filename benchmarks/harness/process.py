@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, Self, TypeVar
 
@@ -146,14 +146,8 @@ class Worker:
         return BenchmarkError(f"{self._name} ended with status {status}: {line} (see {self._log})")
 
 
-@contextlib.contextmanager
-def running_in_process(
-    function: Callable[[_Argument], _Result], argument: _Argument
-) -> Iterator[Callable[[], _Result]]:
-    """Call a function of a module in a process of its own while this one does something else.
-
-    Yields:
-        Waits for the result. The function has been imported and is about to begin.
+def run_in_process(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
+    """Call a function of a module in a process of its own.
 
     Raises:
         BenchmarkError: the process failed.
@@ -162,20 +156,13 @@ def running_in_process(
         tempfile.NamedTemporaryFile() as log,
         Worker(function.__module__, __name__, (function, argument), log=Path(log.name)) as worker,
     ):
-        worker.receive()
-        yield worker.receive
-
-
-def run_in_process(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
-    """Call a function of a module in a process of its own; raises as `running_in_process`."""
-    with running_in_process(function, argument) as result:
-        return result()
+        result: _Result = worker.receive()
+    return result
 
 
 def serve(channel: Channel, call: tuple[Callable[[Any], Any], Any]) -> None:
     """Be the process of one call."""
     function, argument = call
-    channel.send("ready")
     channel.send(function(argument))
 
 

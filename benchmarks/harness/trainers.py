@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch._dynamo.utils import counters
@@ -71,21 +71,44 @@ class HfSettings:
     keeps_memory: bool = False
 
 
+class _TrainerCase(Protocol):
+    """One model and its data, which both sides train on."""
+
+    @property
+    def length(self) -> int:
+        """The most tokens of an example."""
+        ...
+
+    @property
+    def lr(self) -> float:
+        """The learning rate, at which neither side's loss diverges."""
+        ...
+
+    def build_ours(self, job: TrainerJob) -> Run:
+        """Return this package's run, with AdamW as `transformers` has it."""
+        ...
+
+    def make_hf_model(self, attention: str) -> Any:
+        """Return the model of `transformers`, at its first weights."""
+        ...
+
+    def hf_rows(self) -> Sequence[dict[str, Any]]:
+        """Return the examples under the names of `transformers`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerJob:
     """What a process trains, in turns.
 
     Attributes:
-        module: whose `serve` does it.
         title: of the case, the same for all contestants.
-        data: what the module wants to know of the case.
         hf: settings of `transformers`; None for this package.
         compiles: whether the model's pass is compiled.
     """
 
-    module: str
     title: str
-    data: Any
+    case: _TrainerCase
     hf: HfSettings | None
     device: str
     num_threads: int
@@ -110,7 +133,7 @@ class TrainerJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerTurn:
+class _TrainerTurn:
     """The measurement of one turn.
 
     Attributes:
@@ -148,7 +171,7 @@ class TrainerResult:
 
     job: TrainerJob
     warm_up_s: float
-    turns: list[TrainerTurn]
+    turns: list[_TrainerTurn]
 
     @property
     def tokens_per_s(self) -> float:
@@ -174,7 +197,7 @@ def trainer_table(
     """
     ours = results[0]
 
-    def ratio(result: TrainerResult, rate: Callable[[TrainerTurn], float]) -> str:
+    def ratio(result: TrainerResult, rate: Callable[[_TrainerTurn], float]) -> str:
         pairs = zip(ours.turns, result.turns, strict=True)
         return f"{statistics.median(rate(own) / rate(other) for own, other in pairs):.2f}x"
 
@@ -242,7 +265,7 @@ def _measure_in_turns(
             bar.set_postfix_str(f"{words}, warming up")
             log = options.output / f"{re.sub('[^a-z0-9]+', '-', words.lower())}.log"
             process = stack.enter_context(
-                Worker(job.name, job.module, job, environment=job.environment, log=log)
+                Worker(job.name, __name__, job, environment=job.environment, log=log)
             )
             result = TrainerResult(job=job, warm_up_s=process.receive(), turns=[])
             started.append((process, result))
@@ -317,9 +340,9 @@ class Stopwatch:
         self._first_step, self._first_token = self._num_steps, self._count_tokens()
         self._began_cpu, self._began = time.process_time(), time.perf_counter()
 
-    def _measure(self) -> TrainerTurn:
+    def _measure(self) -> _TrainerTurn:
         self._synchronize()
-        return TrainerTurn(
+        return _TrainerTurn(
             seconds=time.perf_counter() - self._began,
             cpu_seconds=time.process_time() - self._began_cpu,
             num_steps=self._num_steps - self._first_step,
@@ -337,8 +360,16 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
 
 
-def train_in_turns(run: Run, channel: Channel) -> None:
-    """Make steps of this package's training until there is no further turn."""
+def serve(channel: Channel, job: TrainerJob) -> None:
+    """Be the process of a job: make steps until there is no further turn."""
+    torch.set_num_threads(job.num_threads)
+    if job.hf is not None:
+        # Not imported in the process of ours.
+        from benchmarks.harness.hf_trainer import train_hf_in_turns
+
+        train_hf_in_turns(channel, job)
+        return
+    run = job.case.build_ours(job)
     run.objective.train()
     device = run.world.device
     if device.type == "cpu":

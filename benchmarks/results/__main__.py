@@ -41,17 +41,8 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResultRuns:
-    """The runs of all tasks: each seed is finetuned and measured in a folder of its own.
-
-    Attributes:
-        initialize_from: a checkpoint, or a model of the Hub.
-        data: with a folder for each task.
-        output: takes a folder for each task.
-        num_seeds: runs of a task, from seed 0 on.
-        num_steps: of each run; None for the table's.
-        device: as `--device` names it.
-    """
+class _ResultRuns:
+    """The runs of all tasks: each seed is finetuned and measured in a folder of its own."""
 
     initialize_from: str
     data: Path
@@ -132,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    runs = ResultRuns(
+    runs = _ResultRuns(
         initialize_from=options.initialize_from,
         data=options.data,
         output=options.output,
@@ -155,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
-def _report(runs: ResultRuns, page: Path | None) -> None:
+def _report(runs: _ResultRuns, page: Path | None) -> None:
     """Print the tables of all finished runs in the output folder, and write them if asked to."""
     found = {
         name: runs.finished(name, task)

@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 from benchmarks.harness.process import BenchmarkError
 
-# The patterns of the files that an option takes: of alternatives, the first that has any.
-_Files: TypeAlias = Mapping[str, Sequence[Sequence[str]]]
+# The patterns of the files that an option takes.
+_Files: TypeAlias = Mapping[str, Sequence[str]]
 _TAB: Final = ("--delimiter", "\t")
 
 
@@ -93,14 +93,13 @@ class ResultTask:
 
 def _options(folder: Path, files: _Files) -> list[str]:
     options: list[str] = []
-    for option, names in files.items():
+    for option, patterns in files.items():
         options.append(option)
-        for patterns in names:
-            matching = (sorted(folder.glob(pattern)) for pattern in patterns)
-            files_there = next((each for each in matching if each), None)
-            if files_there is None:
-                raise _lacking(folder / " or ".join(patterns))
-            options += map(str, files_there)
+        for pattern in patterns:
+            matching = sorted(folder.glob(pattern))
+            if not matching:
+                raise _lacking(folder / pattern)
+            options += map(str, matching)
     return options
 
 
@@ -136,10 +135,7 @@ _SETTINGS: Final = (*_RATES, "--length", "128", "--batch-size", "16")
 _SST2: Final = ("--task", "SST-2", *_SETTINGS)
 _SST2_END: Final = ("--steps", "300", "--validate-every", "300")
 _SST2_ACCURACY: Final = _text("accuracy", "accuracy", "92.9 (base v2)")
-_SQUAD_TRAIN: Final = (
-    ("train-v1.1.json*", "train-v1.1.prefix.json*"),
-    ("squadshifts-new_wiki.json*",),
-)
+_SQUAD_TRAIN: Final = ("train-v1.1.json*", "squadshifts-new_wiki.json*")
 
 # The smallest first.
 RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
@@ -169,14 +165,14 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
         "sick": ResultTask(
             folder="sick",
             files={
-                "--text-classification": [("SICK_train.txt",)],
-                "--validation": [("SICK_trial.txt",)],
+                "--text-classification": ["SICK_train.txt"],
+                "--validation": ["SICK_trial.txt"],
             },
             measures=(
                 Measure(
                     title="SICK, entailment",
                     figures=(_text("accuracy", "accuracy", "84.6 on MNLI (base v2)"),),
-                    files={"--text-classification": [("SICK_test_annotated.txt",)]},
+                    files={"--text-classification": ["SICK_test_annotated.txt"]},
                     options=_TAB,
                 ),
             ),
@@ -187,14 +183,14 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
         "banking77": ResultTask(
             folder="banking77",
             files={
-                "--text-classification": [("train.csv",)],
-                "--validation": [("test.csv", "test.half.csv")],
+                "--text-classification": ["train.csv"],
+                "--validation": ["test.csv"],
             },
             measures=(
                 Measure(
                     title="Banking77",
                     figures=(_text("accuracy", "accuracy"), _text("macro-F1", "macro_f1")),
-                    files={"--text-classification": [("test.csv", "test.half.csv")]},
+                    files={"--text-classification": ["test.csv"]},
                 ),
             ),
             options=_SETTINGS,
@@ -229,9 +225,7 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
                         _answer("F1", "f1", "90.2 (base v2)"),
                         _answer("exact match", "exact_match", "83.2 (base v2)"),
                     ),
-                    files={
-                        "--question-answering": [("dev-v1.1.json*", "dev-v1.1.half.json*")],
-                    },
+                    files={"--question-answering": ["dev-v1.1.json*"]},
                 ),
                 Measure(
                     title="SQuAD 2.0",
@@ -239,9 +233,7 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
                         _answer("best F1", "best_f1", "82.1 (base v2)"),
                         _answer("best exact match", "best_exact_match", "79.3 (base v2)"),
                     ),
-                    files={
-                        "--question-answering": [("dev-v2.0.json*", "dev-v2.0.half.json*")],
-                    },
+                    files={"--question-answering": ["dev-v2.0.json*"]},
                 ),
             ),
             options=(*_RATES, "--length", "320", "--batch-size", "16"),
@@ -253,8 +245,8 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
         "race": ResultTask(
             folder="race",
             files={
-                "--multiple-choice": [("train.middle.jsonl*", "train/middle")],
-                "--validation": [("dev.middle.jsonl*", "dev/middle")],
+                "--multiple-choice": ["train/middle"],
+                "--validation": ["dev/middle"],
             },
             measures=(
                 Measure(
@@ -266,7 +258,7 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
                             paper="66.8 with high schools (base v2)",
                         ),
                     ),
-                    files={"--multiple-choice": [("dev.middle.jsonl*", "dev/middle")]},
+                    files={"--multiple-choice": ["dev/middle"]},
                     options=("--truncation",),
                 ),
             ),

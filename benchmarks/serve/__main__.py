@@ -1,20 +1,18 @@
-"""Throughput and latency of the service, and the overhead of HTTP over the engine.
+"""Throughput and latency of the service.
 
 Serves one ALBERT with this package and with a BentoML service over pipelines of `transformers`
 that is written as BentoML's documentation does it, batching on; in turns, each with all threads,
 asked the same requests by a process of its own. Prints throughput and latency by number of
-connections, throughput at the peer's p99, latency when requests come at random times, and what
-HTTP costs: throughput against the engine's own, and p50 of one request at a time.
+connections, throughput at the peer's p99, and latency when requests come at random times.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,18 +24,19 @@ from albert_serve.default_bundle import shipped_bundle
 from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.checkpoint import make_checkpoint
-from benchmarks.harness.page import describe_machine, write_between
+from benchmarks.harness.load import ClosedLoop, LoadPattern, LoadPlan, LoadResult, OpenLoop, load
+from benchmarks.harness.page import describe_machine, write_between, write_results
 from benchmarks.harness.process import REPOSITORY
 from benchmarks.harness.texts import WIKI
-from benchmarks.serve.contest import ServeContest
-from benchmarks.serve.stream import (
+from benchmarks.serve.services import (
     TASKS,
     ServedModel,
+    StreamItem,
     make_stream,
     our_service,
     peer_service,
 )
-from benchmarks.serve.tables import ServeReport, markdown, to_dict
+from benchmarks.serve.tables import ARRIVAL_PART, ServedResult, ServeReport
 from export.bundle import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser
@@ -46,10 +45,14 @@ _DOCS: Final = REPOSITORY / "docs" / "serving.md"
 _BEGIN: Final = "<!-- written by make bench-serve: begin -->"
 _END: Final = "<!-- written by make bench-serve: end -->"
 _PRECISIONS: Final = ("fp32", "int8")
+# Untimed, when a service has started: BentoML's batching learns from the first 11 batches of each
+# API, and makes them wait.
+_WARM_UP: Final = ClosedLoop(num_connections=2)
+_NUM_WARM_UP: Final = 32
+_TIMEOUT_S: Final = 600.0
 # The defaults, and those of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
     "num_requests": (80, 24),
-    "num_idle": (20, 5),
     "levels": ([1, 2, 4, 8, 16, 32, 64], [1, 8]),
     "rounds": (2, 1),
     "level_time": (3.0, 0.5),
@@ -65,24 +68,50 @@ Nothing else should run on the machine meanwhile.
 """
 
 
+def _take_turns(
+    results: Sequence[ServedResult],
+    stream: Sequence[StreamItem],
+    options: argparse.Namespace,
+    bar: tqdm[Any],
+) -> None:
+    """Measure all services, the peer first; in each round in another order."""
+    bar.reset(options.rounds * len(results) * (len(options.levels) + 1))
+    rate_per_s = 0.0
+    for number in range(options.rounds):
+        first = number % len(results)
+        for result in [*results[first:], *results[:first]]:
+            service = result.service
+            requests = [service.request(item) for item in stream]
+            with service.running(options.output / service.name.replace(" ", "-")) as port:
+                _send(port, [*islice(cycle(requests), _NUM_WARM_UP)], _WARM_UP)
+                for level in options.levels:
+                    bar.set_postfix_str(f"{service.name}: {level} connections")
+                    pattern = ClosedLoop(num_connections=level, duration_s=options.level_time)
+                    result.levels.setdefault(level, []).append(_send(port, requests, pattern))
+                    bar.update()
+                # That of the service that is measured first, for all.
+                rate_per_s = rate_per_s or ARRIVAL_PART * max(map(result.per_s, options.levels))
+                bar.set_postfix_str(f"{service.name}: {rate_per_s:.1f} requests/s")
+                arrivals = _send(port, requests, OpenLoop(rate_per_s=rate_per_s))
+                result.arrivals.append(arrivals)
+                bar.update()
+
+
+def _send(port: int, requests: Sequence[bytes], pattern: LoadPattern) -> LoadResult:
+    return load(LoadPlan(port=port, requests=requests, pattern=pattern, timeout_s=_TIMEOUT_S))
+
+
 def _run(options: argparse.Namespace) -> int:
-    began = time.monotonic()
     report = _measure(options)
-    tables = markdown(report)
+    tables = report.markdown()
     print(tables)
-    content = json.dumps(to_dict(report), indent=1)
-    (options.output / "results.json").write_text(content, encoding="utf-8")
+    write_results(options.output, report, tables)
     if options.write:
         write_between(_DOCS, _BEGIN, _END, tables)
-    print(f"this took {(time.monotonic() - began) / 60:.1f} minutes")
     return 0
 
 
 def _measure(options: argparse.Namespace) -> ServeReport:
-    amounts = {
-        name: values[options.quick] if getattr(options, name) is None else getattr(options, name)
-        for name, values in _AMOUNTS.items()
-    }
     folder: Path = options.output
     today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     machine = [*describe_machine(options.threads), today]
@@ -90,23 +119,17 @@ def _measure(options: argparse.Namespace) -> ServeReport:
     checkpoint = make_checkpoint(
         options.preset, folder / "checkpoint", *TASKS, vocab_size=num_pieces
     )
-    stream = make_stream(checkpoint, options.texts, amounts["num_requests"], amounts["num_idle"])
-    peer = peer_service(checkpoint, options.threads)
+    stream = make_stream(checkpoint, options.texts, options.num_requests)
+    services = [peer_service(checkpoint, options.threads), *_our_services(checkpoint, options)]
+    results = [ServedResult(service=service) for service in services]
     bar: tqdm[Any]
     with tqdm(disable=None, unit="load") as bar:
-        contest = ServeContest(
-            stream=stream,
-            levels=amounts["levels"],
-            rounds=amounts["rounds"],
-            least_s=amounts["level_time"],
-            num_threads=options.threads,
-            folder=folder,
-            bar=bar,
-        )
-        results = contest.run([peer, *_our_services(checkpoint, options)])
+        _take_turns(results, stream, options, bar)
     return ServeReport(
-        machine=machine,
-        model=f"{options.preset}, random weights, the vocabulary of the shipped model",
+        machine=[
+            *machine,
+            f"{options.preset}, random weights, the vocabulary of the shipped model",
+        ],
         stream=stream,
         results=results,
     )
@@ -123,25 +146,25 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parser().parse_args(arguments)
+    for name, values in _AMOUNTS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, values[options.quick])
     return report_errors(lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("benchmarks.serve", __doc__, _EXAMPLES)
-    add = parser.add_argument_group("what is served, and asked").add_argument
+    add = parser.add_argument
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
     add("--precisions", nargs="+", choices=_PRECISIONS, default=_PRECISIONS, help="of ours (all)")
     texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
-    add = parser.add_argument_group("how much is measured").add_argument
     add("--num-requests", type=int, help="of a pass (80)")
-    add("--num-idle", type=int, help="of each length, one at a time (20)")
     add("--levels", nargs="+", type=int, metavar="N", help="connections (1 2 4 ... 64)")
     add("--level-time", type=float, help="seconds in which passes at a level begin (3)")
     add("--rounds", type=int, help="turns of each service (2)")
     add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
     add("--quick", action="store_true", help="fewer of all: a first look")
-    add = parser.add_argument_group("what is written").add_argument
     where = Path("runs/bench-serve")
     add("--output", type=Path, default=where, help="folder of models and logs (%(default)s)")
     add("--write", action="store_true", help="put the tables into docs/serving.md")

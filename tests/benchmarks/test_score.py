@@ -1,4 +1,4 @@
-"""What is compared in batch scoring sees the same tokens, and memory is watched."""
+"""What is compared in batch scoring sees the same tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
+from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.process import run_in_process
 from benchmarks.score import (
     SpeedJob,
@@ -16,13 +15,15 @@ from benchmarks.score import (
     measure_score,
     speed_tables,
 )
-from benchmarks.score_memory import make_tiny_bundle, measure_memory, write_rows
+from export.bundle import export_bundle
 
 TEXTS = ["An earned run.", "A fielding error.", "A long day at the game.", "An earned run."]
 
 
 def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(tmp_path: Path) -> None:
-    bundle, texts = make_tiny_bundle(tmp_path), tmp_path / "texts.jsonl"
+    checkpoint = make_checkpoint("small", tmp_path / "checkpoint", "text-classification")
+    bundle = export_bundle(checkpoint, tmp_path / "bundle").bundle.folder
+    texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
     def job(name: str, model: Path) -> SpeedJob:
@@ -30,7 +31,7 @@ def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(tmp_path: Pat
 
     scored = run_in_process(measure_score, job("job fp32", bundle))
     engine = run_in_process(measure_engine, job("engine fp32", bundle))
-    pipeline = run_in_process(measure_peer, job("pipeline fp32, batch 1", tmp_path / "checkpoint"))
+    pipeline = run_in_process(measure_peer, job("pipeline fp32, batch 1", checkpoint))
     assert scored.num_texts == engine.num_texts == pipeline.num_texts == 4
     assert engine.num_tokens == pipeline.num_tokens > scored.num_tokens > 0
     named = [
@@ -44,21 +45,3 @@ def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(tmp_path: Pat
     ]
     share = 100 * scored.tokens_per_s / engine.tokens_per_s
     assert f"fp32: the job has {share:.1f}% of the engine's throughput" in speed_tables(named, [])
-
-
-@pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_a_jobs_memory_is_sampled(form: str, bundle_dir: Path, tmp_path: Path) -> None:
-    source = tmp_path / f"in.{form}"
-    write_rows(source, 500_000, 200)
-    measured = measure_memory(bundle_dir, source)
-    assert source.stat().st_size > 200_000
-    assert measured.num_rows >= 2000
-    assert 0 < measured.at_last_bytes <= measured.peak_bytes
-
-
-@pytest.mark.slow
-def test_the_memory_of_a_job_does_not_grow_with_its_input(tmp_path: Path) -> None:
-    source = tmp_path / "in.parquet"
-    write_rows(source, 800_000_000, 100_000)
-    measured = measure_memory(make_tiny_bundle(tmp_path), source)
-    assert measured.at_last_bytes < measured.at_first_bytes + 20_000_000

@@ -3,15 +3,77 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from benchmarks.harness.load import LoadResult, Reply
+from benchmarks.harness.load import (
+    ClosedLoop,
+    LoadPattern,
+    LoadPlan,
+    LoadResult,
+    OpenLoop,
+    Reply,
+    load,
+    post_request,
+)
+from benchmarks.harness.process import BenchmarkError, run_in_process
 from benchmarks.serve.__main__ import main
-from benchmarks.serve.contest import ServedResult
-from benchmarks.serve.stream import our_service
-from benchmarks.serve.tables import best_within, saturation
+from benchmarks.serve.services import our_service
+from benchmarks.serve.tables import ServedResult
+
+
+def test_a_process_that_fails_says_why() -> None:
+    assert run_in_process(math.sqrt, 4.0) == 2.0
+    with pytest.raises(BenchmarkError, match=r"math ended with status 1: ValueError: "):
+        run_in_process(math.sqrt, -1.0)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers every other request with 503."""
+
+    protocol_version = "HTTP/1.1"
+    count = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        Refusing.count += 1
+        self.send_response(503 if Refusing.count % 2 else 200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing_port() -> Iterator[int]:
+    Refusing.count = 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "pattern", [ClosedLoop(num_connections=1), OpenLoop(rate_per_s=100, num_connections=1)]
+)
+def test_requests_are_sent_in_turns_and_failures_described(
+    pattern: LoadPattern, refusing_port: int
+) -> None:
+    requests = [post_request(f"/{name}", {}) for name in "abcd"]
+    result = load(LoadPlan(port=refusing_port, requests=requests, pattern=pattern))
+    assert result.failures == ["503 {}"] * 2
+    assert result.bodies == {1: b"{}", 3: b"{}"}
+    assert len(result.latencies_s) == 2
 
 
 def test_both_services_are_measured_and_answer_alike(
@@ -21,16 +83,12 @@ def test_both_services_are_measured_and_answer_alike(
     where = ["--precisions", "fp32", "--output", str(tmp_path)]
     assert main([*what, *where, "--threads", "1"]) == 0
     content = json.loads((tmp_path / "results.json").read_text())
-    peer, ours = content["services"]
-    assert ours["name"] == "ours fp32"
+    peer, ours = content["results"]
+    assert ours["service"]["name"] == "ours fp32"
     for one in (peer, ours):
-        for run in (*one["levels"]["2"], *one["arrivals"], *one["saturated"]):
-            assert run["num_failed"] == 0
-            assert len(run["latencies_s"]) % 12 == 0  # whole passes
-    assert not peer["alone"]
-    (alone,) = ours["alone"]
-    assert 0 < alone["engine_s"] < alone["stream_s"]
-    assert set(alone["idle"]) == {"8", "128"}
+        for run in (*one["levels"]["2"], *one["arrivals"]):
+            assert {status for _, status, _ in run["replies"]} == {200}
+            assert len(run["replies"]) % 12 == 0  # whole passes
     tables = capsys.readouterr().out
     assert "nan" not in tables
     for start in ("| 2 | ", "| BentoML over pipelines |", "| **ours fp32** |"):
@@ -41,8 +99,7 @@ def test_both_services_are_measured_and_answer_alike(
 
 def make_result(rows: dict[int, tuple[float, float]]) -> ServedResult:
     def run(rate: float, latency_s: float) -> LoadResult:
-        reply = Reply(due_s=0.0, latency_s=latency_s, status=200)
-        return LoadResult(seconds=100 / rate, replies=[reply] * 100)
+        return LoadResult(seconds=100 / rate, replies=[Reply(latency_s, 200)] * 100)
 
     service = our_service("any", Path("any"), 1)
     return ServedResult(service=service, levels={level: [run(*row)] for level, row in rows.items()})
@@ -50,13 +107,13 @@ def make_result(rows: dict[int, tuple[float, float]]) -> ServedResult:
 
 def test_the_peer_counts_where_more_connections_only_wait() -> None:
     result = make_result({1: (5.0, 0.2), 4: (9.7, 0.4), 8: (9.9, 0.8), 64: (10.0, 6.4)})
-    assert saturation(result) == pytest.approx((4, 10.0))
+    assert result.saturation() == pytest.approx((4, 10.0))
 
 
 def test_ours_counts_with_the_best_level_that_is_no_slower() -> None:
     result = make_result({1: (8.0, 0.1), 4: (20.0, 0.2), 8: (30.0, 0.3)})
-    assert best_within(result, 0.25) == pytest.approx((4, 20.0))
-    assert best_within(result, 0.05) is None
+    assert result.best_within(0.25) == pytest.approx((4, 20.0))
+    assert result.best_within(0.05) is None
 
 
 def test_texts_that_are_missing_are_reported_in_a_line(

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from albert_serve.bundle.manifest import Bundle, Precision
@@ -22,10 +21,8 @@ from export.__main__ import main
 from export.bundle import export_bundle
 from export.errors import ExportError
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
-from training.data.corpus import read_documents
 from training.evaluation.questions import BEST_F1_THRESHOLD as KEY
 from training.model.checkpoint import CheckpointError, load_checkpoint
-from training.vocab import build_tokenizer, train_vocab
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -72,22 +69,6 @@ def test_the_bundle_is_whole(checkpoint: Path, target: Path) -> None:
 def test_the_weights_are_the_checkpoints_own_file(checkpoint: Path, target: Path) -> None:
     export_bundle(checkpoint, target)
     assert (target / "model.safetensors").samefile(checkpoint / "model.safetensors")
-
-
-def test_a_tokenizer_is_built_from_the_sentencepiece_model(tmp_path: Path, target: Path) -> None:
-    documents = read_documents([DATA / "wiki.jsonl"])
-    spiece = train_vocab(documents, tmp_path / "vocab", vocab_size=300)
-    checkpoint = tmp_path / "checkpoint"
-    config = TINY.from_hf(TINY.to_hf() | {"vocab_size": 300})
-    write_checkpoint(checkpoint, config)
-    (checkpoint / "tokenizer.json").unlink()
-    spiece.rename(checkpoint / "spiece.model")
-
-    export_bundle(checkpoint, target)
-
-    text = "The weights of one layer."
-    expected = build_tokenizer(checkpoint / "spiece.model").encode(text).ids
-    assert Tokenizer.from_file(str(target / "tokenizer.json")).encode(text).ids == expected
 
 
 def test_a_bundle_is_replaced_on_request_only(checkpoint: Path, target: Path) -> None:

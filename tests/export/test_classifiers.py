@@ -162,6 +162,9 @@ def test_each_is_measured_on_data_of_its_own(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"id2label": {"zero": "a", "one": "b"}}, "names 2 labels; the classifier has 2 outputs"),
+        ({"id2label": {"0": "a", "1": 7}}, "each by a text; it is"),
+        ({"id2label": ["a", "b"]}, r"id2label of config.json is \['a', 'b'\], not an object"),
         ({"albert_heads": {"query": {"id2label": {"0": "a"}}}}, "names 1 labels"),
         ({"albert_heads": {"query": [1]}}, "albert_heads of config.json is"),
         ({"albert_heads": 3}, "albert_heads of config.json is 3, not an object"),

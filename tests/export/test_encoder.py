@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
 
-from albert_serve.bundle.manifest import Bundle, Precision
-from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
+from albert_serve.bundle.manifest import Precision
+from albert_serve.bundle.weights import expected_shapes, read_header
 from albert_serve.config import AlbertConfig
 from export.bundle import export_bundle
 from export.encoder import build_encoder
-from export.graph import CUDA_FORM, Compute, Form
+from export.graph import CUDA_FORM, Compute
+from export.precision import restore_weights
 from export.verify import external_tensors
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
 from training.model.albert import Batch
@@ -65,23 +65,6 @@ def test_hidden_states_are_torchs_by_weights_referred_to_once(
     assert len(set(references.values())) == len(references)
 
 
-def test_both_forms_give_the_same_numbers(tmp_path: Path) -> None:
-    config = replace(TINY, num_groups=2, num_inner_layers=2)
-    write_checkpoint(tmp_path, config, tasks=())
-    stored = read_header(tmp_path / "model.safetensors")
-    onnx.save(build_encoder(config, stored), tmp_path / "encoder.onnx")
-    onnx.save(build_encoder(config, stored, Form(repetition="unroll")), tmp_path / "unrolled.onnx")
-    sample = ragged(config)
-
-    looped = run_encoder(tmp_path, sample)
-    unrolled = run_encoder(tmp_path, sample, graph="unrolled.onnx")
-
-    np.testing.assert_array_equal(looped[sample.is_real], unrolled[sample.is_real])
-    assert external_tensors(tmp_path / "encoder.onnx") == external_tensors(
-        tmp_path / "unrolled.onnx"
-    )
-
-
 def test_what_is_in_the_padding_does_not_matter(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoint", tasks=())
     export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
@@ -113,7 +96,11 @@ def test_the_form_for_cuda_computes_the_same(
     stored = read_header(folder / "model.safetensors")
     form = replace(CUDA_FORM, compute=compute)
     onnx.save(build_encoder(config, stored, form), folder / "cuda.onnx")
-    restored = restore(folder, tmp_path / "restored")
+    restored = tmp_path / "restored"
+    restored.mkdir()
+    restore_weights(folder / "model.safetensors", restored / "model.safetensors")
+    plain = build_encoder(config, read_header(restored / "model.safetensors"))
+    onnx.save(plain, restored / "encoder.onnx")
     sample = ragged(config)
 
     got = run_encoder(folder, sample, graph="cuda.onnx")
@@ -121,23 +108,3 @@ def test_the_form_for_cuda_computes_the_same(
     expected = run_encoder(restored, sample)
     np.testing.assert_allclose(got[sample.is_real], expected[sample.is_real], atol=worst)
     assert external_tensors(folder / "cuda.onnx") == external_tensors(folder / "encoder.onnx")
-
-
-def restore(bundle: Path, folder: Path) -> Path:
-    """An fp32 encoder over the values that a bundle's weights stand for."""
-    folder.mkdir()
-    tensors = load_file(bundle / "model.safetensors")
-    full = {
-        name: (array * tensors[name + SCALE_SUFFIX]).T if array.dtype == np.int8 else array
-        for name, array in tensors.items()
-        if not name.endswith(SCALE_SUFFIX)
-    }
-    save_file(
-        {name: np.ascontiguousarray(array, np.float32) for name, array in full.items()},
-        folder / "model.safetensors",
-    )
-    config = Bundle.open(bundle).config
-    onnx.save(
-        build_encoder(config, read_header(folder / "model.safetensors")), folder / "encoder.onnx"
-    )
-    return folder

@@ -100,14 +100,6 @@ def test_a_tied_copy_is_left_out(tmp_path: Path, save_hf: Callable[..., Any]) ->
     assert load_file(tmp_path / "bundle/model.safetensors").keys() == tensors.keys()
 
 
-def test_an_unknown_head_is_named(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "checkpoint", tasks=())
-    file = tmp_path / "checkpoint/model.safetensors"
-    save_file({**load_file(file), "tagger.weight": torch.zeros(3, 24)}, file)
-
-    assert export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").unused == ["tagger.weight"]
-
-
 def test_a_repeated_export_is_the_same(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoint")
     first = export_bundle(tmp_path / "checkpoint", tmp_path / "one").bundle

@@ -76,18 +76,22 @@ def test_each_matrix_of_note_belongs_to_one_part() -> None:
     assert set(PARTS) == set(get_args(Part))
 
 
-@pytest.mark.parametrize("part", get_args(Part))
+@pytest.mark.parametrize("kept", [*((part,) for part in get_args(Part)), get_args(Part)])
 def test_a_part_that_is_kept_is_the_checkpoints_own(
-    checkpoint: Path, tmp_path: Path, part: Part
+    checkpoint: Path, tmp_path: Path, kept: tuple[Part, ...]
 ) -> None:
-    write_weights(read_source(checkpoint), tmp_path / "weights", "int8", [part])
-    original, written = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "weights")
+    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8", kept_fp32=kept).bundle
+    assert bundle.manifest.kept_fp32 == sorted(kept)
+    original, written = (
+        load_file(folder / "model.safetensors") for folder in (checkpoint, bundle.folder)
+    )
     for name, array in original.items():
-        if part_of(name) == part:
+        if part_of(name) in kept:
             np.testing.assert_array_equal(written[name], array)
             assert name + SCALE_SUFFIX not in written
         elif part_of(name):
             assert written[name].dtype == np.int8
+    assert (bundle.manifest.parity["encoder"] < 1e-4) == (len(kept) == len(get_args(Part)))
 
 
 @pytest.mark.parametrize(
@@ -119,16 +123,6 @@ def test_a_bundle_of_each_precision_computes_what_torch_does(
     assert difference.max() < worst
     if precision != "fp32":
         assert difference.max() > 1e-5
-
-
-def test_keeping_all_parts_is_fp32(checkpoint: Path, tmp_path: Path) -> None:
-    worst = {}
-    for kept in ((), get_args(Part)):
-        target = tmp_path / f"kept-{len(kept)}"
-        exported = export_bundle(checkpoint, target, precision="int8", kept_fp32=kept)
-        worst[len(kept)] = exported.bundle.manifest.parity["encoder"]
-        assert exported.bundle.manifest.kept_fp32 == sorted(kept)
-    assert worst[4] < 1e-4 < worst[0]
 
 
 def test_a_weight_over_fp16s_largest_is_refused(checkpoint: Path, tmp_path: Path) -> None:

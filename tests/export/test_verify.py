@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import read_header
 from albert_serve.tokenizer import SPECIAL_TOKENS
-from export.bundle import Limits, export_bundle
+from export.bundle import export_bundle
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.graph import Compute
@@ -61,9 +61,9 @@ def test_one_weight_that_differs_is_found(exported: Path, weight: str, worse: st
     if worse:
         assert parity[worse] > 1e-4
         with pytest.raises(ExportError, match=worse):
-            check_parity(parity, 1e-4)
+            check_parity(parity, 1e-4, advice="")
     else:
-        check_parity(parity, 1e-4)
+        check_parity(parity, 1e-4, advice="")
 
 
 def test_a_weight_inside_a_graph_is_refused(tmp_path: Path) -> None:
@@ -97,9 +97,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize(
-    ("compute", "least", "most"), [("fp32", 0, 1e-5), ("fp16", 2e-4, 0.06), ("bf16", 2e-3, 0.3)]
+    ("precision", "compute", "least", "most"),
+    [
+        ("fp32", "fp16", 2e-4, 0.06),
+        ("fp16", "bf16", 2e-3, 0.3),
+        ("int8", "fp32", 0, 1e-5),
+        ("int8", "fp16", 2e-4, 0.06),
+    ],
 )
 def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
     checkpoint: Path,
@@ -122,28 +127,6 @@ def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
     assert not (target / ".emulated.onnx").exists()
 
 
-def overflowing(folder: Path) -> Path:
-    """A checkpoint whose feed-forward part gives up to 1e6, which the norm then divides."""
-    model = write_checkpoint(folder)
-    with torch.no_grad():
-        weights = dict(model.named_parameters())
-        weights["albert.encoder.ffns.0.down.weight"].mul_(1e6)
-    save_checkpoint(model, folder)
-    return folder
-
-
-def test_values_too_large_for_fp16_are_found(tmp_path: Path) -> None:
-    folder = overflowing(tmp_path / "checkpoint")
-    limits = Limits(max_difference=1e-3)
-    with pytest.raises(ExportError, match=r"in fp16, .*encoder nan.*--cuda-precision bf16"):
-        export_bundle(folder, tmp_path / "bundle", limits=limits)
-    assert not (tmp_path / "bundle").exists()
-
-    exported = export_bundle(folder, tmp_path / "bundle", cuda_precision="bf16", limits=limits)
-
-    assert exported.bundle.manifest.cuda_precision == "bf16"
-
-
 def test_a_value_that_only_a_special_token_has_is_found(tmp_path: Path) -> None:
     """Among 30,000 tokens random ones would miss it; every real input has it."""
     folder = tmp_path / "checkpoint"
@@ -151,7 +134,8 @@ def test_a_value_that_only_a_special_token_has_is_found(tmp_path: Path) -> None:
     with torch.no_grad():
         model.albert.embeddings.word.weight[SEP].mul_(1e6)
     save_checkpoint(model, folder)
-    with pytest.raises(ExportError, match=r"in fp16, .*encoder nan.*bf16 or fp32 has the range"):
+    with pytest.raises(ExportError, match=r"in fp16, .*encoder nan.*--cuda-precision bf16"):
         export_bundle(folder, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
     for compute in ("bf16", "fp32"):
         export_bundle(folder, tmp_path / compute, cuda_precision=compute)

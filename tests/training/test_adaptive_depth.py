@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     hf_load,
     ragged,
@@ -25,12 +24,8 @@ from tests.training.support import (
 )
 from training import evaluate
 from training.data.batch import ExampleBatch
-from training.data.labelled.texts import LabelledText
 from training.evaluation.early_exit import early_exit_figures, layers_used
-from training.evaluation.glue import classify_task, task_figures
-from training.evaluation.report import Evaluation, write_report
 from training.finetune import main
-from training.glue.tasks import TASKS
 from training.losses import adaptive_scores, classification_scores
 from training.model.albert import Batch
 from training.model.checkpoint import (
@@ -180,7 +175,7 @@ def test_from_training_to_figures_of_each_depth(
     report = tmp_path / "report"
     assert evaluate.main([str(folder / "best"), *data, "--report", str(report)]) == 0
 
-    assert "### Early exit" in (report / "report.md").read_text()
+    assert "## text_classification_by_layer\n" in (report / "report.md").read_text()
     figures = json.loads((folder / "best/evaluation.json").read_text())
     by_layer = figures["text_classification_by_layer"]
     assert [row["layers"] for row in by_layer] == [1, 2, 3, 4]
@@ -278,15 +273,3 @@ def test_a_cut_model_has_the_same_weight_file(tmp_path: Path) -> None:
         cut = load_checkpoint(folder).eval()
         with torch.inference_mode():
             torch.testing.assert_close(cut(tokens), list(model.albert.states(tokens))[2])
-
-
-def test_the_report_draws_the_metric_of_the_task(pretrained: Path, tmp_path: Path) -> None:
-    tokenizer = AlbertTokenizer.from_file(pretrained / "checkpoint/tokenizer.json")
-    texts = [LabelledText(text=word, pair=None, label=label) for label, word in enumerate("ab")]
-    task = TASKS["cola"]
-    model = adaptive_model(num_labels=2)
-    classified = classify_task(model, tokenizer, task, task.labels, {"dev": texts})
-    results = Evaluation(figures=task_figures(task, classified), texts=classified)
-    write_report(results, "model", tmp_path)
-    report = (tmp_path / "report.md").read_text()
-    assert "| layers | matthews_correlation |" in report

@@ -25,12 +25,12 @@ from training.data.batch import pad
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking
-from training.data.questions import read_squad
+from training.data.questions import Question, read_squad
 from training.data.shards import Shards
 from training.evaluate import main
 from training.evaluation.pretraining import evaluate_pretraining
 from training.evaluation.questions import answer_questions, question_figures
-from training.evaluation.squad import evaluate_answers
+from training.evaluation.squad import Score, mean_score, score_answer, version_of
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out
 from training.model.checkpoint import load_checkpoint
@@ -120,14 +120,12 @@ def test_a_checkpoint_is_evaluated_on_its_own_sentence_task(
 
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
 def test_figures_of_held_out_rows_are_counted_as_by_hand(
-    shards: Shards, task: SentenceTask, monkeypatch: pytest.MonkeyPatch
+    shards: Shards, task: SentenceTask
 ) -> None:
     """In fp32; all positions go through all layers, and each prediction is counted alone.
 
     Masks stand in texts of one segment, but beside next sentences.
     """
-    in_fp32 = torch.autocast("cpu", enabled=False)
-    monkeypatch.setattr("training.evaluation.validation.precision", lambda *_: in_fp32)
     config = replace(TINY, vocab_size=800, max_positions=64)
     tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
     tasks = tasks[:1] if task == "none" else tasks
@@ -136,7 +134,7 @@ def test_figures_of_held_out_rows_are_counted_as_by_hand(
     randomize(model, seed=0)
     masking = NgramMasking(word_starts=np.ones(800, bool))
     settings = ExampleSettings(length=64, sentence_task=task)
-    figures = evaluate_pretraining(model, shards, masking, settings)
+    figures = evaluate_pretraining(model, shards, masking, settings, "fp32")
     expected: dict[str, float] = {"unigram_entropy": entropy_by_hand(shards)}
     names = {"fill-mask": "masked", "sentence-order": "next_sentence" if task == "nsp" else ""}
     read = settings if task == "nsp" else replace(settings, sentence_task="none")
@@ -229,9 +227,7 @@ def test_questions_without_an_answer_have_figures_and_a_threshold(
         for name in ("dev", "dev_null_odds", "dev_nbest")
     )
     questions = read_squad([SQUAD_V2])
-    assert evaluate_answers(questions, predictions).f1 == pytest.approx(
-        tuned["question_answering_f1"]
-    )
+    assert mean_of(questions, predictions).f1 == pytest.approx(tuned["question_answering_f1"])
     for question in questions:
         listed = n_best[question.id]
         assert 2 <= len(listed) <= 21
@@ -241,6 +237,11 @@ def test_questions_without_an_answer_have_figures_and_a_threshold(
 
 
 PARTS = ("", "has_answer_", "no_answer_")
+
+
+def mean_of(questions: list[Question], answers: dict[str, str]) -> Score:
+    version = version_of(questions)
+    return mean_score([score_answer(each, answers[each.id], version) for each in questions])
 
 
 @pytest.mark.parametrize("file", [SQUAD, SQUAD_V2])
@@ -269,7 +270,7 @@ def test_requests_with_the_recorded_parameters_have_the_figures(
         answer = prepared.finish(engine.run(prepared.inputs))
         assert isinstance(answer, Answer)
         answers[question.id] = answer.answer
-    score = evaluate_answers(read_squad([file]), answers)
+    score = mean_of(read_squad([file]), answers)
     assert score.f1 == pytest.approx(figures["question_answering_f1"])
     assert score.exact == pytest.approx(figures["question_answering_exact_match"])
 
@@ -345,3 +346,26 @@ def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Captu
     assert main([str(checkpoint), "--text-classification", str(data), "--truncation"]) == 0
     figures = json.loads((checkpoint / "evaluation.json").read_text())
     assert figures["text_classification_truncated"] == figures["text_classification_texts"] == 1
+
+
+def test_reports_and_predictions_of_one_evaluation(
+    checkpoint: Path, labelled: Path, tmp_path: Path
+) -> None:
+    """In bf16, which changes the loss a little."""
+    output, report = tmp_path / "figures.json", tmp_path / "report"
+    options = [str(checkpoint), "--text-classification", str(labelled), "--output", str(output)]
+    assert main(options) == 0
+    exact = json.loads(output.read_text())
+    more = ["--report", str(report), "--predictions", str(tmp_path / "a.tsv")]
+    assert main([*options, *more, "--precision", "bf16"]) == 0
+    figures = json.loads(output.read_text())
+    loss = "text_classification_loss"
+    assert figures[loss] == pytest.approx(exact[loss], abs=0.1)
+    assert figures[loss] != exact[loss]
+    assert "# Evaluation of" in (report / "report.md").read_text()
+    lines = (tmp_path / "a.tsv").read_text().splitlines()[1:]
+    predicted = [line.split("\t")[1] for line in lines]
+    names = ["negative", "positive"]
+    texts, _ = read_labelled([labelled], names)
+    right = [names.index(each) == text.label for each, text in zip(predicted, texts, strict=True)]
+    assert sum(right) / 40 == figures["text_classification_accuracy"]

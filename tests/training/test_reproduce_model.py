@@ -45,7 +45,7 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 
 def save(number, frame):
-    signal.signal(number, lambda *_: sys.exit(77))
+    signal.signal(number, lambda *_: sys.exit(77))  # a second one ends training
     time.sleep(2)
     (folder / "saved").write_text(signal.Signals(number).name)
     sys.exit(128 + number)

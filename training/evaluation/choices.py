@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from albert_serve.tasks.base import EncoderInput, Logits
-from albert_serve.tasks.probability import softmax
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceExample, choice_examples
 from training.data.labelled.choices import ChoiceText, groups_of
@@ -62,11 +61,6 @@ class ChoicePredictions:
         labels_Q = np.array([question.label for question in self.questions])
         is_right_Q: NDArray[np.bool_] = self.predictions_Q == labels_Q
         return is_right_Q
-
-    @cached_property
-    def confidences_Q(self) -> NDArray[np.float64]:
-        """The probability of each choice that was chosen."""
-        return np.array([softmax(logits_N).max() for logits_N in self.logits])
 
     def groups(self) -> dict[str, dict[str, float]]:
         """Return accuracy, loss and number of questions, of all as "" and of each group."""

@@ -55,7 +55,6 @@ class TextPredictions:
         names: of the labels; of a regression that of the score.
         logits: (N, K) fp32.
         layer_logits: (N, L, K), after each layer, of a model that can answer after each.
-        metric: that by which early exits are compared.
         num_truncated: texts that were cut.
     """
 
@@ -65,7 +64,6 @@ class TextPredictions:
     logits: NDArray[np.float32]
     num_truncated: int = 0
     layer_logits: NDArray[np.float32] | None = None
-    metric: Metric = "accuracy"
 
     @cached_property
     def targets(self) -> NDArray[Any]:

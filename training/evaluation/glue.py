@@ -40,18 +40,15 @@ def classify_task(
     """
     outputs = _outputs_of(task, names)
     return {
-        split: replace(
-            classify(
-                model,
-                tokenizer,
-                its_texts,
-                task.labels or names,
-                task.problem,
-                truncation=truncation,
-                outputs=outputs,
-                head=head,
-            ),
-            metric=task.metrics[0],
+        split: classify(
+            model,
+            tokenizer,
+            its_texts,
+            task.labels or names,
+            task.problem,
+            truncation=truncation,
+            outputs=outputs,
+            head=head,
         )
         for split, its_texts in texts.items()
     }
@@ -104,9 +101,6 @@ def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
     """Return the model's output of each of the task's labels, or the one of a regression.
 
     Names count without case. Labels without names are in the task's order.
-
-    Raises:
-        EvaluationError: the labels are others.
     """
     if task.scale is not None:
         if len(names) == 1:

@@ -16,7 +16,7 @@ from albert_serve.api.schemas import (
     QuestionContext,
     describe,
 )
-from albert_serve.bundle.weights import QuestionHead, question_head_of
+from albert_serve.bundle.weights import question_head_of
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.question_answering.decoder import SpanDecoder
@@ -61,7 +61,7 @@ def _read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAn
     return [PredictedAnswer(answer.start, answer.end, answer.answer)]
 
 
-def _question_parameters(
+def question_parameters(
     max_positions: int,
     *,
     may_be_empty: bool,
@@ -93,27 +93,14 @@ def _question_parameters(
 def question_items(
     task: QuestionAnswering,
     questions: Iterable[Question],
-    *,
-    may_be_empty: bool,
-    max_answer_length: int = MAX_ANSWER_LENGTH,
-    length: int | None = None,
+    parameters: QuestionAnsweringParameters,
     read: Callable[[SpanDecoder, list[Logits]], list[Any]] = _read_answer,
 ) -> Iterator[Item | None]:
     """Yield the item of each question; None where it cannot be asked.
 
     Args:
-        may_be_empty, max_answer_length, length: as in `_question_parameters`.
         read: the prediction from the logits of a question's windows.
-
-    Raises:
-        EvaluationError: as `_question_parameters`.
     """
-    parameters = _question_parameters(
-        task.max_positions,
-        may_be_empty=may_be_empty,
-        max_answer_length=max_answer_length,
-        length=length,
-    )
     for question in questions:
         try:
             item = QuestionContext(question=question.question, context=question.context)
@@ -157,52 +144,34 @@ def answer_questions(
     """Answer questions as the service does.
 
     Args:
-        max_answer_length, length: as in `_question_parameters`.
+        max_answer_length, length: as in `question_parameters`.
 
     Raises:
-        EvaluationError: as `lay_questions`.
+        EvaluationError: as `question_parameters` and `lay_questions`.
     """
-    items = lay_questions(
-        questions,
-        tokenizer,
-        max_positions=model.config.max_positions,
-        head=question_head_of("question-answering", model.tasks["question-answering"])
-        or "independent",
-        max_answer_length=max_answer_length,
-        length=length,
+    max_positions = model.config.max_positions
+    found = question_head_of("question-answering", model.tasks["question-answering"])
+    task = QuestionAnswering(
+        tokenizer=tokenizer, max_positions=max_positions, head=found or "independent"
     )
-    return _answer_items(model, items)
+    parameters = question_parameters(
+        max_positions, may_be_empty=True, max_answer_length=max_answer_length, length=length
+    )
+    return _answer_items(model, lay_questions(task, questions, parameters))
 
 
 def lay_questions(
+    task: QuestionAnswering,
     questions: Sequence[Question],
-    tokenizer: AlbertTokenizer,
-    *,
-    max_positions: int,
-    head: QuestionHead,
-    max_answer_length: int = MAX_ANSWER_LENGTH,
-    length: int | None = None,
+    parameters: QuestionAnsweringParameters,
 ) -> list[Item]:
     """Return the inputs of each question, as the service lays them.
-
-    Args:
-        max_positions: of the model.
-        head: of the model.
-        max_answer_length, length: as in `_question_parameters`.
 
     Raises:
         EvaluationError: questions cannot be asked, or several have the same id; all are listed.
     """
     errors = _repeated_ids(questions)
-    task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions, head=head)
-    laid = question_items(
-        task,
-        questions,
-        may_be_empty=True,
-        max_answer_length=max_answer_length,
-        length=length,
-        read=_read,
-    )
+    laid = question_items(task, questions, parameters, _read)
     items: list[Item] = []
     for question, item in zip(questions, laid, strict=True):
         if item is None:
@@ -305,31 +274,6 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
 def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:
     """Whether some of the questions have no answer."""
     return version_of([each.question for each in answered]) == "2.0"
-
-
-def request_parameters(
-    answered: Sequence[AnsweredQuestion],
-    threshold: float,
-    *,
-    max_positions: int,
-    max_answer_length: int = MAX_ANSWER_LENGTH,
-    length: int | None = None,
-) -> dict[str, Any]:
-    """Return the parameters of requests whose answers have the figures of `question_figures`.
-
-    Args:
-        threshold: as in `question_figures`.
-        max_positions, max_answer_length, length: as in `_question_parameters`.
-    """
-    parameters = _question_parameters(
-        max_positions,
-        may_be_empty=may_be_empty(answered),
-        max_answer_length=max_answer_length,
-        length=length,
-    )
-    if parameters.handle_impossible_answer:
-        parameters = parameters.model_copy(update={"null_score_diff_threshold": threshold})
-    return parameters.model_dump(exclude_defaults=True)
 
 
 def _named(part: str, scores: Sequence[Score]) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""The report of an evaluation as Markdown: figures, confusion, calibration, worst examples."""
+"""The report of an evaluation as Markdown: its figures as tables, and the worst examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,21 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.files import write_atomically
-from training.evaluation.calibration import (
-    NUM_BINS,
-    Bin,
-    expected_calibration_error,
-    reliability,
-)
 from training.evaluation.choices import ChoicePredictions
 from training.evaluation.classification import TextPredictions
-from training.evaluation.early_exit import early_exit_figures
 from training.evaluation.markdown import table
-from training.evaluation.questions import AnsweredQuestion, predicted
+from training.evaluation.questions import AnsweredQuestion, may_be_empty, predicted
 from training.evaluation.squad import score_answer, version_of
 
-_NUM_WORST: Final = 20
-_NUM_CONFUSED: Final = 20
+_NUM_SHOWN: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,160 +48,102 @@ def write_report(evaluation: Evaluation, name: str, folder: Path) -> Path:
     Raises:
         OSError: the folder cannot be written to.
     """
-    figures = evaluation.figures
-    numbers = [(key, v) for key, v in figures.items() if isinstance(v, int | float | str)]
+    numbers = [(k, v) for k, v in evaluation.figures.items() if isinstance(v, int | float | str)]
     lines = [f"# Evaluation of {name}", "", *table(["figure", "value"], numbers)]
-    for split, predictions in evaluation.texts.items():
-        lines += [f"## Texts ({split})", "", *_text_section(predictions)]
+    for key, value in evaluation.figures.items():
+        rows = _confused(value) if key.endswith("_confusion") else _rows(value)
+        lines += _section(key, rows)
+    for split, texts in evaluation.texts.items():
+        lines += _section(f"Worst texts ({split})", list(_worst_texts(texts)))
     if evaluation.choices is not None:
-        lines += ["## Multiple choice", "", *_choice_section(evaluation.choices)]
-    if evaluation.questions:
-        lines += ["## Questions", "", *_question_section(evaluation)]
+        worst_choices = list(_worst_choices(evaluation.choices))
+        lines += _section("Worst questions of multiple choice", worst_choices)
+    lines += _section("Worst questions", list(_worst_questions(evaluation)))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "report.md", ("\n".join(lines).rstrip() + "\n").encode())
     return folder / "report.md"
 
 
-def _text_section(predictions: TextPredictions) -> list[str]:
-    lines: list[str] = []
-    if predictions.problem != "regression":
-        rows = [[name, *each.values()] for name, each in predictions.classes().items()]
-        lines += ["### Classes", "", *table(["class", "precision", "recall", "F1", "texts"], rows)]
-        lines += _confusion(predictions)
-        lines += _calibration(predictions.bins)
-        lines += _early_exit(predictions)
-    return [*lines, *_worst(worst_texts(predictions))]
+def _section(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of rows of the same columns under a title; nothing without rows."""
+    if not rows:
+        return []
+    return [f"## {title}", "", *table(list(rows[0]), [list(row.values()) for row in rows])]
 
 
-def _confusion(predictions: TextPredictions) -> list[str]:
+def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
+    """Return a figure that is a table, as those of classes, of bins and of layers are."""
+    if isinstance(value, list):
+        return value  # of rows
+    if isinstance(value, dict):
+        named = [(name, each) for name, each in value.items() if isinstance(each, dict)]
+        return [{"": name, **each} for name, each in named]
+    return []
+
+
+def _confused(confusion: Mapping[str, Mapping[str, int]]) -> Sequence[Mapping[str, Any]]:
     """Return the pairs of labels that are confused most often."""
-    pairs = [
-        (label, other, count)
-        for label, row in predictions.confusion.items()
+    pairs: list[dict[str, Any]] = [
+        {"label": label, "predicted": other, "texts": count}
+        for label, row in confusion.items()
         for other, count in row.items()
         if other != label
     ]
-    rows = sorted(pairs, key=lambda pair: -pair[2])[:_NUM_CONFUSED]
-    return ["### Confusion", "", *table(["label", "predicted", "texts"], rows)] if rows else []
-
-
-def _calibration(bins: Sequence[Bin]) -> list[str]:
-    return [
-        "### Calibration",
-        "",
-        f"Expected calibration error: {expected_calibration_error(bins):.4f} ({NUM_BINS} bins).",
-        "",
-        *table(["confidence", "accuracy", "predictions"], bins),
-    ]
-
-
-def _early_exit(predictions: TextPredictions) -> list[str]:
-    if predictions.layer_logits is None:
-        return []
-    metric = predictions.metric
-    figures = early_exit_figures((metric,), predictions.layer_logits, predictions.targets)
-    lines = ["### Early exit", ""]
-    for rows in figures.values():
-        lines += table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
-    return lines
-
-
-def _worst(worst: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not worst:
-        return []
-    return ["### Worst", "", *table(list(worst[0]), [list(each.values()) for each in worst])]
+    return sorted(pairs, key=lambda pair: -pair["texts"])[:_NUM_SHOWN]
 
 
 def _highest(losses: NDArray[Any]) -> list[int]:
     """Return the indices of the highest losses, the highest first."""
-    worst: list[int] = np.argsort(-losses, kind="stable")[:_NUM_WORST].tolist()
+    worst: list[int] = np.argsort(-losses, kind="stable")[:_NUM_SHOWN].tolist()
     return worst
 
 
-def worst_texts(predictions: TextPredictions) -> list[dict[str, Any]]:
-    """Return the texts with the highest losses, the highest first."""
-    worst = []
+def _worst_texts(predictions: TextPredictions) -> Iterator[dict[str, Any]]:
+    """Yield the texts with the highest losses."""
     for index in _highest(predictions.losses_N):
         text = predictions.texts[index]
-        pair = {} if text.pair is None else {"text_pair": text.pair}
-        worst.append(
+        yield {
+            "loss": float(predictions.losses_N[index]),
+            "label": predictions.describe(predictions.targets[index]),
+            "prediction": predictions.describe(predictions.predictions[index]),
+            "text": text.text,
+            "text_pair": text.pair or "",
+            "place": Path(text.place).name,
+        }
+
+
+def _worst_choices(predictions: ChoicePredictions) -> Iterator[dict[str, Any]]:
+    """Yield the questions of multiple choice with the highest losses."""
+    for index in _highest(predictions.losses_Q):
+        question = predictions.questions[index]
+        yield {
+            "loss": float(predictions.losses_Q[index]),
+            "answer": question.choices[question.label],
+            "prediction": question.choices[predictions.predictions_Q[index]],
+            "question": question.question or "",
+            "context": question.context,
+            "place": Path(question.place).name,
+        }
+
+
+def _worst_questions(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    """Yield the questions with the lowest F1, the most confident answers first."""
+    answered = evaluation.questions
+    version = version_of([each.question for each in answered])
+    is_empty_allowed = may_be_empty(answered)
+    rows: list[dict[str, Any]] = []
+    for each in answered:
+        text = predicted(each, evaluation.threshold) if is_empty_allowed else each.best
+        is_given = bool(each.n_best) and text == each.best
+        rows.append(
             {
-                "loss": float(predictions.losses_N[index]),
-                "label": predictions.describe(predictions.targets[index]),
-                "prediction": predictions.describe(predictions.predictions[index]),
-                "text": text.text,
-                **pair,
-                "place": Path(text.place).name,
+                "F1": score_answer(each.question, text, version).f1,
+                "confidence": each.n_best[0][1] if is_given else each.no_answer,
+                "question": each.question.question,
+                "prediction": text,
+                "answers": " / ".join(dict.fromkeys(each.question.answers)),
+                "id": each.question.id,
             }
         )
-    return worst
-
-
-def _choice_section(predictions: ChoicePredictions) -> list[str]:
-    lines: list[str] = []
-    groups = predictions.groups()
-    if len(groups) > 1:
-        rows = [[name or "all", *figures.values()] for name, figures in groups.items()]
-        lines += table(["group", "accuracy", "loss", "questions"], rows)
-    bins = reliability(predictions.confidences_Q, predictions.is_right_Q)
-    return [*lines, *_calibration(bins), *_worst(worst_choices(predictions))]
-
-
-def worst_choices(predictions: ChoicePredictions) -> list[dict[str, Any]]:
-    """Return the questions of multiple choice with the highest losses, the highest first."""
-    return [
-        {
-            "loss": float(predictions.losses_Q[index]),
-            "answer": predictions.questions[index].choices[predictions.questions[index].label],
-            "prediction": predictions.questions[index].choices[predictions.predictions_Q[index]],
-            "question": predictions.questions[index].question or "",
-            "context": predictions.questions[index].context,
-            "place": Path(predictions.questions[index].place).name,
-        }
-        for index in _highest(predictions.losses_Q)
-    ]
-
-
-def _question_section(evaluation: Evaluation) -> list[str]:
-    questions, threshold = evaluation.questions, evaluation.threshold
-    confidences, scores = _question_scores(questions, threshold)
-    bins = reliability(confidences, scores[:, 0] == 1)
-    return [*_calibration(bins), *_worst(worst_questions(questions, threshold))]
-
-
-def _question_scores(
-    answered: Sequence[AnsweredQuestion], threshold: float
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the probability of each given answer, and its exact match and F1."""
-    version = version_of([each.question for each in answered])
-    confidences, scores = [], []
-    for each in answered:
-        text = each.best if version == "1.1" else predicted(each, threshold)
-        is_given = bool(each.n_best) and text == each.best
-        confidence = each.n_best[0][1] if is_given else each.no_answer
-        if version == "1.1" and is_given and each.no_answer < 1:
-            confidence = min(confidence / (1 - each.no_answer), 1.0)  # "no answer" is none
-        confidences.append(confidence)
-        scores.append(score_answer(each.question, text, version))
-    return np.array(confidences), np.array(scores, float)
-
-
-def worst_questions(answered: Sequence[AnsweredQuestion], threshold: float) -> list[dict[str, Any]]:
-    """Return the questions with the lowest F1, the most confident answers first."""
-    version = version_of([each.question for each in answered])
-    confidences, scores = _question_scores(answered, threshold)
-    order = np.lexsort((-confidences, scores[:, 1]))[:_NUM_WORST].tolist()
-    return [
-        {
-            "F1": float(scores[index, 1]),
-            "confidence": float(confidences[index]),
-            "question": answered[index].question.question,
-            "prediction": answered[index].best
-            if version == "1.1"
-            else predicted(answered[index], threshold),
-            "answers": " / ".join(dict.fromkeys(answered[index].question.answers)),
-            "id": answered[index].question.id,
-        }
-        for index in order
-        if scores[index, 1] < 1
-    ]
+    rows.sort(key=lambda row: (row["F1"], -row["confidence"]))
+    yield from (row for row in rows[:_NUM_SHOWN] if row["F1"] < 1)

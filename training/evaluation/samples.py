@@ -46,7 +46,7 @@ from training.errors import EvaluationError
 from training.evaluation.choices import choice_inputs
 from training.evaluation.glue import read_for_model
 from training.evaluation.metrics import metric_figures
-from training.evaluation.questions import PredictedAnswer, question_items
+from training.evaluation.questions import PredictedAnswer, question_items, question_parameters
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import mean_score, score_answer, version_of
 from training.evaluation.torch_engine import Item
@@ -364,7 +364,8 @@ def _questions(
         null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
         head=entry.question_head or "independent",
     )
-    for item in question_items(task, shuffled(questions), may_be_empty=may_be_empty):
+    parameters = question_parameters(drawing.max_positions, may_be_empty=may_be_empty)
+    for item in question_items(task, shuffled(questions), parameters):
         if item is None:
             drawing.left_out["question-answering"] += 1
         else:

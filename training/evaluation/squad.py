@@ -10,7 +10,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -33,22 +33,6 @@ class Score(NamedTuple):
 def version_of(questions: Sequence[Question]) -> _Version:
     """Return the version of the script: v2.0 if any question has no answer."""
     return "1.1" if all(question.answers for question in questions) else "2.0"
-
-
-def evaluate_answers(questions: Sequence[Question], predictions: Mapping[str, str]) -> Score:
-    """Return exact match and F1 in percent, each the maximum over a question's answers.
-
-    Without an answer, an empty prediction is right. A missing prediction is wrong; the script of
-    v2.0 would leave its question out.
-    """
-    version = version_of(questions)
-    predicted = ((question, predictions.get(question.id)) for question in questions)
-    return mean_score(
-        [
-            Score(0, 0) if text is None else score_answer(question, text, version)
-            for question, text in predicted
-        ]
-    )
 
 
 def mean_score(scores: Sequence[Score]) -> Score:

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 
 from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.progress import progress
+from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.data.questions import Question, read_located, span_examples
-from training.evaluation.questions import HeldOutQuestions, lay_questions
+from training.evaluation.questions import HeldOutQuestions, lay_questions, question_parameters
 from training.evaluation.torch_engine import Item
 from training.evaluation.validation import Validation
 from training.finetuning.data import DataContext, check_metric, validation_batches
@@ -81,9 +82,10 @@ def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questi
     questions, _ = read_located(settings.validation)
     asked = questions if figure != "loss" else []
     length = settings.window_length(max_positions)
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions, head=head)
     return Questions(
         held_out=questions,
-        items=lay_questions(asked, tokenizer, max_positions=max_positions, head=head),
+        items=lay_questions(task, asked, question_parameters(max_positions, may_be_empty=True)),
         figure=figure,
         windows=[
             window

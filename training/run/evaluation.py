@@ -34,7 +34,7 @@ from training.evaluation.questions import (
     describe_threshold,
     may_be_empty,
     question_figures,
-    request_parameters,
+    question_parameters,
 )
 from training.evaluation.report import Evaluation
 from training.glue.files import dev_files, read_task, read_test
@@ -91,7 +91,7 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
         metavar="FILE",
     )
     report: Path | None = flag(
-        "write report.md with confusion, calibration and the worst examples", metavar="FOLDER"
+        "write report.md: the figures as tables, and the worst examples", metavar="FOLDER"
     )
     layers: Count | None = flag(
         "apply only so many layers of a model whose layers share all weights", metavar="NUMBER"
@@ -330,11 +330,14 @@ def _question_figures(
     best = figures.get(BEST_F1_THRESHOLD)
     if best is not None and (warning := describe_threshold(answered, best)):
         print(f"warning: {warning}", file=sys.stderr)
-    parameters = request_parameters(
-        answered,
-        config.null_score_diff_threshold,
-        max_positions=model.config.max_positions,
+    parameters = question_parameters(
+        model.config.max_positions,
+        may_be_empty=may_be_empty(answered),
         max_answer_length=config.max_answer_length,
         length=config.max_seq_length,
     )
-    return {**figures, "question_answering_parameters": parameters}
+    if parameters.handle_impossible_answer:
+        threshold = {"null_score_diff_threshold": config.null_score_diff_threshold}
+        parameters = parameters.model_copy(update=threshold)
+    recorded = parameters.model_dump(exclude_defaults=True)
+    return {**figures, "question_answering_parameters": recorded}

@@ -162,21 +162,6 @@ def rows(file: Path, *lines: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("labels", [("0", "1"), ("negative", "positive")])
-def test_labels_by_number_and_by_name(
-    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, labels: tuple[str, str]
-) -> None:
-    file = rows(tmp_path / "dev.tsv", f"good music\t{labels[1]}", f"a bad war\t{labels[0]}")
-    data = RealData(text=(), labelled=(file,))
-    sample = draw(source, tokenizer, "text-classification", data)
-    rights_by_ids = {tuple(item.inputs[0].ids): item.rights for item in sample.items}
-    assert rights_by_ids == {
-        tuple(tokenizer.encode("good music").ids): [1],
-        tuple(tokenizer.encode("a bad war").ids): [0],
-    }
-    assert (sample.metric, sample.files) == ("accuracy", ["dev.tsv"])
-
-
 def test_texts_too_long_are_left_out_and_counted(
     source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,14 +228,3 @@ def test_data_for_a_head_that_is_not_there(
 ) -> None:
     with pytest.raises(EvaluationError, match=f"{message}, only for fill-mask; leave the file out"):
         draw(source, tokenizer, "fill-mask", data)
-
-
-@pytest.mark.parametrize("task", ["multiple-choice", "text-classification"])
-def test_items_with_one_score_come_in_fours(
-    source: Source, tokenizer: AlbertTokenizer, task: TaskName
-) -> None:
-    entry = TaskEntry(graph=f"{task}.onnx", num_outputs=1, problem_type="regression")
-    sample = draw_samples(only(source, task, entry), tokenizer, text(WIKI))[task]
-    assert {len(item.inputs) for item in sample.items[:-1]} == {4}
-    assert {encoder_input.task for item in sample.items for encoder_input in item.inputs} == {task}
-    assert sample.metric == "agreement"

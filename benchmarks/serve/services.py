@@ -1,4 +1,4 @@
-"""The model, the requests and the services of the benchmark."""
+"""The services of the benchmark, and the requests that all of them get."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE
 from albert_serve.config import AlbertConfig
+from benchmarks.harness.load import post_request
 from benchmarks.harness.process import REPOSITORY
-from benchmarks.harness.service import ServiceProcess, running_service
+from benchmarks.harness.service import running_service
 from benchmarks.harness.texts import draw_texts
 from training.model.checkpoint import read_config
 from training.model.heads import Task
 
-# The path and the body of a request.
-Call: TypeAlias = tuple[str, dict[str, Any]]
 # Those that both sides have: transformers 5 has no pipeline for questions any more.
 TASKS: Final[tuple[Task, ...]] = ("text-classification", "fill-mask")
 _PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_mask"}
-_IDLE_LENGTHS: Final = (8, 128, 512)
-_MASK: Final = "[MASK]"
 _SEED: Final = 0
 
 
@@ -43,26 +40,8 @@ class StreamItem:
     num_tokens: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
-    """The requests of all services.
-
-    Attributes:
-        items: tasks by turns, lengths in random order.
-        idle: texts of one length each, by that length.
-    """
-
-    items: Sequence[StreamItem]
-    idle: Mapping[int, Sequence[StreamItem]]
-
-
-def make_stream(
-    checkpoint: Path, texts: Sequence[Path], num_requests: int, num_idle: int
-) -> Stream:
-    """Draw the requests; the same files give the same ones.
-
-    Args:
-        num_idle: texts of each length that are sent one at a time.
+def make_stream(checkpoint: Path, texts: Sequence[Path], num_requests: int) -> list[StreamItem]:
+    """Draw the requests, tasks by turns, lengths in random order; the same files give the same.
 
     Raises:
         BenchmarkError: there are no fitting texts.
@@ -70,40 +49,18 @@ def make_stream(
     """
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
     most = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
-    # A mask in place of a word may be a token more.
-    chosen = [each.text for each in draw_texts(texts, tokenizer, num_requests, most - 2)]
     draw = random.Random(_SEED)
-    items = [
-        _item(TASKS[index % len(TASKS)], text, tokenizer, draw) for index, text in enumerate(chosen)
-    ]
-    words = " ".join(chosen).split()
-    idle = {
-        length: [_cut(words, length, tokenizer, draw) for _ in range(num_idle)]
-        for length in _IDLE_LENGTHS
-        if length <= min(most, len(words))
-    }
-    return Stream(items=items, idle=idle)
-
-
-def _item(task: str, text: str, tokenizer: Tokenizer, draw: random.Random) -> StreamItem:
-    if task == "fill-mask":
-        words = text.split()
-        words[draw.randrange(len(words))] = _MASK
-        text = " ".join(words)
-    return StreamItem(task=task, text=text, num_tokens=len(tokenizer.encode(text).ids))
-
-
-def _cut(
-    words: Sequence[str], length: int, tokenizer: Tokenizer, draw: random.Random
-) -> StreamItem:
-    """Return a text to classify of that many tokens from anywhere in the texts."""
-    start = draw.randrange(max(1, len(words) - length))
-    whole = " ".join(words[start : start + length])
-    # The last token is [SEP], which is not in the text.
-    text = whole[: tokenizer.encode(whole).offsets[length - 2][1]].strip()
-    while (num_tokens := len(tokenizer.encode(text).ids)) > length:
-        text = text[:-1]  # a word that was cut may be more tokens than it had in the whole
-    return StreamItem(task=TASKS[0], text=text, num_tokens=num_tokens)
+    items = []
+    # A mask in place of a word may be a token more.
+    for index, (text, _) in enumerate(draw_texts(texts, tokenizer, num_requests, most - 2)):
+        task = TASKS[index % len(TASKS)]
+        if task == "fill-mask":
+            words = text.split()
+            words[draw.randrange(len(words))] = "[MASK]"
+            text = " ".join(words)
+        num_tokens = len(tokenizer.encode(text).ids)
+        items.append(StreamItem(task=task, text=text, num_tokens=num_tokens))
+    return items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,17 +71,19 @@ class ServedModel:
         target: the service, as MODULE:NAME.
         environment: its settings.
         call: the path and body that ask it for an item.
-        bundle: the served bundle, for ours.
     """
 
     name: str
     target: str
     environment: Mapping[str, str]
-    call: Callable[[StreamItem], Call]
-    bundle: Path | None = None
+    call: Callable[[StreamItem], tuple[str, dict[str, Any]]]
 
-    def running(self, folder: Path) -> AbstractContextManager[ServiceProcess]:
-        """Start it, wait until it is ready, and stop it afterwards; for `with`.
+    def request(self, item: StreamItem) -> bytes:
+        """Return the request that asks for an item."""
+        return post_request(*self.call(item))
+
+    def running(self, folder: Path) -> AbstractContextManager[int]:
+        """Start it, and stop it afterwards; for `with`, which has the port when it is ready.
 
         Args:
             folder: takes its log and BentoML's files.
@@ -155,7 +114,6 @@ def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
             "ALBERT_SERVE_THREADS": str(num_threads),
         },
         call=lambda item: (f"/{item.task}", {"inputs": item.text}),
-        bundle=bundle,
     )
 
 
