@@ -15,7 +15,7 @@ from typing import Any, Final
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.runtime.engine import Engine
-from albert_serve.tasks import TASKS, AnyTask, Work, prepare_request
+from albert_serve.tasks import TASKS, Task, Work, prepare_request
 from albert_serve.tasks.load import load_tasks
 from training.errors import report_errors
 from training.system.command_line import make_parser
@@ -45,7 +45,7 @@ def _rows(bundle: Bundle) -> Iterator[tuple[str, ...]]:
             yield name, _text(example["inputs"]), reply, _expected(example["expected"]), mark
 
 
-def _ask(engine: Engine, name: str, task: AnyTask, inputs: Any, **parameters: Any) -> Any:
+def _ask(engine: Engine, name: str, task: Task, inputs: Any, **parameters: Any) -> Any:
     request = TASKS[name].request.model_validate({"inputs": inputs, "parameters": parameters})
     work = Work(prepare_request(task, request))
     while work.inputs:
@@ -53,7 +53,7 @@ def _ask(engine: Engine, name: str, task: AnyTask, inputs: Any, **parameters: An
     return work.answers[0]
 
 
-def _fill_mask(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+def _fill_mask(engine: Engine, task: Task, example: dict[str, Any]) -> tuple[str, bool | None]:
     answers = _ask(engine, "fill-mask", task, example["inputs"], top_k=_TOP_K)
     masks = answers if isinstance(answers[0], list) else [answers]
     reply = "; ".join(
@@ -63,17 +63,17 @@ def _fill_mask(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[
     return reply, None if expected is None else masks[0][0].token_str in expected
 
 
-def _classify(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+def _classify(engine: Engine, task: Task, example: dict[str, Any]) -> tuple[str, bool | None]:
     best = _ask(engine, "text-classification", task, example["inputs"])[0]
     return f"{best.label} ({best.score:.0%})", best.label == example["expected"]
 
 
-def _find(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+def _find(engine: Engine, task: Task, example: dict[str, Any]) -> tuple[str, bool | None]:
     answer = _ask(engine, "question-answering", task, example["inputs"])
     return answer.answer, answer.answer in example["expected"]
 
 
-def _order(engine: Engine, task: AnyTask, example: dict[str, Any]) -> tuple[str, bool | None]:
+def _order(engine: Engine, task: Task, example: dict[str, Any]) -> tuple[str, bool | None]:
     best = _ask(engine, "sentence-order", task, example["inputs"], reorder=True)
     return _expected(best.best_order), best.best_order == example["expected"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -28,7 +28,7 @@ from albert_serve.tasks import (
 )
 from albert_serve.tasks.base import Runner
 from albert_serve.tasks.grouping import group_by_length
-from albert_serve.tasks.load import load_setups, on_device
+from albert_serve.tasks.load import load_setups
 
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
@@ -79,7 +79,8 @@ def read_setup(bundle: Bundle, task: str) -> TaskSetup:
 
 def head_names(task: str, setup: TaskSetup) -> list[str]:
     """Return the names of a model's classifiers of texts, where the task is theirs."""
-    return [setup.head, *setup.heads] if task == CLASSIFICATION else []
+    entry = setup.entry if task == CLASSIFICATION else None
+    return [] if entry is None else [entry.default_head, *entry.heads]
 
 
 class LocalScorer:
@@ -118,7 +119,7 @@ class LocalScorer:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
         setup = read_setup(opened, task)
         engine = Engine.open(opened, options)
-        setup = on_device(setup, engine.device)
+        setup = replace(setup, stops_early=engine.device != "cuda")
         return cls(engine, task, setup, {"revision": opened.manifest.revision})
 
     def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:

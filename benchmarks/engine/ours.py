@@ -15,7 +15,7 @@ from albert_serve.api.schemas import TextClassificationParameters
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks import AnyTask, EncoderInput
+from albert_serve.tasks import EncoderInput, Task
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_tasks
 from benchmarks.engine.contestants import ModelJob
@@ -32,7 +32,7 @@ class OurClassifier:
     """
 
     engine: Engine
-    task: AnyTask
+    task: Task
     labels: Sequence[str]
 
     def logits(self, batch: Batch) -> Floats:

@@ -67,11 +67,12 @@ class QuestionAnswering:
     @classmethod
     def open(cls, setup: TaskSetup) -> QuestionAnswering:
         """Return the task for a model."""
+        assert setup.entry is not None
         return cls(
             tokenizer=setup.tokenizer,
             max_positions=setup.max_positions,
-            null_score_diff_threshold=setup.null_score_diff_threshold,
-            head=setup.question_head,
+            null_score_diff_threshold=setup.entry.null_score_diff_threshold or 0.0,
+            head=setup.entry.question_head or "independent",
         )
 
     def prepare(

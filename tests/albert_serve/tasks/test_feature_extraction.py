@@ -17,7 +17,7 @@ from albert_serve.api.embeddings import (
     TruncationDirection,
 )
 from albert_serve.errors import TooMuchAtOnceError
-from albert_serve.tasks import FeatureExtraction, TaskSetup, open_task, prepare_request
+from albert_serve.tasks import FeatureExtraction, TaskSetup, prepare_request
 from tests.albert_serve.task_fixtures import Answerer
 
 LONG = "The run was scored in the first inning. " * 20
@@ -25,9 +25,7 @@ LONG = "The run was scored in the first inning. " * 20
 
 @pytest.fixture(scope="module")
 def task(task_setup: TaskSetup) -> FeatureExtraction:
-    task = open_task("feature-extraction", task_setup)
-    assert isinstance(task, FeatureExtraction)
-    return task
+    return FeatureExtraction(task_setup)
 
 
 class Oracle:
@@ -124,10 +122,10 @@ def test_a_long_text_is_cut_at_the_end_that_is_asked_for(
     parameters = FeatureExtractionParameters(truncation_direction=side, **allowed)
     prepared = task.prepare(text, parameters)
     assert prepared.num_tokens == 128
-    assert prepared.num_truncated == len(task.tokenizer.encode(text)) - 128 > 0
+    assert prepared.num_truncated == len(task.setup.tokenizer.encode(text)) - 128 > 0
     # The part that was read is before the offset, or from it on.
     offset = prepared.cuts[""]
-    starts = [start for start, _ in task.tokenizer.encode_plain(text).offsets]
+    starts = [start for start, _ in task.setup.tokenizer.encode_plain(text).offsets]
     assert sum((start >= offset) == (side == "left") for start in starts) == 128 - 2
     (expected,) = oracle.mean([text], side)
     np.testing.assert_allclose(answer(prepared), expected, rtol=0, atol=1e-4)

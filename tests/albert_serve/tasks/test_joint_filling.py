@@ -13,8 +13,7 @@ import torch
 import transformers
 
 from albert_serve.api.schemas import MAX_JOINT_TOP_K, FilledMasks, FillMaskParameters
-from albert_serve.tasks import EncoderInput, FillMask, Logits, Round
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.tasks import EncoderInput, FillMask, Logits, Round, TaskSetup
 from tests.albert_serve.task_fixtures import Answerer
 
 JOINT = FillMaskParameters(joint=True)
@@ -25,8 +24,8 @@ Shares = Callable[[Sequence[int], int], Any]
 
 
 @pytest.fixture(scope="module")
-def task(tokenizer: AlbertTokenizer) -> FillMask:
-    return FillMask(tokenizer=tokenizer, max_positions=128)
+def task(task_setup: TaskSetup) -> FillMask:
+    return FillMask(task_setup)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +67,9 @@ def test_the_best_of_all_fillings_are_found(
     result = answer(
         task.prepare(text, FillMaskParameters(joint=True, targets=targets, top_k=MAX_JOINT_TOP_K))
     )
-    ids = task.tokenizer.encode(text).ids
-    masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
-    allowed = [token for target in targets if (token := task.tokenizer.token_id(target))]
+    ids = task.setup.tokenizer.encode(text).ids
+    masks = [i for i, token in enumerate(ids) if token == task.setup.tokenizer.mask_id]
+    allowed = [token for target in targets if (token := task.setup.tokenizer.token_id(target))]
     scores = {
         tokens: on_the_surest_path(
             shares, ids, masks, dict(zip(masks, tokens, strict=True)), allowed
@@ -99,7 +98,7 @@ def read_by_hand(item: EncoderInput, first: int, second: int, third: int, fourth
 
 
 def test_dependent_masks_get_consistent_tokens(task: FillMask) -> None:
-    names = [task.tokenizer.token_id(target) for target in TARGETS[:4]]
+    names = [task.setup.tokenizer.token_id(target) for target in TARGETS[:4]]
     first, second, third, fourth = (token for token in names if token is not None)
     for parameters, expected in [
         (FillMaskParameters(joint=True, top_k=1), [third, fourth]),

@@ -22,17 +22,14 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import AdaptiveDepth
-from albert_serve.bundle.weights import further_head
+from albert_serve.bundle.manifest import AdaptiveDepth, ClassifierEntry
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import TaskSetup, TextClassification
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import sigmoid, softmax
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.task_fixtures import Answerer
 
 DEFAULT = TextClassificationParameters()
-LABELS = ["negative", "positive"]
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +44,12 @@ def oracle(checkpoint_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def task(task_setup: TaskSetup) -> TextClassification:
-    return TextClassification(
-        tokenizer=task_setup.tokenizer, max_positions=task_setup.max_positions, labels=LABELS
-    )
+    return TextClassification(task_setup)
+
+
+def with_entry(setup: TaskSetup, **changes: Any) -> TextClassification:
+    assert setup.entry is not None
+    return TextClassification(replace(setup, entry=setup.entry.model_copy(update=changes)))
 
 
 def finish(task: TextClassification, logits: Sequence[float]) -> list[LabelScore]:
@@ -108,7 +108,7 @@ def test_the_problem_type_decides_as_in_the_pipeline(
     problem_type: ProblemType,
     checkpoint_dir: Path,
     tmp_path: Path,
-    tokenizer: AlbertTokenizer,
+    task_setup: TaskSetup,
     answer: Answerer,
 ) -> None:
     folder = tmp_path / "typed"
@@ -117,9 +117,7 @@ def test_the_problem_type_decides_as_in_the_pipeline(
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**config, "problem_type": problem_type}))
     pipeline = transformers.pipeline("text-classification", model=str(folder), device="cpu")
-    task = TextClassification(
-        tokenizer=tokenizer, max_positions=128, labels=LABELS, problem_type=problem_type
-    )
+    task = with_entry(task_setup, problem_type=problem_type)
     result = answer(task.prepare("It was a film.", DEFAULT))
     assert_same_labels(result, pipeline("It was a film.", top_k=None))
 
@@ -138,11 +136,9 @@ def test_the_problem_type_decides_the_function(
     problem_type: ProblemType | None,
     labels: list[str],
     expected: list[float],
-    tokenizer: AlbertTokenizer,
+    task_setup: TaskSetup,
 ) -> None:
-    task = TextClassification(
-        tokenizer=tokenizer, max_positions=128, labels=labels, problem_type=problem_type
-    )
+    task = with_entry(task_setup, problem_type=problem_type, labels=labels, num_outputs=len(labels))
     result = finish(task, [-2.5] * len(labels))
     assert [item.score for item in result] == pytest.approx(expected, abs=1e-6)
 
@@ -173,11 +169,13 @@ def test_truncation_is_that_of_transformers(
     assert prepared.num_truncated == len(whole["input_ids"]) - 128
 
 
-def test_a_further_head_takes_all_layers(task: TextClassification) -> None:
-    depth = AdaptiveDepth(max_layers=3, patience=None)
-    topic = replace(task, task=further_head("topic"), name="topic", num_layers=3)
-    default = replace(task, num_layers=3, adaptive_depth=depth, others={"topic": topic})
-    default.prepare("a", TextClassificationParameters(max_layers=1))
-    default.prepare("a", TextClassificationParameters(head="topic"))
-    with pytest.raises(InvalidInputError, match="head 'topic' always takes all 3 layers"):
-        default.prepare("a", TextClassificationParameters(head="topic", max_layers=1))
+def test_a_further_head_takes_all_layers(task_setup: TaskSetup) -> None:
+    topic = ClassifierEntry(graph="topic.onnx", num_outputs=2)
+    task = with_entry(
+        task_setup, adaptive_depth=AdaptiveDepth(max_layers=3), heads={"topic": topic}
+    )
+    task.prepare("a", TextClassificationParameters(max_layers=1))
+    [encoded] = task.prepare("a", TextClassificationParameters(head="topic")).inputs
+    assert (encoded.task, encoded.early_exit) == ("text-classification/topic", None)
+    with pytest.raises(InvalidInputError, match="of their default head; this one answers after"):
+        task.prepare("a", TextClassificationParameters(head="topic", max_layers=1))
