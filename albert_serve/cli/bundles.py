@@ -20,8 +20,8 @@ from albert_serve.cli.options import (
     one_bundle,
 )
 from albert_serve.doctor.description import describe_bundle
-from albert_serve.doctor.measurement import measure_bundle, measurement_text
-from albert_serve.doctor.overview import description_text
+from albert_serve.doctor.layout import content_text
+from albert_serve.doctor.measurement import measure_bundle
 from albert_serve.settings import Settings
 
 _INFO_EXAMPLES: Final = """\
@@ -90,15 +90,14 @@ def add_import(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    described = describe_bundle(Bundle.open(locate(downloaded(options.bundle))))
-    print(_as_json(asdict(described)) if options.json else description_text(described))
+    _print(describe_bundle(Bundle.open(locate(downloaded(options.bundle)))), options)
     return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(chosen(options))
     measured = measure_bundle(one_bundle(settings), settings.runtime, settings.num_workers)
-    print(_as_json(asdict(measured)) if options.json else measurement_text(measured))
+    _print(asdict(measured), options)
     return 0
 
 
@@ -109,5 +108,6 @@ def _import(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False)
+def _print(content: dict[str, Any], options: argparse.Namespace) -> None:
+    as_json = json.dumps(content, indent=2, ensure_ascii=False)
+    print(as_json if options.json else content_text(content))
