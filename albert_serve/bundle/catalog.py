@@ -11,44 +11,27 @@ from pathlib import Path
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
 from albert_serve.bundle.store import locate
-from albert_serve.config import Precision
 from albert_serve.errors import BundleError, ConfigError
-from albert_serve.models_file import NAME_PATTERN, read_models_file, store_tag
+from albert_serve.models_file import NAME_PATTERN, ModelSpec, read_models_file, store_tag
 from albert_serve.settings import Settings
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """A configured model.
+def open_model(spec: ModelSpec) -> Bundle:
+    """Open a model's bundle and verify every byte; a tag is looked up each time.
 
-    Attributes:
-        name: the name in requests.
-        bundle: its folder, or its tag in BentoML's model store.
-        precision: the bundle's required precision; None for any.
-        num_threads: threads of one run; None for the service's setting.
+    Raises:
+        BundleError: it cannot be opened, or has another precision.
     """
-
-    name: str
-    bundle: Path
-    precision: Precision | None = None
-    num_threads: int | None = None
-
-    def open_bundle(self) -> Bundle:
-        """Open the bundle and verify every byte; a tag is looked up each time.
-
-        Raises:
-            BundleError: it cannot be opened, or has another precision.
-        """
-        bundle = Bundle.open(locate(self.bundle))
-        stored = bundle.manifest.precision
-        if self.precision not in (None, stored):
-            raise BundleError(
-                f"model {self.name} is to be {self.precision}, and {self.bundle} is {stored}; "
-                f"export it with --precision {self.precision}, or name another bundle"
-            )
-        return bundle
+    bundle = Bundle.open(locate(spec.bundle))
+    stored = bundle.manifest.precision
+    if spec.precision not in (None, stored):
+        raise BundleError(
+            f"model {spec.name} is to be {spec.precision}, and {spec.bundle} is {stored}; "
+            f"export it with --precision {spec.precision}, or name another bundle"
+        )
+    return bundle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +66,7 @@ class Catalogue:
         errors: dict[str, Exception] = {}
         for name, spec in self.specs.items():
             try:
-                bundles[name] = spec.open_bundle()
+                bundles[name] = open_model(spec)
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 errors[name] = error
         return bundles, errors
@@ -110,16 +93,7 @@ def read_catalogue(settings: Settings) -> Catalogue:
     if settings.models.is_dir():
         return _catalogue(_read_folder(settings.models), settings)
     listed = read_models_file(settings.models)
-    specs = [
-        ModelSpec(
-            name=name,
-            bundle=entry.bundle,
-            precision=entry.precision,
-            num_threads=entry.threads,
-        )
-        for name, entry in listed.models.items()
-    ]
-    return _catalogue(specs, settings, listed.default)
+    return _catalogue([*listed.models.values()], settings, listed.default)
 
 
 def _read_folder(folder: Path) -> list[ModelSpec]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.bundle.store import import_bundle, locate, reference
+from albert_serve.bundle.store import import_bundle, locate
 from albert_serve.cli.options import (
     add_command,
     add_runtime_options,
@@ -22,6 +22,7 @@ from albert_serve.cli.options import (
 from albert_serve.doctor.description import describe_bundle
 from albert_serve.doctor.layout import content_text
 from albert_serve.doctor.measurement import measure_bundle
+from albert_serve.models_file import STORE_PREFIX
 from albert_serve.settings import Settings
 
 _INFO_EXAMPLES: Final = """\
@@ -104,7 +105,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     check_home()
     tag = import_bundle(downloaded(options.bundle), options.tag)
-    print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {reference(tag)}")
+    print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {STORE_PREFIX}{tag}")
     return 0
 
 

@@ -49,7 +49,7 @@ def _lines(value: Any) -> list[str]:
 
 
 def _tree(content: Mapping[str, Any]) -> list[str]:
-    empty = (None, [], "")
+    empty: tuple[object, ...] = (None, [], "")
     leaves = [
         _words(name)
         for name, value in content.items()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from albert_serve.bundle.figures import TaskFigure, read_figure
+from albert_serve.bundle.card import TaskFigure, read_figure
 from albert_serve.bundle.manifest import MAX_EXAMPLES, Manifest, Quality
 
 
