@@ -20,7 +20,7 @@ from albert_serve.bundle.manifest import (
     file_entry,
 )
 from albert_serve.bundle.weights import StoredTensor, check_shapes, expected_shapes, read_header
-from albert_serve.config import PRESETS, AlbertConfig
+from albert_serve.config import PRESETS
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError
 
 Change = Callable[[dict[str, Any]], object]
@@ -38,15 +38,6 @@ def change_manifest(folder: Path, change: Change) -> None:
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-
-
-def test_a_whole_bundle_is_opened(folder: Path) -> None:
-    bundle = Bundle.open(folder)
-    assert isinstance(bundle.config, AlbertConfig)
-    assert bundle.encoder_file.is_file()
-    assert bundle.tokenizer_file.is_file()
-    assert bundle.weights_file.is_file()
-    assert bundle.head_file("fill-mask") == folder / "fill-mask.onnx"
 
 
 def test_a_bundle_without_adaptive_depth_keeps_its_revision() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,68 +56,25 @@ def finish(task: TextClassification, logits: Sequence[float]) -> list[LabelScore
     return result
 
 
-def assert_same_labels(result: list[LabelScore], expected: list[dict[str, Any]]) -> None:
-    assert [item.label for item in result] == [item["label"] for item in expected]
-    scores = [item.score for item in result]
-    np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
-
-
-def test_texts_equal_the_pipeline(
-    task: TextClassification, answer: Answerer, oracle: Any, sentences: list[str]
-) -> None:
-    for text in [*sentences, ""]:
-        assert_same_labels(answer(task.prepare(text, DEFAULT)), oracle(text, top_k=None))
-
-
-@pytest.mark.parametrize("function", get_args(ScoreFunction))
-def test_every_function_equals_the_pipeline(
-    function: ScoreFunction, task: TextClassification, answer: Answerer, oracle: Any
-) -> None:
-    parameters = TextClassificationParameters(function_to_apply=function)
-    result = answer(task.prepare("It was a film.", parameters))
-    expected = oracle("It was a film.", top_k=None, function_to_apply=function)
-    assert_same_labels(result, expected)
-
-
-def test_a_pair_equals_the_pipeline(
-    task: TextClassification, answer: Answerer, oracle: Any
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, *({"function_to_apply": each} for each in get_args(ScoreFunction)), {"top_k": 1}],
+)
+def test_answers_equal_the_pipeline(
+    parameters: dict[str, Any],
+    task: TextClassification,
+    answer: Answerer,
+    oracle: Any,
+    sentences: list[str],
 ) -> None:
     pair = {"text": "A dog runs.", "text_pair": "An animal moves."}
-    result = answer(task.prepare(TextInput.model_validate(pair), DEFAULT))
-    assert_same_labels(result, oracle(pair, top_k=None))
-
-
-@pytest.mark.parametrize("top_k", [None, 1, 2, 5])
-def test_every_top_k_equals_the_pipeline(
-    top_k: int | None, task: TextClassification, answer: Answerer, oracle: Any, sentences: list[str]
-) -> None:
-    parameters = TextClassificationParameters(top_k=top_k)
-    expected = oracle(sentences[:3], top_k=top_k)
-    for text, labels in zip(sentences[:3], expected, strict=True):
-        result = answer(task.prepare(text, parameters))
-        assert_same_labels(result, [labels] if isinstance(labels, dict) else labels)
-
-
-@pytest.mark.parametrize(
-    "problem_type",
-    ["regression", "single_label_classification", "multi_label_classification"],
-)
-def test_the_problem_type_decides_as_in_the_pipeline(
-    problem_type: ProblemType,
-    checkpoint_dir: Path,
-    tmp_path: Path,
-    task_setup: TaskSetup,
-    answer: Answerer,
-) -> None:
-    folder = tmp_path / "typed"
-    shutil.copytree(checkpoint_dir, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps({**config, "problem_type": problem_type}))
-    pipeline = transformers.pipeline("text-classification", model=str(folder), device="cpu")
-    task = with_entry(task_setup, problem_type=problem_type)
-    result = answer(task.prepare("It was a film.", DEFAULT))
-    assert_same_labels(result, pipeline("It was a film.", top_k=None))
+    for item in [*sentences[:4], "", pair]:
+        texts = TextInput.model_validate(item) if isinstance(item, dict) else item
+        result = answer(task.prepare(texts, TextClassificationParameters(**parameters)))
+        expected = oracle(item, **{"top_k": None, **parameters})
+        assert [each.label for each in result] == [each["label"] for each in expected]
+        scores = [each.score for each in result]
+        np.testing.assert_allclose(scores, [each["score"] for each in expected], atol=1e-5)
 
 
 @pytest.mark.parametrize(
