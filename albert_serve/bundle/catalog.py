@@ -84,16 +84,23 @@ def read_catalogue(settings: Settings) -> Catalogue:
     Raises:
         ConfigError: there is no model, or the models file is invalid.
     """
+    chosen = None
     if settings.models is None:
         assert settings.bundle is not None
         tag = store_tag(settings.bundle)
         # The name is the link's own: its target may change.
         name = tag.partition(":")[0] if tag else Path(os.path.abspath(settings.bundle)).name
-        return _catalogue([ModelSpec(name=name, bundle=settings.bundle)], settings)
-    if settings.models.is_dir():
-        return _catalogue(_read_folder(settings.models), settings)
-    listed = read_models_file(settings.models)
-    return _catalogue([*listed.models.values()], settings, listed.default)
+        specs = [ModelSpec(name=name, bundle=settings.bundle)]
+    elif settings.models.is_dir():
+        specs = _read_folder(settings.models)
+    else:
+        listed = read_models_file(settings.models)
+        specs, chosen = [*listed.models.values()], listed.default
+    return Catalogue(
+        specs={spec.name: spec for spec in specs},
+        chosen=chosen,
+        preferred=settings.default_model,
+    )
 
 
 def _read_folder(folder: Path) -> list[ModelSpec]:
@@ -113,11 +120,3 @@ def _read_folder(folder: Path) -> list[ModelSpec]:
                 raise ConfigError(reason)
             _logger.error("a bundle is not served: %s", reason)
     return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in named]
-
-
-def _catalogue(specs: list[ModelSpec], settings: Settings, chosen: str | None = None) -> Catalogue:
-    return Catalogue(
-        specs={spec.name: spec for spec in specs},
-        chosen=chosen,
-        preferred=settings.default_model,
-    )

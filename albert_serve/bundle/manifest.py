@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -72,14 +71,8 @@ ComputePrecision = Literal["fp16", "bf16", "fp32"]
 Part = Literal["embeddings", "attention", "ffn", "heads"]
 
 
-def _check_file_name(name: str) -> str:
-    """Allow only plain file names: a manifest must not refer outside of its folder."""
-    if name in ("", ".", "..") or any(sign in name for sign in "/\\:\0"):
-        raise ValueError(f"{name!r} is no plain file name; files lie in the bundle's folder itself")
-    return name
-
-
-_FileName = Annotated[str, AfterValidator(_check_file_name)]
+# A plain name: a manifest must not refer outside of its folder.
+_FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 _HeadName = Annotated[str, Field(pattern=f"^{HEAD_NAME}$")]
 
 

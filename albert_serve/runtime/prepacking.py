@@ -50,9 +50,12 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
         with FileLock(options.cache_folder / ".lock"):
             if not _is_whole(folder):
                 _make(bundle, options, folder)
-    except OSError as error:
+    except (OSError, BundleCorruptError) as error:  # the second one if the runtime cannot write
         reason = " ".join(str(error).split())
-        _logger.warning("no packed weights are kept in %s: %s", options.cache_folder, reason)
+        _logger.warning(
+            "no packed weights are kept in %s (is there room for twice the weights?): %s",
+            *(options.cache_folder, reason),
+        )
         return None
     return folder / _GRAPH
 
@@ -100,24 +103,10 @@ def _make(bundle: Bundle, options: RuntimeOptions, folder: Path) -> None:
             "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
         }.items():
             session_options.add_session_config_entry(key, value)
-        _write_packed(bundle.encoder_file, session_options)
+        open_session(bundle.encoder_file, session_options)
         files = {name: file_entry(partial / name) for name in (_GRAPH, PACKED_FILE)}
         (partial / _ENTRY).write_bytes(_ENTRY_TYPE.dump_json(files, indent=2))
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_packed(graph: Path, options: ort.SessionOptions) -> None:
-    """Have the runtime write the packed weights.
-
-    Raises:
-        OSError: the runtime cannot write them.
-    """
-    try:
-        open_session(graph, options)
-    except BundleCorruptError as error:
-        raise OSError(
-            f"the runtime could not write them; is there room for twice the weights? ({error})"
-        ) from error

@@ -107,10 +107,13 @@ ENTRY = {"sha256": "0" * 64, "size": 1}
     ("change", "message"),
     [
         *(
-            (lambda m, name=name: m["files"].update({name: ENTRY}), "no plain file name")
+            (lambda m, name=name: m["files"].update({name: ENTRY}), "match pattern")
             for name in ("../outside", "/etc/passwd", "a/b", "..", "", "..\\outside", "C:outside")
         ),
-        (lambda m: m["tasks"]["fill-mask"].update(graph="../fill-mask.onnx"), "no plain file name"),
+        (
+            lambda m: m["tasks"]["fill-mask"].update(graph="../fill-mask.onnx"),
+            "match pattern",
+        ),
         *((lambda m, n=name: m["files"].pop(n), f"lists no file {name}") for name in FILES),
         (lambda m: m.pop("config"), "is no manifest"),
         (lambda m: m.update(precision="fp64"), "is no manifest"),
