@@ -43,11 +43,15 @@ class Memory:
     peak_bytes: int
 
 
-def read_memory() -> Memory | None:
-    """Return the memory of this process; None where the system does not report it."""
+def read_memory() -> Memory:
+    """Return the memory of this process.
+
+    Raises:
+        EngineError: the system does not tell.
+    """
     full = psutil.Process().memory_full_info()
-    if not hasattr(full, "pss"):  # of Linux alone
-        return None
+    if not hasattr(full, "pss"):
+        raise EngineError("this system does not tell the memory of a process; only Linux does")
     return Memory(
         pss_bytes=full.pss,
         private_bytes=full.uss,
@@ -185,20 +189,13 @@ def _serve(parent: Connection, folder: Path, options: RuntimeOptions) -> None:
 
 def _steps(folder: Path, options: RuntimeOptions) -> Iterator[object]:
     """Yield the memory, the seconds and bytes of making sessions, the memory, the mapped bytes."""
-    yield _memory_now()
+    yield read_memory()
     bundle = Bundle.open(folder)
-    before, started_s = _memory_now(), time.perf_counter()
+    before, started_s = read_memory(), time.perf_counter()
     engine = Engine.open(bundle, options)
     sessions_s = time.perf_counter() - started_s
-    packed_bytes = max(0, _memory_now().anonymous_bytes - before.anonymous_bytes)
+    packed_bytes = max(0, read_memory().anonymous_bytes - before.anonymous_bytes)
     engine.warm_up()
     yield sessions_s, packed_bytes
-    yield _memory_now()
+    yield read_memory()
     yield _mapped_pss_bytes((WEIGHTS_FILE, PACKED_FILE))
-
-
-def _memory_now() -> Memory:
-    memory = read_memory()
-    if memory is None:
-        raise EngineError("this system does not tell the memory of a process; only Linux does")
-    return memory

@@ -26,7 +26,7 @@ def content_text(content: Mapping[str, Any]) -> str:
     return "\n\n".join(["\n".join(_lines(plain)), *parts])
 
 
-def in_bytes(size: float) -> str:
+def _in_bytes(size: float) -> str:
     """Format a size in the unit that leaves one to three digits before the point."""
     for unit, name in _BYTE_UNITS:
         if abs(size) >= unit:
@@ -89,7 +89,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_shown(name, each) for each in value)
     if isinstance(value, int | float) and name.endswith("_bytes"):
-        return in_bytes(value)
+        return _in_bytes(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Final
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.doctor.footprint import Footprint, measure_footprint, read_memory
+from albert_serve.doctor.footprint import Footprint, measure_footprint
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import processor_name
@@ -88,7 +89,7 @@ def measure_bundle(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1
         BundleError: the runtime refuses the bundle.
         EngineError: it cannot be run, or a process that opened it ended.
     """
-    tells = read_memory() is not None
+    tells = sys.platform == "linux"
     footprint = measure_footprint(bundle, options, 1) if tells else None
     workers = measure_footprint(bundle, options, num_workers) if tells and num_workers > 1 else None
     engine = Engine.open(bundle, options)

@@ -96,7 +96,7 @@ def test_held_out_data_comes_before_the_data_of_export() -> None:
 TEXTS = {"text_classification_texts": 7, "text_classification_loss": 0.1}
 
 
-def of_texts(figures: dict[str, Any]) -> dict[str, float]:
+def of_texts(figures: Any) -> dict[str, float]:
     return TEXTS | {f"text_classification_{name}": value for name, value in figures.items()}
 
 

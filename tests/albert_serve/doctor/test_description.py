@@ -13,7 +13,7 @@ from safetensors import safe_open
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.config import AlbertConfig
 from albert_serve.doctor.description import describe_bundle
-from albert_serve.doctor.layout import content_text, in_bytes
+from albert_serve.doctor.layout import content_text
 from export.bundle import export_bundle
 from export.verify import external_tensors
 from training.model.checkpoint import load_checkpoint, save_checkpoint
@@ -159,4 +159,4 @@ def test_text_has_all_that_is_not_empty() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (892_637_752, "893 MB"), (-2500, "-2.50 kB")],
 )
 def test_sizes_have_three_digits(size: float, text: str) -> None:
-    assert in_bytes(size) == text
+    assert content_text({"weights_bytes": size}) == f"weights  {text}"

@@ -7,13 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
-from albert_serve.api.schemas import MAX_JOINT_TOP_K, FilledMasks, FillMaskParameters
-from albert_serve.tasks import EncoderInput, FillMask, Logits, Round, TaskSetup
+from albert_serve.api.schemas import MAX_JOINT_TOP_K, FillMaskParameters
+from albert_serve.tasks import FillMask, Round, TaskSetup
 from tests.albert_serve.task_fixtures import Answerer
 
 JOINT = FillMaskParameters(joint=True)
@@ -79,40 +78,6 @@ def test_the_best_of_all_fillings_are_found(
     best = sorted(scores, key=lambda tokens: -scores[tokens])[:MAX_JOINT_TOP_K]
     assert [tuple(one.tokens) for one in result] == best
     assert [one.score for one in result] == pytest.approx([scores[tokens] for tokens in best], 1e-4)
-
-
-def read_by_hand(item: EncoderInput, first: int, second: int, third: int, fourth: int) -> Logits:
-    """A model that knows "first second" and "third fourth", and is surer of the second word."""
-    rows = item.rows or []
-    logits: Logits = np.full((len(rows), 1000), -20.0, np.float32)
-    for number, place in enumerate(rows):
-        if item.ids[place + 1] == fourth:
-            logits[number, third] = 5.0
-        elif item.ids[place + 1] == second:
-            logits[number, first] = 5.0
-        elif place == 1:  # knows nothing of the other yet
-            logits[number, [first, third]] = [0.1, 0.0]
-        else:
-            logits[number, [second, fourth]] = [1.0, 3.0]
-    return logits
-
-
-def test_dependent_masks_get_consistent_tokens(task: FillMask) -> None:
-    names = [task.setup.tokenizer.token_id(target) for target in TARGETS[:4]]
-    first, second, third, fourth = (token for token in names if token is not None)
-    for parameters, expected in [
-        (FillMaskParameters(joint=True, top_k=1), [third, fourth]),
-        (FillMaskParameters(top_k=1), [first, fourth]),
-    ]:
-        stage: Any = task.prepare("[MASK] [MASK]", parameters)
-        while isinstance(stage, Round):
-            stage = stage.finish(
-                [read_by_hand(item, first, second, third, fourth) for item in stage.inputs]
-            )
-        if isinstance(stage[0], FilledMasks):
-            assert stage[0].tokens == expected
-        else:
-            assert [one[0].token for one in stage] == expected
 
 
 def test_there_is_a_round_for_each_mask_and_the_beam_stays_narrow(
