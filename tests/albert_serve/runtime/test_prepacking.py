@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from albert_serve.bundle.manifest import Bundle
@@ -61,6 +62,16 @@ def test_a_damaged_entry_is_made_anew(
 
     assert victim.stat().st_size == len(content)
     Engine.open(bundle, options).warm_up()
+
+
+def test_another_runtime_has_an_entry_of_its_own(
+    bundle_dir: Path, options: RuntimeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.open(bundle_dir)
+    before = packed_encoder(bundle, options)
+    monkeypatch.setattr(ort, "__version__", "1.99.0")
+    assert packed_encoder(bundle, options) != before
+    assert len(entries(options)) == 2
 
 
 def test_another_bundles_entry_is_kept(
