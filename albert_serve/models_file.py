@@ -44,7 +44,7 @@ class ModelSpec(BaseModel):
         num_threads: threads of one run; None for the service's setting.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = ""
     bundle: Path
