@@ -19,7 +19,6 @@ from pydantic import (
     Field,
     JsonValue,
     SerializerFunctionWrapHandler,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -55,7 +54,6 @@ AGREEMENT: Final = "agreement"
 # The name of a classifier that has none.
 DEFAULT_HEAD: Final = "default"
 MAX_EXAMPLES: Final = 20
-_MAX_EXAMPLE_CHARS: Final = 10_000
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -204,13 +202,6 @@ class TaskExample(_Frozen):
 
     inputs: JsonValue
     label: str | None = Field(None, min_length=1, max_length=100)
-
-    @field_validator("inputs")
-    @classmethod
-    def _check_size(cls, inputs: JsonValue) -> JsonValue:
-        if len(json.dumps(inputs)) > _MAX_EXAMPLE_CHARS:
-            raise ValueError(f"an example has at most {_MAX_EXAMPLE_CHARS} characters")
-        return inputs
 
 
 class Manifest(_Frozen):
