@@ -30,6 +30,10 @@ import re
 from http import HTTPStatus
 from typing import Final
 
+from pydantic import ValidationError
+
+_MAX_FAULTS: Final = 3
+_MAX_KEY_CHARS: Final = 64
 _INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
@@ -37,6 +41,16 @@ def how_to_install(extra: str) -> str:
     """Return how an extra of this package is installed, which no package index has."""
     return (
         f"in the checkout pip install '.[{extra}]'; with a wheel, pip install 'FILE.whl[{extra}]'"
+    )
+
+
+def describe_faults(error: ValueError) -> str:
+    """Return the place and text of the first faults that pydantic found in a file, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(
+        f"{'.'.join(str(key)[:_MAX_KEY_CHARS] for key in fault['loc'])}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import httpx
 
 from albert_serve.batching.queue import Batcher
-from albert_serve.bundle.catalog import read_catalogue
+from albert_serve.bundle.catalog import open_model, read_catalogue
 from albert_serve.default_bundle import default_bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
@@ -132,7 +132,7 @@ def _default() -> Path:
 def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
     settings = Settings.model_construct(bundle=bundle, deadline_s=_UNLIMITED_S)
     [spec] = read_catalogue(settings).specs.values()
-    opened = spec.open_bundle()
+    opened = open_model(spec)
     engine = Engine.open(opened, options)
     engine.warm_up()
     tasks = load_tasks(opened, device=engine.device)

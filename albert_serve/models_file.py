@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 
 import yaml  # type: ignore[import-untyped]
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from albert_serve.config import Precision
-from albert_serve.errors import ConfigError
+from albert_serve.errors import ConfigError, describe_faults
 from albert_serve.files import read_small_file
 
 # Names that URLs, metric labels and log lines can contain without escaping.
@@ -34,20 +34,22 @@ _MAX_BYTES: Final = 1 << 20
 _ModelName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
-class _ModelEntry(BaseModel):
-    """One model.
+class ModelSpec(BaseModel):
+    """A configured model.
 
     Attributes:
-        bundle: its folder, or its tag in the model store.
-        precision: what the bundle must have; any, where it is left out.
-        threads: of one run; by default those of the service.
+        name: the name in requests; of a models file, its key.
+        bundle: its folder, or its tag in BentoML's model store.
+        precision: the bundle's required precision; None for any.
+        num_threads: threads of one run; None for the service's setting.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    name: str = ""
     bundle: Path
     precision: Precision | None = None
-    threads: int | None = Field(None, ge=1, le=1024)
+    num_threads: int | None = Field(None, alias="threads", ge=1, le=1024)
 
 
 class _ModelsFile(BaseModel):
@@ -61,7 +63,7 @@ class _ModelsFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    models: dict[_ModelName, _ModelEntry] = Field(min_length=1)
+    models: dict[_ModelName, ModelSpec] = Field(min_length=1)
     default: str | None = None
     workers: int | None = Field(None, ge=1, le=256)
 
@@ -97,13 +99,13 @@ def read_models_file(file: Path) -> _ModelsFile:
         raise ConfigError(f"the models in {file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{file} lists no models: {_told(error)}") from error
-    except (ValueError, RecursionError) as error:  # numbers or nesting that no such file has
+    except ValueError as error:
+        raise ConfigError(f"{file} lists no models: {describe_faults(error)}") from error
+    except RecursionError as error:  # nesting that no such file has
         raise ConfigError(f"{file} lists no models: {error}") from error
     models = {
-        name: entry.model_copy(update={"bundle": _in_folder(entry.bundle, file.parent)})
-        for name, entry in read.models.items()
+        name: spec.model_copy(update={"name": name, "bundle": _in_folder(spec.bundle, file.parent)})
+        for name, spec in read.models.items()
     }
     return read.model_copy(update={"models": models})
 
@@ -134,11 +136,3 @@ def packed_bundles(bento: Path) -> list[Path]:
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
     return [Path(f"{STORE_PREFIX}{tag}") for tag in tags]
-
-
-def _told(error: ValidationError) -> str:
-    """Return the location and text of each error, in one line."""
-    return "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
-        for fault in error.errors(include_url=False, include_input=False)
-    )

@@ -30,7 +30,6 @@ from albert_serve.api.schemas import (
     TextClassificationReply,
 )
 from albert_serve.errors import AlbertServeError
-from albert_serve.runtime.ort import check_runtime
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, PageOrigins, cors_options
 from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, endpoint
@@ -122,7 +121,6 @@ class Serving:
     def check() -> None:
         """Check the settings and bundles before any process starts."""
         try:
-            check_runtime()
             check_command_line()
             settings = Settings.from_environment()
             configure_logs(settings.log_format)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import tokenizers
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 
@@ -29,7 +28,6 @@ from albert_serve.errors import (
 
 # In order of their ids, 0 to 4, which every ALBERT vocabulary has.
 SPECIAL_TOKENS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-_PAD_ID, _UNK_ID, _CLS_ID, _SEP_ID, _MASK_ID = range(len(SPECIAL_TOKENS))
 # Of one text. English of a million characters has half as many.
 MAX_TOKENS: Final = 1 << 19
 # One character may stand for up to 18, as U+FDFA does: a text that is small is a large one then.
@@ -67,7 +65,13 @@ class Encoding:
 
 
 class AlbertTokenizer:
-    """Encodes and decodes with one vocabulary. Safe to use from many threads."""
+    """Encodes and decodes with one vocabulary. Safe to use from many threads.
+
+    `[CLS]` begins every encoding, and `[SEP]` ends each of its texts.
+    """
+
+    pad_id, unk_id, cls_id, sep_id, mask_id = range(len(SPECIAL_TOKENS))
+    mask_token = SPECIAL_TOKENS[mask_id]
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Take a tokenizer whose first five ids are ALBERT's special tokens.
@@ -107,31 +111,6 @@ class AlbertTokenizer:
         except BundleCorruptError as error:
             raise BundleCorruptError(f"{file}: {error}") from error
 
-    @property
-    def pad_id(self) -> int:
-        """Id of `<pad>`."""
-        return _PAD_ID
-
-    @property
-    def cls_id(self) -> int:
-        """Id of `[CLS]`, which begins every encoding."""
-        return _CLS_ID
-
-    @property
-    def sep_id(self) -> int:
-        """Id of `[SEP]`, which ends each text of an encoding."""
-        return _SEP_ID
-
-    @property
-    def mask_id(self) -> int:
-        """Id of `[MASK]`."""
-        return _MASK_ID
-
-    @property
-    def mask_token(self) -> str:
-        """The string that marks a masked token in a text."""
-        return SPECIAL_TOKENS[_MASK_ID]
-
     def encode(self, text: str, pair: str | None = None) -> Encoding:
         """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`; never truncated.
 
@@ -155,7 +134,8 @@ class AlbertTokenizer:
             TextTooLongError: it has more tokens than any task reads.
         """
         _check_text(text)
-        encoded = self.encode_raw(text)
+        # As a batch of one: only batch encoding releases the GIL.
+        (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         num_tokens = len(encoded)
         if num_tokens > MAX_TOKENS:
             raise TextTooLongError(
@@ -166,7 +146,7 @@ class AlbertTokenizer:
         return Encoding(
             ids=encoded.ids,
             types=[0] * num_tokens,
-            offsets=_fit_offsets(text, encoded.offsets),
+            offsets=[_fit_range(text, start, end) for start, end in encoded.offsets],
         )
 
     def least_num_tokens(self, text: str) -> int:
@@ -181,27 +161,17 @@ class AlbertTokenizer:
         num_others = len(text) - len(ascii_only)
         return max(0, num_known - num_others) // self._max_token_chars
 
-    def encode_raw(self, text: str) -> tokenizers.Encoding:
-        """Return the library's encoding, of the tokens of `encode_plain`.
-
-        Unlike the offsets of `Encoding`, its offsets have a space before a word where the library
-        has it, and the accents of a last character only where it has them. Words are between white
-        space. The text is one that `encode_plain` has taken.
-        """
-        # As a batch of one: only batch encoding releases the GIL.
-        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
-
     def build(self, first: Encoding, second: Encoding | None = None) -> Encoding:
         """Put [CLS] and [SEP] around plain encodings, or slices of them."""
         built = Encoding(
-            ids=[_CLS_ID, *first.ids, _SEP_ID],
+            ids=[self.cls_id, *first.ids, self.sep_id],
             types=[0] * (len(first) + 2),
             offsets=[(0, 0), *first.offsets, (0, 0)],
         )
         if second is None:
             return built
         return Encoding(
-            ids=[*built.ids, *second.ids, _SEP_ID],
+            ids=[*built.ids, *second.ids, self.sep_id],
             types=[*built.types, *[1] * (len(second) + 1)],
             offsets=[*built.offsets, *second.offsets, (0, 0)],
         )
@@ -228,17 +198,6 @@ class AlbertTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=not keep_special)
 
 
-def count_normalised(text: str) -> int:
-    """Return the length of a text with characters like U+FDFA, which stands for 18, written out."""
-    if text.isascii():
-        return len(text)
-    # Character by character: to normalise a text takes the square of its marks in a row.
-    return sum(
-        number * len(unicodedata.normalize("NFKC", character))
-        for character, number in Counter(text).items()
-    )
-
-
 def _check_vocabulary(tokenizer: Tokenizer) -> None:
     first_ids = tuple(tokenizer.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
     if first_ids != SPECIAL_TOKENS:
@@ -250,7 +209,8 @@ def _check_vocabulary(tokenizer: Tokenizer) -> None:
         raise BundleCorruptError(
             f"{len(ids)} tokens have ids up to {max(ids)}; each id needs a token of its own"
         )
-    if tokenizer.encode(SPECIAL_TOKENS[_MASK_ID], add_special_tokens=False).ids != [_MASK_ID]:
+    mask = AlbertTokenizer.mask_token
+    if tokenizer.encode(mask, add_special_tokens=False).ids != [AlbertTokenizer.mask_id]:
         raise BundleCorruptError(
             "[MASK] in a text is not read as one token; is it a special token?"
         )
@@ -296,7 +256,11 @@ def _check_text(text: str) -> None:
         ) from error
     if len(text) * _MAX_EXPANSION <= _MAX_NORMALISED_CHARS or text.isascii():
         return
-    num_chars = count_normalised(text)
+    # Character by character: to normalise a text takes the square of its marks in a row.
+    num_chars = sum(
+        number * len(unicodedata.normalize("NFKC", character))
+        for character, number in Counter(text).items()
+    )
     if num_chars > _MAX_NORMALISED_CHARS:
         raise TextTooLongError(
             f"a text of {len(text)} characters stands for {num_chars}, with those like U+FDFA "
@@ -304,15 +268,11 @@ def _check_text(text: str) -> None:
         )
 
 
-def _fit_offsets(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Offsets without white space around, and with the accents of the last character.
+def _fit_range(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return offsets without white space around, and with the accents of the last character.
 
     Normalisation drops accents, so that without this "cafe" + U+0301 would end before its accent.
     """
-    return [_fit_range(text, start, end) for start, end in offsets]
-
-
-def _fit_range(text: str, start: int, end: int) -> tuple[int, int]:
     while start < end - 1 and text[start].isspace():
         start += 1
     while start < end - 1 and text[end - 1].isspace():

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import yaml  # type: ignore[import-untyped]
 
-from albert_serve.bundle.figures import is_number
-from albert_serve.bundle.manifest import Manifest, needed_shapes
+from albert_serve.bundle.manifest import AGREEMENT, Manifest, needed_shapes
 from albert_serve.config import AlbertConfig
 from albert_serve.files import read_small_file
 
@@ -21,14 +19,31 @@ _MAX_CARD_BYTES: Final = 1 << 20
 # Reading takes some 0.1 s. libyaml would be faster, but lists in lists end its process.
 _MAX_METADATA_CHARS: Final = 1 << 16
 _FENCE: Final = "---\n"
-_MAX_FIGURES: Final = 200
-_MAX_STAGES: Final = 100
-_MAX_NAMES: Final = 20
-_MAX_CHARS: Final = 200
 # The keys of a training stage, and of its settings, that name data.
 _DATA_KEYS: Final = (
     *("corpus", "data", "pretraining", "text_classification", "question_answering"),
     "multiple_choice",
+)
+
+
+# Names in `Manifest.evaluation`, which `training.evaluate` gives: the beginning of a task's
+# figures, the name of its count, and what makes a percentage of a figure.
+_EVALUATED: Final[dict[str, tuple[str, str, float]]] = {
+    "fill-mask": ("masked", "tokens", 100.0),
+    "sentence-order": ("sentence_order", "pairs", 100.0),
+    "text-classification": ("text_classification", "texts", 100.0),
+    "multiple-choice": ("multiple_choice", "questions", 100.0),
+    "question-answering": ("question_answering", "questions", 1.0),
+}
+# The figures by name, of which the first that a task has is shown. Of one label a text, Matthews'
+# coefficient is there only where it is the official metric.
+_METRICS: Final = (
+    ("matthews_correlation", "Matthews correlation"),
+    ("accuracy", "accuracy"),
+    ("micro_f1", "micro-F1"),
+    ("pearson", "Pearson"),
+    ("spearman", "Spearman"),
+    ("f1", "F1"),
 )
 
 
@@ -65,10 +80,42 @@ def count_parameters(config: AlbertConfig, manifest: Manifest) -> int:
 
 def read_figures(manifest: Manifest) -> dict[str, float]:
     """Return the numbers among the results on held-out data, by name."""
-    figures = {
-        name: float(value) for name, value in manifest.evaluation.items() if is_number(value)
-    }
-    return dict(islice(figures.items(), _MAX_FIGURES))
+    return {name: float(value) for name, value in manifest.evaluation.items() if _is_number(value)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskFigure:
+    """A task's metric on labelled data.
+
+    Attributes:
+        metric: such as "accuracy" or "F1".
+        percent: its value, at most 100; a correlation may be negative.
+        count: the number of answers.
+    """
+
+    metric: str
+    percent: float
+    count: int
+
+
+def read_figure(manifest: Manifest, head: str) -> TaskFigure | None:
+    """Return a head's figure, of held-out data if there is one, else of export; None without.
+
+    How often a bundle agrees with torch says nothing of its answers, and is passed over.
+    """
+    task, _, name = head.partition("/")
+    if task in _EVALUATED:
+        prefix, counted, factor = _EVALUATED[task]
+        prefix = f"{prefix}/{name}" if name else prefix
+        count = manifest.evaluation.get(f"{prefix}_{counted}")
+        for figure, metric in _METRICS:
+            value = manifest.evaluation.get(f"{prefix}_{figure}")
+            if _is_number(value) and _is_number(count):
+                return TaskFigure(metric=metric, percent=factor * float(value), count=int(count))
+    measured = manifest.head_quality.get(head)
+    if measured is None or measured.metric == AGREEMENT:
+        return None
+    return TaskFigure(metric=measured.metric, percent=measured.bundle, count=measured.count)
 
 
 def read_stages(manifest: Manifest) -> list[dict[str, Any]]:
@@ -76,8 +123,7 @@ def read_stages(manifest: Manifest) -> list[dict[str, Any]]:
 
     Before an average of several models stand the stages of all of them, each stage once.
     """
-    stages = _distinct_stages(manifest.provenance.get("training"), [])
-    return [_stage(stage) for stage in islice(stages, _MAX_STAGES)]
+    return [_stage(each) for each in _distinct_stages(manifest.provenance.get("training"), [])]
 
 
 def _distinct_stages(history: object, seen: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -97,14 +143,14 @@ def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:
     counts = {
         key: round(stage[key])
         for key in ("steps", "tokens", "seconds")
-        if is_number(stage.get(key))
+        if _is_number(stage.get(key))
     }
     settings = stage.get("settings")
     settings = settings if isinstance(settings, dict) else {}
     data = [name for key in _DATA_KEYS for name in _names(stage.get(key) or settings.get(key))]
     program = stage.get("program")
     return {
-        "program": program[:_MAX_CHARS] if isinstance(program, str) else "unknown",
+        "program": program if isinstance(program, str) else "unknown",
         **counts,
         "data": data,
     }
@@ -127,5 +173,11 @@ def _front_matter(text: str) -> str:
 
 def _names(value: object) -> list[str]:
     names = value if isinstance(value, list) else [value]
-    shown = [name for name in names if isinstance(name, str) and name]
-    return [name[:_MAX_CHARS] for name in shown[:_MAX_NAMES]]
+    return [name for name in names if isinstance(name, str) and name]
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a manifest is a finite number, of a size that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300

@@ -11,44 +11,27 @@ from pathlib import Path
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
 from albert_serve.bundle.store import locate
-from albert_serve.config import Precision
 from albert_serve.errors import BundleError, ConfigError
-from albert_serve.models_file import NAME_PATTERN, read_models_file, store_tag
+from albert_serve.models_file import NAME_PATTERN, ModelSpec, read_models_file, store_tag
 from albert_serve.settings import Settings
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """A configured model.
+def open_model(spec: ModelSpec) -> Bundle:
+    """Open a model's bundle and verify every byte; a tag is looked up each time.
 
-    Attributes:
-        name: the name in requests.
-        bundle: its folder, or its tag in BentoML's model store.
-        precision: the bundle's required precision; None for any.
-        num_threads: threads of one run; None for the service's setting.
+    Raises:
+        BundleError: it cannot be opened, or has another precision.
     """
-
-    name: str
-    bundle: Path
-    precision: Precision | None = None
-    num_threads: int | None = None
-
-    def open_bundle(self) -> Bundle:
-        """Open the bundle and verify every byte; a tag is looked up each time.
-
-        Raises:
-            BundleError: it cannot be opened, or has another precision.
-        """
-        bundle = Bundle.open(locate(self.bundle))
-        stored = bundle.manifest.precision
-        if self.precision not in (None, stored):
-            raise BundleError(
-                f"model {self.name} is to be {self.precision}, and {self.bundle} is {stored}; "
-                f"export it with --precision {self.precision}, or name another bundle"
-            )
-        return bundle
+    bundle = Bundle.open(locate(spec.bundle))
+    stored = bundle.manifest.precision
+    if spec.precision not in (None, stored):
+        raise BundleError(
+            f"model {spec.name} is to be {spec.precision}, and {spec.bundle} is {stored}; "
+            f"export it with --precision {spec.precision}, or name another bundle"
+        )
+    return bundle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +66,7 @@ class Catalogue:
         errors: dict[str, Exception] = {}
         for name, spec in self.specs.items():
             try:
-                bundles[name] = spec.open_bundle()
+                bundles[name] = open_model(spec)
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 errors[name] = error
         return bundles, errors
@@ -101,25 +84,23 @@ def read_catalogue(settings: Settings) -> Catalogue:
     Raises:
         ConfigError: there is no model, or the models file is invalid.
     """
+    chosen = None
     if settings.models is None:
         assert settings.bundle is not None
         tag = store_tag(settings.bundle)
         # The name is the link's own: its target may change.
         name = tag.partition(":")[0] if tag else Path(os.path.abspath(settings.bundle)).name
-        return _catalogue([ModelSpec(name=name, bundle=settings.bundle)], settings)
-    if settings.models.is_dir():
-        return _catalogue(_read_folder(settings.models), settings)
-    listed = read_models_file(settings.models)
-    specs = [
-        ModelSpec(
-            name=name,
-            bundle=entry.bundle,
-            precision=entry.precision,
-            num_threads=entry.threads,
-        )
-        for name, entry in listed.models.items()
-    ]
-    return _catalogue(specs, settings, listed.default)
+        specs = [ModelSpec(name=name, bundle=settings.bundle)]
+    elif settings.models.is_dir():
+        specs = _read_folder(settings.models)
+    else:
+        listed = read_models_file(settings.models)
+        specs, chosen = [*listed.models.values()], listed.default
+    return Catalogue(
+        specs={spec.name: spec for spec in specs},
+        chosen=chosen,
+        preferred=settings.default_model,
+    )
 
 
 def _read_folder(folder: Path) -> list[ModelSpec]:
@@ -139,11 +120,3 @@ def _read_folder(folder: Path) -> list[ModelSpec]:
                 raise ConfigError(reason)
             _logger.error("a bundle is not served: %s", reason)
     return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in named]
-
-
-def _catalogue(specs: list[ModelSpec], settings: Settings, chosen: str | None = None) -> Catalogue:
-    return Catalogue(
-        specs={spec.name: spec for spec in specs},
-        chosen=chosen,
-        preferred=settings.default_model,
-    )

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from albert_serve.bundle.card import CARD_FILE
-from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, Bundle
+from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle, Manifest
 from albert_serve.errors import BundleError, BundleMissingError, ConfigError
-from albert_serve.models_file import STORE_MODULE, STORE_PREFIX, store_tag
+from albert_serve.models_file import STORE_MODULE, store_tag
 
 if TYPE_CHECKING:
     from bentoml import Tag
@@ -102,7 +102,7 @@ def _save(bundle: Bundle, tag: Tag) -> None:
         module=STORE_MODULE,
         api_version="v1",
         labels={"precision": manifest.precision, "tasks": ",".join(manifest.tasks)},
-        metadata=_metadata(bundle),
+        metadata=_shown(manifest),
         context=ModelContext(framework_name=STORE_MODULE, framework_versions={}),
         signatures={},
     )
@@ -124,26 +124,8 @@ def _save(bundle: Bundle, tag: Tag) -> None:
         raise
 
 
-def _metadata(bundle: Bundle) -> dict[str, Any]:
-    manifest, config = bundle.manifest, bundle.config
-    return {
-        "revision": manifest.revision,
-        "tasks": {
-            name: {"labels": task.labels or [], "outputs": task.num_outputs}
-            for name, task in manifest.heads.items()
-        },
-        "precision": manifest.precision,
-        "sizes": {
-            "hidden_size": config.hidden_size,
-            "num_layers": config.num_layers,
-            "vocab_size": config.vocab_size,
-            "max_positions": config.max_positions,
-            "weights_bytes": manifest.files[WEIGHTS_FILE].size,
-        },
-        "evaluation": manifest.evaluation,
-    }
-
-
-def reference(tag: str) -> str:
-    """Return what names a stored bundle where a bundle's folder may be named."""
-    return f"{STORE_PREFIX}{tag}"
+def _shown(manifest: Manifest) -> dict[str, Any]:
+    """Return what `bentoml models get` shows of a bundle."""
+    fields = {"config", "tasks", "precision", "evaluation"}
+    content = manifest.model_dump(mode="json", include=fields, exclude_none=True)
+    return {"revision": manifest.revision, **content}

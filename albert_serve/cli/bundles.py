@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.bundle.store import import_bundle, locate, reference
+from albert_serve.bundle.store import import_bundle, locate
 from albert_serve.cli.options import (
     add_command,
     add_runtime_options,
@@ -20,8 +20,9 @@ from albert_serve.cli.options import (
     one_bundle,
 )
 from albert_serve.doctor.description import describe_bundle
-from albert_serve.doctor.measurement import measure_bundle, measurement_text
-from albert_serve.doctor.overview import description_text
+from albert_serve.doctor.layout import content_text
+from albert_serve.doctor.measurement import measure_bundle
+from albert_serve.models_file import STORE_PREFIX
 from albert_serve.settings import Settings
 
 _INFO_EXAMPLES: Final = """\
@@ -90,24 +91,24 @@ def add_import(commands: Any) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    described = describe_bundle(Bundle.open(locate(downloaded(options.bundle))))
-    print(_as_json(asdict(described)) if options.json else description_text(described))
+    _print(describe_bundle(Bundle.open(locate(downloaded(options.bundle)))), options)
     return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(chosen(options))
     measured = measure_bundle(one_bundle(settings), settings.runtime, settings.num_workers)
-    print(_as_json(asdict(measured)) if options.json else measurement_text(measured))
+    _print(asdict(measured), options)
     return 0
 
 
 def _import(options: argparse.Namespace) -> int:
     check_home()
     tag = import_bundle(downloaded(options.bundle), options.tag)
-    print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {reference(tag)}")
+    print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {STORE_PREFIX}{tag}")
     return 0
 
 
-def _as_json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False)
+def _print(content: dict[str, Any], options: argparse.Namespace) -> None:
+    as_json = json.dumps(content, indent=2, ensure_ascii=False)
+    print(as_json if options.json else content_text(content))

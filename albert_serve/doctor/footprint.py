@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle
 from albert_serve.errors import AlbertServeError, EngineError
@@ -20,6 +21,7 @@ from albert_serve.settings import RuntimeOptions
 
 # Processes that take longer are killed, so that a measurement never hangs.
 _TIMEOUT_S: Final = 300.0
+_STATUS: Final = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,52 +43,34 @@ class Memory:
     peak_bytes: int
 
 
-def read_memory(process: Path = Path("/proc/self")) -> Memory | None:
-    """Return the memory of this process; None if the system does not report it.
+def read_memory() -> Memory:
+    """Return the memory of this process.
 
-    Args:
-        process: the process' folder in /proc.
+    Raises:
+        EngineError: the system does not tell.
     """
-    try:
-        sizes = _read_sizes(process / "smaps_rollup") | _read_sizes(process / "status")
-        return Memory(
-            pss_bytes=sizes["Pss"],
-            private_bytes=sizes["Private_Clean"] + sizes["Private_Dirty"],
-            shared_bytes=sizes["Shared_Clean"] + sizes["Shared_Dirty"],
-            anonymous_bytes=sizes["Anonymous"],
-            peak_bytes=sizes["VmHWM"],
-        )
-    except (OSError, KeyError):
-        return None
+    full = psutil.Process().memory_full_info()
+    if not hasattr(full, "pss"):
+        raise EngineError("this system does not tell the memory of a process; only Linux does")
+    return Memory(
+        pss_bytes=full.pss,
+        private_bytes=full.uss,
+        shared_bytes=full.rss - full.uss,
+        anonymous_bytes=full.rss - full.shared,
+        peak_bytes=_peak_bytes(),
+    )
 
 
-def _mapped_pss_bytes(names: Collection[str], process: Path = Path("/proc/self")) -> int:
-    """Return this process' PSS of mapped files of these names; 0 if it is not reported.
-
-    Args:
-        process: the process' folder in /proc.
-    """
-    total_bytes, counts = 0, False
-    try:
-        lines = (process / "smaps").read_text(errors="replace").splitlines()
-    except OSError:
-        return 0
-    for line in lines:
-        if line.startswith("Pss:") and counts:
-            total_bytes += 1024 * int(line.split()[1])
-        elif re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            counts = line.rpartition("/")[2] in names
-    return total_bytes
+def _peak_bytes() -> int:
+    # The ru_maxrss of getrusage would count what the parent had before it started this process.
+    [line] = [each for each in _STATUS.read_text().splitlines() if each.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])
 
 
-def _read_sizes(file: Path) -> dict[str, int]:
-    """Return the values of lines "Name: N kB", in bytes."""
-    fields = [line.split() for line in file.read_text().splitlines()]
-    return {
-        words[0].removesuffix(":"): 1024 * int(words[1])
-        for words in fields
-        if len(words) == 3 and words[2] == "kB"
-    }
+def _mapped_pss_bytes(names: Collection[str]) -> int:
+    """Return this process' PSS of mapped files of these names."""
+    maps = psutil.Process().memory_maps()
+    return sum(each.pss for each in maps if Path(each.path).name in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,20 +189,13 @@ def _serve(parent: Connection, folder: Path, options: RuntimeOptions) -> None:
 
 def _steps(folder: Path, options: RuntimeOptions) -> Iterator[object]:
     """Yield the memory, the seconds and bytes of making sessions, the memory, the mapped bytes."""
-    yield _memory_now()
+    yield read_memory()
     bundle = Bundle.open(folder)
-    before, started_s = _memory_now(), time.perf_counter()
+    before, started_s = read_memory(), time.perf_counter()
     engine = Engine.open(bundle, options)
     sessions_s = time.perf_counter() - started_s
-    packed_bytes = max(0, _memory_now().anonymous_bytes - before.anonymous_bytes)
+    packed_bytes = max(0, read_memory().anonymous_bytes - before.anonymous_bytes)
     engine.warm_up()
     yield sessions_s, packed_bytes
-    yield _memory_now()
+    yield read_memory()
     yield _mapped_pss_bytes((WEIGHTS_FILE, PACKED_FILE))
-
-
-def _memory_now() -> Memory:
-    memory = read_memory()
-    if memory is None:
-        raise EngineError("this system does not tell the memory of a process; only Linux does")
-    return memory

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.doctor.footprint import Footprint, measure_footprint, read_memory
-from albert_serve.doctor.layout import columns, in_bytes, rounded, section, table
+from albert_serve.doctor.footprint import Footprint, measure_footprint
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import processor_name
@@ -89,7 +89,7 @@ def measure_bundle(bundle: Bundle, options: RuntimeOptions, num_workers: int = 1
         BundleError: the runtime refuses the bundle.
         EngineError: it cannot be run, or a process that opened it ended.
     """
-    tells = read_memory() is not None
+    tells = sys.platform == "linux"
     footprint = measure_footprint(bundle, options, 1) if tells else None
     workers = measure_footprint(bundle, options, num_workers) if tells and num_workers > 1 else None
     engine = Engine.open(bundle, options)
@@ -156,60 +156,3 @@ def _random_inputs(vocab_size: int, num_sequences: int, num_tokens: int) -> Sequ
         )
         for _ in range(num_sequences)
     ]
-
-
-def measurement_text(measured: Measurement) -> str:
-    """Return the measurements as text."""
-    weights = in_bytes(measured.weights_bytes)
-    run = [
-        ("device", measured.device),
-        ("processor", f"{measured.processor}, {measured.num_usable_cpus} usable CPUs"),
-        ("workers", str(measured.num_workers)),
-        ("threads", f"{measured.threads} of each worker"),
-        ("packed weights", measured.prepack),
-    ]
-    footprints = [each for each in (measured.footprint, measured.workers_footprint) if each]
-    memory = [line for each in footprints for line in _footprint_lines(each)]
-    return "\n".join(
-        [
-            f"{measured.folder}: {measured.precision}, {weights} of weights",
-            *section("how it is run", columns(run)),
-            *section("memory", memory or ["not measured: this system does not tell it"]),
-            *section("speed", _speed_lines(measured.speeds)),
-        ]
-    )
-
-
-def _footprint_lines(footprint: Footprint) -> Iterator[str]:
-    names = {
-        "PSS (a shared page divided)": "pss_bytes",
-        "private pages": "private_bytes",
-        "pages of no file": "anonymous_bytes",
-        "pages shared with others": "shared_bytes",
-        "all at the peak": "peak_bytes",
-    }
-    states = (footprint.before, footprint.after)
-    rows = [
-        (name, *(in_bytes(getattr(memory, key)) for memory in states))
-        for name, key in names.items()
-    ]
-    count = footprint.num_processes
-    who = "one process" if count == 1 else f"{count} processes"
-    yield from table((who, "before opening", "after a run of all tasks"), rows)
-    added, weights = map(in_bytes, (footprint.bundle_pss_bytes, footprint.weights_pss_bytes))
-    yield f"the bundle adds {added}, {footprint.bundle_over_weights:.2f} times the weight file"
-    yield f"of that weights: {weights}, {footprint.weights_over_file:.2f} times"
-    yield f"sessions were made in {footprint.sessions_s:.3f} s"
-
-
-def _speed_lines(speeds: list[_Speed]) -> list[str]:
-    rows = [
-        (
-            f"{speed.num_sequences} x {speed.num_tokens}",
-            rounded(speed.median_ms),
-            rounded(speed.tokens_per_s),
-            str(speed.num_runs),
-        )
-        for speed in speeds
-    ]
-    return table(("tokens", "ms, median", "tokens/s", "runs"), rows)

@@ -19,17 +19,14 @@ from albert_serve.errors import EngineError
 _T = TypeVar("_T")
 
 PROVIDER: Final = "CUDAExecutionProvider"
-# The compute capabilities that onnxruntime-gpu 1.31 has kernels for; it has no PTX for others.
-CAPABILITIES: Final = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
 _OLDEST_DRIVER: Final = 580  # of CUDA 13
 _CUDA_MAJOR: Final = 13
 NO_DRIVER: Final = "no NVIDIA driver is installed"
-# Attributes of a device, as the driver numbers them.
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 ADVICE: Final = (
     "CUDA 13 and cuDNN 9 come with make serve-gpu, or pip install '.[gpu]' in the checkout; "
     f"the NVIDIA driver must be {_OLDEST_DRIVER} or newer, "
-    f"the compute capability {', '.join(CAPABILITIES)}"
+    # onnxruntime-gpu 1.31 has kernels for these, and no PTX for others.
+    "the compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 12.0"
 )
 # A capture fails if another thread allocates, frees or copies device memory meanwhile, and a
 # captured graph belongs to its thread. So this thread makes all calls of this process.
@@ -59,19 +56,6 @@ def no_cuda_reason() -> str | None:
 def cannot_be_used(reason: str) -> EngineError:
     """Return the error of CUDA that was asked for by name."""
     return EngineError(f"CUDA is asked for and cannot be used: {reason}. {ADVICE}")
-
-
-def compute_capability() -> str | None:
-    """Return the compute capability of device 0, such as "8.0"; None where the driver has none."""
-    with contextlib.suppress(OSError):
-        driver = ctypes.CDLL("libcuda.so.1")
-        major, minor = ctypes.c_int(0), ctypes.c_int(0)
-        failed = driver.cuInit(0)
-        failed |= driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, 0)
-        failed |= driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, 0)
-        if not failed:
-            return f"{major.value}.{minor.value}"
-    return None
 
 
 def cuda_provider(*, captures: bool) -> dict[str, str]:

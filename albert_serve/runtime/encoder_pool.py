@@ -29,28 +29,21 @@ _ACTIVATION_BYTES: Final = 8 << 20
 _Key: TypeAlias = tuple[str, str, str, RuntimeOptions]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ParallelSessions:
-    """A single-threaded encoder session that runs one batch on each thread of the pool.
-
-    With several batches this is faster than running them one after another on all threads, because
-    no operator ends with a barrier. Its weights are shared pre-packed pages.
-    """
-
-    encoder: Encoder
-    pool: ThreadPoolExecutor
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class OpenEncoder:
     """An open encoder.
 
+    With several batches one on each thread is faster than one after another on all threads, because
+    no operator ends with a barrier. The weights of both sessions are shared pre-packed pages.
+
     Attributes:
-        parallel: runs several batches at once; None where that is not possible.
+        single: runs a batch on one thread; None where weights are not shared.
+        threads: those that run one batch each.
     """
 
     encoder: Encoder
-    parallel: _ParallelSessions | None = None
+    single: Encoder | None = None
+    threads: ThreadPoolExecutor | None = None
 
 
 class EncoderPool:
@@ -92,12 +85,12 @@ def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
         )
         return OpenEncoder(encoder=BucketedEncoder(session, bundle.config))
     packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
-    parallel = None
-    if packed is not None and options.threads > 1:
-        single = _open_cpu(bundle, replace(options, num_threads=1), packed)
-        parallel = _ParallelSessions(encoder=single, pool=ThreadPoolExecutor(options.threads))
     encoder = _open_cpu(bundle, options, packed)
-    return OpenEncoder(encoder=encoder, parallel=parallel)
+    if packed is None or options.threads == 1:
+        return OpenEncoder(encoder=encoder)
+    single = _open_cpu(bundle, replace(options, num_threads=1), packed)
+    threads = ThreadPoolExecutor(options.threads)
+    return OpenEncoder(encoder=encoder, single=single, threads=threads)
 
 
 def _open_cpu(bundle: Bundle, options: RuntimeOptions, packed: Path | None) -> CpuEncoder:

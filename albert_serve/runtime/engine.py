@@ -9,7 +9,6 @@ head.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import weakref
@@ -27,10 +26,8 @@ from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError, EngineError, InvalidInputError, NotFoundError
 from albert_serve.runtime.cuda import (
     ADVICE,
-    CAPABILITIES,
     NO_DRIVER,
     cannot_be_used,
-    compute_capability,
     cuda_provider,
     later_on_cuda_thread,
     no_cuda_reason,
@@ -39,7 +36,6 @@ from albert_serve.runtime.cuda import (
 from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
 from albert_serve.runtime.encoders import CpuEncoder, Encoder, PaddedBatch
 from albert_serve.runtime.ort import (
-    check_runtime,
     cuda_options,
     has_dot_products,
     head_options,
@@ -108,10 +104,8 @@ class Engine:
         Raises:
             BundleError: the bundle cannot be opened.
             BundleCorruptError: the runtime refuses one of its graphs.
-            EngineError: this onnxruntime is too old to share weights, or the device is to be CUDA,
-                which cannot be used.
+            EngineError: the device is to be CUDA, which cannot be used.
         """
-        check_runtime()
         options = options or RuntimeOptions()
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         pool = pool or EncoderPool()
@@ -148,25 +142,17 @@ class Engine:
             raise cannot_be_used(reason) from cause
         if cls._has_used_cuda:  # a reload must not move a model to the CPU unnoticed
             raise EngineError(f"the model cannot be opened on CUDA: {reason}") from cause
-        _log_reason(reason)
+        if reason == NO_DRIVER:
+            _LOG.info("running on the CPU: %s", reason)
+        else:
+            _LOG.warning("running on the CPU: %s. %s", reason, ADVICE)
         return None
 
     @classmethod
     def _open_on(
         cls, device: str, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool
     ) -> Engine:
-        names = bundle.manifest.heads
-        if device == "cuda":
-            provider = cuda_provider(captures=False)
-            heads = {
-                name: open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
-                for name in names
-            }
-        else:
-            heads = {
-                name: open_session(bundle.head_file(name), head_options(), folds=False)
-                for name in names
-            }
+        heads = {name: _open_head(bundle, name, device) for name in bundle.manifest.heads}
         return cls(bundle.config, pool.open(bundle, options, device), heads, device=device)
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -224,13 +210,11 @@ class Engine:
     def _run_groups(
         self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
     ) -> Iterable[list[Logits]]:
-        """Return the logits of each group: several in parallel sessions, one on all threads."""
+        """Return the logits of each group: several beside each other, one on all threads."""
         batches = [[inputs[i] for i in group] for group in groups]
-        parallel = self._encoder.parallel
-        if parallel is not None and len(batches) > 1:
-            return parallel.pool.map(
-                lambda batch: self._run_group(parallel.encoder, batch), batches
-            )
+        single, threads = self._encoder.single, self._encoder.threads
+        if single is not None and threads is not None and len(batches) > 1:
+            return threads.map(lambda batch: self._run_group(single, batch), batches)
         return (self._run_group(self._encoder.encoder, batch) for batch in batches)
 
     def _run_group(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -295,6 +279,13 @@ class Engine:
         _check_range("row", item.rows or [], num_tokens)
 
 
+def _open_head(bundle: Bundle, name: str, device: str) -> ort.InferenceSession:
+    if device == "cuda":
+        provider = cuda_provider(captures=False)
+        return open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
+    return open_session(bundle.head_file(name), head_options(), folds=False)
+
+
 def _warn_of_saturation(bundle: Bundle) -> None:
     if bundle.manifest.precision == "int8" and not has_dot_products():
         _LOG.warning(
@@ -305,23 +296,10 @@ def _warn_of_saturation(bundle: Bundle) -> None:
 
 
 def _describe(error: AlbertServeError) -> str:
-    """Return the reason of a failure on CUDA on one line, with the device's capability."""
+    """Return the reason of a failure on CUDA, which the runtime surrounds with C++ signatures."""
     text = " ".join(str(error).split())
-    if failure := _CUDA_FAILURE.search(text):
-        text = failure.group()  # the runtime surrounds it with C++ signatures
-    capability = compute_capability()
-    if capability is None or capability in CAPABILITIES:
-        return text
-    return f"{text} (the device has compute capability {capability})"
-
-
-@functools.cache
-def _log_reason(reason: str) -> None:
-    """Log once a process why CUDA is not used; a warning where there is a driver."""
-    if reason == NO_DRIVER:
-        _LOG.info("running on the CPU: %s", reason)
-    else:
-        _LOG.warning("running on the CPU: %s. %s", reason, ADVICE)
+    failure = _CUDA_FAILURE.search(text)
+    return failure.group() if failure else text
 
 
 def _encode(batch: PaddedBatch, run: Callable[[], _ResultT]) -> _ResultT:

@@ -19,26 +19,10 @@ from albert_serve.errors import BundleCorruptError, EngineError
 from albert_serve.runtime.cuda import PROVIDER
 from albert_serve.settings import RuntimeOptions
 
-# Older versions pack a shared weight once for each use: 24 copies of one layer.
-_OLDEST_RUNTIME: Final = (1, 31)
 # On a CPU SkipLayerNormalization takes 6 times as long as the operators that it replaces.
 _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
 _CPU_INFO: Final = Path("/proc/cpuinfo")
-
-
-def check_runtime() -> None:
-    """Refuse an onnxruntime that copies the shared layer once for each use.
-
-    Raises:
-        EngineError: onnxruntime is older than 1.31.
-    """
-    version = tuple(int(part) for part in ort.__version__.split(".")[:2])
-    if version < _OLDEST_RUNTIME:
-        raise EngineError(
-            f"onnxruntime {ort.__version__} copies a shared layer once for each use of it; "
-            "1.31 or newer is needed: pip install 'onnxruntime>=1.31'"
-        )
 
 
 def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:

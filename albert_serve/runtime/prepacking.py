@@ -7,7 +7,6 @@ runtime, in a folder named by their hash; it may be deleted at any time.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -19,7 +18,7 @@ from typing import Final
 import numpy as np
 import onnxruntime as ort
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.bundle.manifest import ENCODER_FILE, WEIGHTS_FILE, Bundle, FileEntry, file_entry
 from albert_serve.bundle.weights import WORDS, read_header, stored_name
@@ -30,28 +29,10 @@ from albert_serve.settings import RuntimeOptions
 _GRAPH: Final = "encoder.onnx"
 PACKED_FILE: Final = "encoder.data"
 _ENTRY: Final = "entry.json"
-_LAYOUT: Final = 1
+_ENTRY_TYPE: Final = TypeAdapter(dict[str, FileEntry])
+_LAYOUT: Final = 2
 _NUMPY_TYPES: Final = {"F32": np.float32, "F16": np.float16, "I8": np.int8}
 _logger = logging.getLogger(__name__)
-
-
-class _Entry(BaseModel):
-    """The sources of an entry, and its files."""
-
-    model_config = ConfigDict(frozen=True)
-
-    weights: str
-    graph: str
-    runtime: str
-    cpu: str
-    layout: int = _LAYOUT
-    files: dict[str, FileEntry] = {}
-
-    @property
-    def key(self) -> str:
-        """The name of the entry's folder."""
-        sources = json.dumps(self.model_dump(exclude={"files"}), sort_keys=True)
-        return hashlib.sha256(sources.encode()).hexdigest()[:32]
 
 
 def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
@@ -60,19 +41,21 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
     Returns None, and logs the reason, if the cache cannot be written.
     """
     assert options.cache_folder is not None
-    entry = _describe(bundle)
-    folder = options.cache_folder / entry.key
+    folder = options.cache_folder / _key(bundle)
     try:
-        if _is_whole(folder, entry):
+        if _is_whole(folder):
             return folder / _GRAPH
         options.cache_folder.mkdir(parents=True, exist_ok=True)
         # Of workers that start together, one packs and the others wait.
         with FileLock(options.cache_folder / ".lock"):
-            if not _is_whole(folder, entry):
-                _make(bundle, options, entry, folder)
-    except OSError as error:
+            if not _is_whole(folder):
+                _make(bundle, options, folder)
+    except (OSError, BundleCorruptError) as error:  # the second one if the runtime cannot write
         reason = " ".join(str(error).split())
-        _logger.warning("no packed weights are kept in %s: %s", options.cache_folder, reason)
+        _logger.warning(
+            "no packed weights are kept in %s (is there room for twice the weights?): %s",
+            *(options.cache_folder, reason),
+        )
         return None
     return folder / _GRAPH
 
@@ -92,27 +75,23 @@ def map_words(bundle: Bundle) -> tuple[str, ort.OrtValue]:
     return name, ort.OrtValue.ortvalue_from_numpy(pages)
 
 
-def _describe(bundle: Bundle) -> _Entry:
+def _key(bundle: Bundle) -> str:
+    """Return the name of the entry's folder: a hash of all that the packed weights depend on."""
     files = bundle.manifest.files
-    return _Entry(
-        weights=files[WEIGHTS_FILE].sha256,
-        graph=files[ENCODER_FILE].sha256,
-        runtime=ort.__version__,
-        cpu=cpu_name(),
-    )
+    sources = (files[WEIGHTS_FILE].sha256, files[ENCODER_FILE].sha256, ort.__version__, cpu_name())
+    return hashlib.sha256(json.dumps([_LAYOUT, *sources]).encode()).hexdigest()[:32]
 
 
-def _is_whole(folder: Path, expected: _Entry) -> bool:
-    """Whether an entry exists, has the expected sources, and matches its checksums."""
+def _is_whole(folder: Path) -> bool:
+    """Whether an entry exists and matches its checksums."""
     try:
-        entry = _Entry.model_validate_json((folder / _ENTRY).read_bytes())
-        same = entry.key == expected.key and {_GRAPH, PACKED_FILE} <= entry.files.keys()
-        return same and all(file_entry(folder / name) == file for name, file in entry.files.items())
+        entry = _ENTRY_TYPE.validate_json((folder / _ENTRY).read_bytes())
+        return all(file_entry(folder / name) == entry.get(name) for name in (_GRAPH, PACKED_FILE))
     except (OSError, ValidationError):
         return False
 
 
-def _make(bundle: Bundle, options: RuntimeOptions, entry: _Entry, folder: Path) -> None:
+def _make(bundle: Bundle, options: RuntimeOptions, folder: Path) -> None:
     """Write an entry to a temporary folder, and rename it when it is complete."""
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
@@ -124,35 +103,10 @@ def _make(bundle: Bundle, options: RuntimeOptions, entry: _Entry, folder: Path) 
             "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
         }.items():
             session_options.add_session_config_entry(key, value)
-        _write_packed(bundle.encoder_file, session_options)
+        open_session(bundle.encoder_file, session_options)
         files = {name: file_entry(partial / name) for name in (_GRAPH, PACKED_FILE)}
-        content = entry.model_copy(update={"files": files}).model_dump_json(indent=2)
-        (partial / _ENTRY).write_text(content, encoding="utf-8")
+        (partial / _ENTRY).write_bytes(_ENTRY_TYPE.dump_json(files, indent=2))
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    _remove_stale_entries(folder, entry)
-
-
-def _write_packed(graph: Path, options: ort.SessionOptions) -> None:
-    """Have the runtime write the packed weights.
-
-    Raises:
-        OSError: the runtime cannot write them.
-    """
-    try:
-        open_session(graph, options)
-    except BundleCorruptError as error:
-        raise OSError(
-            f"the runtime could not write them; is there room for twice the weights? ({error})"
-        ) from error
-
-
-def _remove_stale_entries(folder: Path, entry: _Entry) -> None:
-    """Delete entries of the same bundle for another processor or version of the runtime."""
-    for other in folder.parent.glob(f"*/{_ENTRY}"):
-        with contextlib.suppress(OSError, ValidationError):
-            other_entry = _Entry.model_validate_json(other.read_bytes())
-            if other.parent != folder and other_entry.weights == entry.weights:
-                shutil.rmtree(other.parent)

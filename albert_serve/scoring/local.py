@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -16,10 +17,10 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.scoring.answers import OUTPUT, RowResult
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import (
-    AnyTask,
     EncoderInput,
     Logits,
     Prepared,
+    Task,
     TaskSetup,
     Work,
     open_task,
@@ -28,7 +29,7 @@ from albert_serve.tasks import (
 )
 from albert_serve.tasks.base import Runner
 from albert_serve.tasks.grouping import group_by_length
-from albert_serve.tasks.load import load_setups, on_device
+from albert_serve.tasks.load import load_setups
 
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
@@ -49,7 +50,8 @@ def read_setup(bundle: Bundle, task: str) -> TaskSetup:
 
 def head_names(task: str, setup: TaskSetup) -> list[str]:
     """Return the names of a model's classifiers of texts, where the task is theirs."""
-    return [setup.head, *setup.heads] if task == CLASSIFICATION else []
+    entry = setup.entry if task == CLASSIFICATION else None
+    return [] if entry is None else [entry.default_head, *entry.heads]
 
 
 class LocalScorer:
@@ -88,7 +90,7 @@ class LocalScorer:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
         setup = read_setup(opened, task)
         engine = Engine.open(opened, options)
-        setup = on_device(setup, engine.device)
+        setup = replace(setup, stops_early=engine.device != "cuda")
         return cls(engine, task, setup, {"revision": opened.manifest.revision})
 
     def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
@@ -122,7 +124,7 @@ class _Row:
         inputs: those of the present round; none after the last, or an error.
     """
 
-    def __init__(self, task: AnyTask, request: TaskRequest) -> None:
+    def __init__(self, task: Task, request: TaskRequest) -> None:
         self._is_list = isinstance(request.inputs, list)
         self._items: list[Prepared[Any]] = []
         self._cuts: dict[str, int] = {}

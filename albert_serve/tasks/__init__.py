@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION, FeatureExtractionRequest
 from albert_serve.api.schemas import (
@@ -35,7 +35,6 @@ from albert_serve.tasks.text_classification import TextClassification
 
 __all__ = [
     "TASKS",
-    "AnyTask",
     "EncoderInput",
     "Endpoint",
     "FeatureExtraction",
@@ -60,9 +59,6 @@ __all__ = [
 MAX_TOKENS: Final = 1 << 20
 _MAX_ANSWER_BYTES: Final = 1 << 26
 
-# A task whose types the caller does not know.
-AnyTask: TypeAlias = Task[Any, Any, Any]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
@@ -76,7 +72,7 @@ class Endpoint:
 
     request: type[TaskRequest]
     reply: Any
-    open: Callable[[TaskSetup], AnyTask]
+    open: Callable[[TaskSetup], Task]
 
     @property
     def parameters(self) -> type[Parameters]:
@@ -85,28 +81,28 @@ class Endpoint:
 
 
 TASKS: Final[dict[str, Endpoint]] = {
-    "fill-mask": Endpoint(request=FillMaskRequest, reply=FillMaskReply, open=FillMask.open),
+    "fill-mask": Endpoint(request=FillMaskRequest, reply=FillMaskReply, open=FillMask),
     "text-classification": Endpoint(
         request=TextClassificationRequest,
         reply=TextClassificationReply,
-        open=TextClassification.open,
+        open=TextClassification,
     ),
     "question-answering": Endpoint(
         request=QuestionAnsweringRequest, reply=QuestionAnsweringReply, open=QuestionAnswering.open
     ),
     "sentence-order": Endpoint(
-        request=SentenceOrderRequest, reply=SentenceOrderReply, open=SentenceOrder.open
+        request=SentenceOrderRequest, reply=SentenceOrderReply, open=SentenceOrder
     ),
     "multiple-choice": Endpoint(
-        request=MultipleChoiceRequest, reply=MultipleChoiceReply, open=MultipleChoice.open
+        request=MultipleChoiceRequest, reply=MultipleChoiceReply, open=MultipleChoice
     ),
     FEATURE_EXTRACTION: Endpoint(
-        request=FeatureExtractionRequest, reply=FeatureExtractionReply, open=FeatureExtraction.open
+        request=FeatureExtractionRequest, reply=FeatureExtractionReply, open=FeatureExtraction
     ),
 }
 
 
-def open_task(name: str, setup: TaskSetup) -> AnyTask:
+def open_task(name: str, setup: TaskSetup) -> Task:
     """Return the task of that name for a model.
 
     Raises:
@@ -118,7 +114,7 @@ def open_task(name: str, setup: TaskSetup) -> AnyTask:
 
 
 def prepare_request(
-    task: AnyTask, request: TaskRequest, *, max_tokens: int = MAX_TOKENS
+    task: Task, request: TaskRequest, *, max_tokens: int = MAX_TOKENS
 ) -> list[Prepared[Any]]:
     """Prepare every item of a request for the engine.
 

@@ -5,16 +5,14 @@ Shape legend: R gathered rows, K outputs of the task's head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.api.schemas import ProblemType
-from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth, HeadEntry
-from albert_serve.bundle.weights import QuestionHead
+from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.tokenizer import AlbertTokenizer
 
 Logits: TypeAlias = NDArray[np.float32]
@@ -22,8 +20,6 @@ Logits: TypeAlias = NDArray[np.float32]
 ENTRY_BYTES: Final = 500
 
 _AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
-_ItemT_contra = TypeVar("_ItemT_contra", contravariant=True)
-_ParametersT_contra = TypeVar("_ParametersT_contra", contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +117,11 @@ class Runner(Protocol):
         ...
 
 
-class Task(Protocol[_ItemT_contra, _ParametersT_contra, _AnswerT_co]):
+class Task(Protocol):
     """The logic of one endpoint, independent of the runtime."""
 
-    def prepare(
-        self, item: _ItemT_contra, parameters: _ParametersT_contra
-    ) -> Prepared[_AnswerT_co]:
-        """Encode one item.
+    def prepare(self, item: Any, parameters: Any) -> Prepared[Any]:
+        """Encode one item of a request.
 
         Raises:
             InvalidInputError: the item cannot be answered.
@@ -137,28 +131,16 @@ class Task(Protocol[_ItemT_contra, _ParametersT_contra, _AnswerT_co]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSetup:
-    """The properties of the model that a task needs; each task has an `open` that takes them.
+    """The properties of the model that a task needs.
 
     Attributes:
-        labels: names of the head's outputs, in order; for text classification.
-        problem_type: Hugging Face's, for text classification; None decides by the labels.
-        head: the name of text classification's default head.
-        heads: the labels and problem types of its further heads by name.
-        null_score_diff_threshold: of question answering.
-        adaptive_depth: of text classification by a model that can answer after each layer.
+        entry: the task's in the manifest; None for feature extraction, which has none.
         stops_early: whether the engine can answer a text before the last layer.
-        question_head: of question answering.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
     hidden_size: int
     num_layers: int
-    labels: Sequence[str] = ()
-    problem_type: ProblemType | None = None
-    head: str = DEFAULT_HEAD
-    heads: Mapping[str, HeadEntry] = field(default_factory=dict)
-    null_score_diff_threshold: float = 0.0
-    adaptive_depth: AdaptiveDepth | None = None
+    entry: TaskEntry | None = None
     stops_early: bool = True
-    question_head: QuestionHead = "independent"

@@ -19,10 +19,9 @@ from albert_serve.api.embeddings import (
     FeatureExtractionAnswer,
     FeatureExtractionParameters,
 )
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared, TaskSetup
+from albert_serve.tasks.base import Logits, Prepared, TaskSetup
 from albert_serve.tasks.probability import finite
-from albert_serve.tasks.truncation import Fitted, encode, fit_encodings
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.tasks.truncation import Truncator
 
 # An object, its place in a list, and its digits, which are copied once.
 _BYTES_PER_NUMBER: Final = 56
@@ -32,22 +31,11 @@ _NUM_DECIMALS: Final = 8
 _MIN_LENGTH: Final = 1e-12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class FeatureExtraction:
     """Returns the encoder's hidden states of texts, pooled or not."""
 
-    tokenizer: AlbertTokenizer
-    max_positions: int
-    hidden_size: int
-
-    @classmethod
-    def open(cls, setup: TaskSetup) -> FeatureExtraction:
-        """Return the task for a model."""
-        return cls(
-            tokenizer=setup.tokenizer,
-            max_positions=setup.max_positions,
-            hidden_size=setup.hidden_size,
-        )
+    setup: TaskSetup
 
     def prepare(
         self, item: str, parameters: FeatureExtractionParameters
@@ -57,39 +45,22 @@ class FeatureExtraction:
         Raises:
             TextTooLongError: it does not fit and may not be truncated.
         """
-        fitted = self._fit(item, parameters)
-        encoder_input = _input(fitted, parameters)
+        mode = parameters.effective_truncation
+        truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, mode)
+        fitted = truncator.fit(truncator.encode(item), direction=parameters.truncation_direction)
+        encoder_input = fitted.at(
+            FEATURE_EXTRACTION,
+            [0] if parameters.pooling == "cls" else None,
+            "mean" if parameters.pooling == "mean" else "none",
+        )
         num_rows = len(encoder_input.ids) if parameters.pooling == "none" else 1
         return Prepared(
             inputs=[encoder_input],
             finish=lambda logits: _finish(logits[0], parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts(""),
-            answer_bytes=num_rows * self.hidden_size * _BYTES_PER_NUMBER,
+            answer_bytes=num_rows * self.setup.hidden_size * _BYTES_PER_NUMBER,
         )
-
-    def _fit(self, text: str, parameters: FeatureExtractionParameters) -> Fitted:
-        truncation = parameters.effective_truncation
-        return fit_encodings(
-            self.tokenizer,
-            encode(self.tokenizer, text, self.max_positions, truncation),
-            None,
-            max_positions=self.max_positions,
-            truncation=truncation,
-            direction=parameters.truncation_direction,
-        )
-
-
-def _input(fitted: Fitted, parameters: FeatureExtractionParameters) -> EncoderInput:
-    if parameters.pooling == "cls":
-        return fitted.at_cls(FEATURE_EXTRACTION)
-    return EncoderInput(
-        ids=fitted.encoding.ids,
-        types=fitted.encoding.types,
-        task=FEATURE_EXTRACTION,
-        rows=None,
-        reduction="mean" if parameters.pooling == "mean" else "none",
-    )
 
 
 def _finish(hidden_RH: Logits, parameters: FeatureExtractionParameters) -> FeatureExtractionAnswer:

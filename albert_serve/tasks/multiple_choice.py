@@ -19,13 +19,12 @@ from albert_serve.api.schemas import (
     ChoiceScore,
     MultipleChoiceAnswer,
     MultipleChoiceParameters,
-    Truncation,
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.probability import softmax
-from albert_serve.tasks.truncation import encode, fit_choice
-from albert_serve.tokenizer import AlbertTokenizer, Encoding
+from albert_serve.tasks.truncation import Truncator, named
+from albert_serve.tokenizer import Encoding
 
 # Underscores that are no part of a word.
 _BLANK: Final = re.compile(r"(?<!\w)_+(?!\w)")
@@ -42,17 +41,11 @@ def with_choice(question: str | None, choice: str) -> str:
     return f"{question} {choice}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class MultipleChoice:
     """Chooses among the answers to a question, or the endings of a text."""
 
-    tokenizer: AlbertTokenizer
-    max_positions: int
-
-    @classmethod
-    def open(cls, setup: TaskSetup) -> MultipleChoice:
-        """Return the task for a model."""
-        return cls(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
+    setup: TaskSetup
 
     def prepare(
         self, item: ChoiceQuestion, parameters: MultipleChoiceParameters
@@ -63,26 +56,17 @@ class MultipleChoice:
             InvalidInputError: a text is empty.
             TextTooLongError: the context and a choice do not fit and may not be truncated.
         """
-        truncation = parameters.truncation
+        truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
         _check_blanks(item)
-        context = self._encode(item.context, item.context, "context", truncation)
+        context = _encode(truncator, item.context, item.context, "context")
         inputs: list[EncoderInput] = []
         num_truncated = 0
         cuts: dict[str, int] = {}
         for number, choice in enumerate(item.choices):
             place = f"choices[{number}]"
-            text = with_choice(item.question, choice)
-            encoding = self._encode(choice, text, place, truncation)
-            try:
-                fitted = fit_choice(
-                    self.tokenizer,
-                    context,
-                    encoding,
-                    max_positions=self.max_positions,
-                    truncation=truncation,
-                )
-            except TextTooLongError as error:
-                raise TextTooLongError(f"context and {place} together: {error}") from error
+            encoding = _encode(truncator, choice, with_choice(item.question, choice), place)
+            with named(f"context and {place} together"):
+                fitted = truncator.fit_choice(context, encoding)
             inputs.append(fitted.at_cls("multiple-choice"))
             num_truncated += fitted.num_truncated
             _add_cuts(cuts, fitted.cut_at, item, number)
@@ -93,14 +77,13 @@ class MultipleChoice:
             cuts=cuts,
         )
 
-    def _encode(self, text: str, read: str, name: str, truncation: Truncation) -> Encoding:
-        """Encode what is read of a text, which is perhaps a question around it."""
-        if not text.strip():
-            raise InvalidInputError(f"{name} is empty; only texts can be chosen by and among")
-        try:
-            return encode(self.tokenizer, read, self.max_positions, truncation)
-        except TextTooLongError as error:
-            raise TextTooLongError(f"{name}: {error}") from error
+
+def _encode(truncator: Truncator, text: str, read: str, name: str) -> Encoding:
+    """Encode what is read of a text, which is perhaps a question around it."""
+    if not text.strip():
+        raise InvalidInputError(f"{name} is empty; only texts can be chosen by and among")
+    with named(name):
+        return truncator.encode(read)
 
 
 def _check_blanks(item: ChoiceQuestion) -> None:

@@ -8,8 +8,8 @@ Hugging Face's inference API; the pipeline itself answers the best one only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -17,74 +17,25 @@ from numpy.typing import NDArray
 
 from albert_serve.api.schemas import (
     LabelScore,
-    ProblemType,
     ScoreFunction,
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import DEFAULT_HEAD, AdaptiveDepth, HeadEntry
+from albert_serve.bundle.manifest import AdaptiveDepth, HeadEntry, TaskEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import EarlyExit, Logits, Prepared, TaskSetup
 from albert_serve.tasks.probability import finite, sigmoid, softmax
-from albert_serve.tasks.truncation import fit
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.tasks.truncation import Truncator
 
 ALL_LAYERS: Final = "max_layers and patience have no effect on a GPU: all layers were computed"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TextClassification:
-    """Classifies texts by the labels of one head.
+    """Classifies texts by the labels of one head; the default one, unless a request names it."""
 
-    Attributes:
-        labels: names, in the order of the head's outputs.
-        problem_type: selects the score function; None selects it by the number of labels.
-        num_layers: of the model.
-        adaptive_depth: the defaults of a model that can answer after each; None: it cannot.
-        task: the head that reads the rows, by `EncoderInput.task`.
-        name: of the head, in requests.
-        others: the other classifiers of the model by name, of the default one.
-        stops_early: whether the engine can; if not, a request that asks for fewer layers gets a
-            warning.
-    """
-
-    tokenizer: AlbertTokenizer
-    max_positions: int
-    labels: Sequence[str]
-    problem_type: ProblemType | None = None
-    num_layers: int = 0
-    adaptive_depth: AdaptiveDepth | None = None
-    task: str = CLASSIFICATION
-    name: str = DEFAULT_HEAD
-    others: Mapping[str, TextClassification] = field(default_factory=dict)
-    stops_early: bool = True
-
-    @classmethod
-    def open(cls, setup: TaskSetup) -> TextClassification:
-        """Return the default classifier of a model, which knows the others."""
-        default = cls(
-            tokenizer=setup.tokenizer,
-            max_positions=setup.max_positions,
-            labels=setup.labels,
-            problem_type=setup.problem_type,
-            num_layers=setup.num_layers,
-            adaptive_depth=setup.adaptive_depth,
-            name=setup.head,
-            stops_early=setup.stops_early,
-        )
-        others = {
-            name: replace(
-                default,
-                labels=label_names(entry),
-                problem_type=entry.problem_type,
-                adaptive_depth=None,
-                task=further_head(name),
-                name=name,
-            )
-            for name, entry in setup.heads.items()
-        }
-        return replace(default, others=others)
+    setup: TaskSetup
 
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
@@ -96,63 +47,65 @@ class TextClassification:
             InvalidInputError: parameters ask for a head that the model lacks, or for other
                 layers than it has.
         """
-        if parameters.head is not None and parameters.head != self.name:
-            return self._other(parameters.head, parameters).prepare(item, parameters)
+        task, head = self._head(parameters.head)
         texts = TextInput(text=item) if isinstance(item, str) else item
-        fitted = fit(
-            self.tokenizer,
-            texts.text,
-            texts.text_pair,
-            max_positions=self.max_positions,
-            truncation=parameters.truncation,
-        )
-        early_exit = self._early_exit(parameters)
-        is_ignored = early_exit and _limits(parameters) and not self.stops_early
+        truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
+        fitted = truncator.fit_texts(texts.text, texts.text_pair)
+        early_exit = self._early_exit(head, parameters)
+        is_ignored = early_exit and _limits(parameters) and not self.setup.stops_early
         return Prepared(
-            inputs=[replace(fitted.at_cls(self.task), early_exit=early_exit)],
-            finish=lambda logits: self._finish(logits[0], parameters),
+            inputs=[replace(fitted.at_cls(task), early_exit=early_exit)],
+            finish=lambda logits: _finish(logits[0], head, parameters),
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
             warnings=[ALL_LAYERS] if is_ignored else [],
         )
 
-    def _other(self, name: str, parameters: TextClassificationParameters) -> TextClassification:
-        if name not in self.others:
-            raise no_head(name, [self.name, *self.others])
-        if self.adaptive_depth is not None and _limits(parameters):
-            raise InvalidInputError(
-                f"head {name!r} always takes all {self.num_layers} layers; "
-                f"max_layers and patience are of the default head {self.name!r}"
-            )
-        return self.others[name]
+    def _head(self, name: str | None) -> tuple[str, HeadEntry]:
+        """Return a head as the engine calls it, and its entry."""
+        entry = self.setup.entry
+        assert entry is not None
+        if name in (None, entry.default_head):
+            return CLASSIFICATION, entry
+        if name not in entry.heads:
+            raise no_head(name, [entry.default_head, *entry.heads])
+        return further_head(name), entry.heads[name]
 
-    def _finish(self, logits: Logits, parameters: TextClassificationParameters) -> list[LabelScore]:
-        function = parameters.function_to_apply or self._default_function()
-        scores = _apply(function, logits[0])
-        order = np.argsort(-scores, kind="stable")[: parameters.top_k]
-        return [LabelScore(label=self.labels[i], score=float(scores[i])) for i in order]
-
-    def _early_exit(self, parameters: TextClassificationParameters) -> EarlyExit | None:
-        max_layers, patience = parameters.max_layers, parameters.patience
-        if self.adaptive_depth is None:
+    def _early_exit(
+        self, head: HeadEntry, parameters: TextClassificationParameters
+    ) -> EarlyExit | None:
+        defaults = head.adaptive_depth if isinstance(head, TaskEntry) else None
+        num_layers = self.setup.num_layers
+        if defaults is None:
             if not _limits(parameters):
                 return None
             raise InvalidInputError(
-                "max_layers and patience are of models that were trained with --adaptive-depth; "
-                f"this one answers after all of its {self.num_layers} layers"
+                "max_layers and patience are of models that were trained with --adaptive-depth, "
+                "and of their default head; this one answers after all of its "
+                f"{num_layers} layers"
             )
-        if max_layers is not None and max_layers > self.num_layers:
+        if (parameters.max_layers or 0) > num_layers:
             raise InvalidInputError(
-                f"max_layers is {max_layers}; the model has {self.num_layers} layers"
+                f"max_layers is {parameters.max_layers}; the model has {num_layers} layers"
             )
-        return resolve_early_exit(self.adaptive_depth, self.num_layers, max_layers, patience)
+        return resolve_early_exit(defaults, num_layers, parameters.max_layers, parameters.patience)
 
-    def _default_function(self) -> ScoreFunction:
-        if self.problem_type == "regression":
-            return "none"
-        if self.problem_type == "multi_label_classification" or len(self.labels) == 1:
-            return "sigmoid"
-        return "softmax"
+
+def _finish(
+    logits: Logits, head: HeadEntry, parameters: TextClassificationParameters
+) -> list[LabelScore]:
+    labels = label_names(head)
+    scores = _apply(parameters.function_to_apply or _default_function(head), logits[0])
+    order = np.argsort(-scores, kind="stable")[: parameters.top_k]
+    return [LabelScore(label=labels[i], score=float(scores[i])) for i in order]
+
+
+def _default_function(head: HeadEntry) -> ScoreFunction:
+    if head.problem_type == "regression":
+        return "none"
+    if head.problem_type == "multi_label_classification" or head.num_outputs == 1:
+        return "sigmoid"
+    return "softmax"
 
 
 def _limits(parameters: TextClassificationParameters) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from albert_serve.api.embeddings import TruncationDirection
 from albert_serve.api.schemas import Truncation
@@ -30,17 +32,19 @@ class Fitted:
     """
 
     encoding: Encoding
-    num_truncated: int
+    num_truncated: int = 0
     cut_at: tuple[int | None, ...] = (None, None)
 
     def at_cls(self, task: str) -> EncoderInput:
         """Return the input of a task whose head reads the [CLS] row."""
         return self.at(task, [0])
 
-    def at(self, task: str, rows: list[int]) -> EncoderInput:
-        """Return the input of a task whose head reads these rows."""
+    def at(
+        self, task: str, rows: list[int] | None, reduction: Literal["none", "mean"] = "none"
+    ) -> EncoderInput:
+        """Return the input of a task that reads these rows; None for all."""
         ids, types = self.encoding.ids, self.encoding.types
-        return EncoderInput(ids=ids, types=types, task=task, rows=rows)
+        return EncoderInput(ids=ids, types=types, task=task, rows=rows, reduction=reduction)
 
     def cuts(self, *places: str) -> dict[str, int]:
         """Return the offsets of `cut_at` by the places of the texts, of those that were cut."""
@@ -48,114 +52,104 @@ class Fitted:
         return {place: offset for place, offset in offsets if offset is not None}
 
 
-def fit(
-    tokenizer: AlbertTokenizer,
-    text: str,
-    pair: str | None,
-    *,
-    max_positions: int,
-    truncation: Truncation,
-) -> Fitted:
-    """Encode a text or a pair; if allowed, cut the ends of long texts, the longer one first.
+@dataclass(frozen=True, slots=True)
+class Truncator:
+    """Fits texts to a number of positions: cuts long ones, or refuses them.
 
-    Raises:
-        TextTooLongError: the text does not fit, and `truncation` is "error".
+    Attributes:
+        mode: "truncate" cuts; with "error" a TextTooLongError is raised.
     """
-    return fit_encodings(
-        tokenizer,
-        encode(tokenizer, text, max_positions, truncation),
-        None if pair is None else encode(tokenizer, pair, max_positions, truncation),
-        max_positions=max_positions,
-        truncation=truncation,
-    )
 
+    tokenizer: AlbertTokenizer
+    max_positions: int
+    mode: Truncation
 
-def encode(
-    tokenizer: AlbertTokenizer, text: str, max_positions: int, truncation: Truncation
-) -> Encoding:
-    """Encode a text without special tokens; refuse a long one before its encoding is made.
+    def encode(self, text: str) -> Encoding:
+        """Encode a text without special tokens; refuse a long one before its encoding is made."""
+        if self.mode != "error":
+            return self.tokenizer.encode_plain(text)
+        # By its length alone, if that is enough: to tokenise a million characters takes a second.
+        if self.tokenizer.least_num_tokens(text) > self.max_positions:
+            raise self._too_long(f"over {self.max_positions} tokens")
 
-    Raises:
-        TextTooLongError: it cannot fit, and `truncation` is "error".
-    """
-    if truncation != "error":
-        return tokenizer.encode_plain(text)
-    if tokenizer.least_num_tokens(text) > max_positions:  # a million characters take a second
-        raise TextTooLongError(_too_long(f"over {max_positions} tokens", max_positions))
+        def check_length(num_tokens: int) -> None:
+            if num_tokens + _SPECIAL > self.max_positions:
+                raise self._too_many(num_tokens + _SPECIAL)
 
-    def check_length(num_tokens: int) -> None:
-        if num_tokens + _SPECIAL > max_positions:
-            raise TextTooLongError(_too_long(_with_special(num_tokens + _SPECIAL), max_positions))
+        return self.tokenizer.encode_plain(text, check_length)
 
-    return tokenizer.encode_plain(text, check_length)
+    def fit_texts(self, text: str, pair: str | None = None) -> Fitted:
+        """Encode and fit a text or a pair."""
+        return self.fit(self.encode(text), None if pair is None else self.encode(pair))
 
+    def fit(
+        self,
+        first: Encoding,
+        second: Encoding | None = None,
+        direction: TruncationDirection = "right",
+    ) -> Fitted:
+        """Fit encodings without special tokens; the ends are cut, of the longer text first.
 
-def fit_encodings(
-    tokenizer: AlbertTokenizer,
-    first: Encoding,
-    second: Encoding | None,
-    *,
-    max_positions: int,
-    truncation: Truncation,
-    direction: TruncationDirection = "right",
-) -> Fitted:
-    """Fit texts that are encoded already, without special tokens; see `fit`.
-
-    Args:
-        direction: the end at which a single text is cut.
-
-    Raises:
-        TextTooLongError: the texts do not fit, and `truncation` is "error".
-    """
-    num_special = _SPECIAL if second is None else _PAIR_SPECIAL
-    num_tokens = len(first) + (0 if second is None else len(second)) + num_special
-    num_excess = num_tokens - max_positions
-    if num_excess <= 0:
-        return Fitted(encoding=tokenizer.build(first, second), num_truncated=0)
-    if truncation == "error":
-        raise TextTooLongError(_too_long(_with_special(num_tokens), max_positions))
-    if second is None:
-        start = num_excess if direction == "left" else 0
-        kept = len(first) - num_excess
+        Args:
+            direction: the end at which a single text is cut.
+        """
+        num_special = _SPECIAL if second is None else _PAIR_SPECIAL
+        num_tokens = len(first) + (0 if second is None else len(second)) + num_special
+        num_excess = num_tokens - self.max_positions
+        if num_excess <= 0:
+            return Fitted(encoding=self.tokenizer.build(first, second))
+        if self.mode == "error":
+            raise self._too_many(num_tokens)
+        if second is None:
+            start = num_excess if direction == "left" else 0
+            kept = len(first) - num_excess
+            return Fitted(
+                encoding=self.tokenizer.build(first.slice(start, start + kept)),
+                num_truncated=num_excess,
+                cut_at=(first.offsets[start][0] if start else cut_at(first, kept),),
+            )
+        room = self.max_positions - num_special
+        num_first, num_second = _longest_first(len(first), len(second), room)
         return Fitted(
-            encoding=tokenizer.build(first.slice(start, start + kept)),
+            encoding=self.tokenizer.build(first.slice(0, num_first), second.slice(0, num_second)),
             num_truncated=num_excess,
-            cut_at=(first.offsets[start][0] if start else cut_at(first, kept),),
+            cut_at=(cut_at(first, num_first), cut_at(second, num_second)),
         )
-    num_first, num_second = _longest_first(len(first), len(second), max_positions - num_special)
-    return Fitted(
-        encoding=tokenizer.build(first.slice(0, num_first), second.slice(0, num_second)),
-        num_truncated=num_excess,
-        cut_at=(cut_at(first, num_first), cut_at(second, num_second)),
-    )
+
+    def fit_choice(self, context: Encoding, choice: Encoding) -> Fitted:
+        """Fit a context and one choice of a question, cut as `split_choice` says.
+
+        Of the choice, `cut_at` is the offset of the first character that is kept.
+        """
+        num_excess = len(context) + len(choice) + _PAIR_SPECIAL - self.max_positions
+        if num_excess > 0 and self.mode == "error":
+            raise self._too_many(num_excess + self.max_positions)
+        num_context, num_choice = split_choice(len(context), len(choice), self.max_positions)
+        begin = len(choice) - num_choice
+        kept = choice.slice(begin, len(choice))
+        return Fitted(
+            encoding=self.tokenizer.build(context.slice(0, num_context), kept),
+            num_truncated=max(num_excess, 0),
+            cut_at=(cut_at(context, num_context), choice.offsets[begin][0] if begin else None),
+        )
+
+    def _too_many(self, num_tokens: int) -> TextTooLongError:
+        return self._too_long(f"{num_tokens} tokens with the special ones")
+
+    def _too_long(self, length: str) -> TextTooLongError:
+        return TextTooLongError(
+            f"the text is {length}, and the model reads at most {self.max_positions}; shorten it, "
+            "or set the parameter truncation to true, which cuts it"
+        )
 
 
-def fit_choice(
-    tokenizer: AlbertTokenizer,
-    context: Encoding,
-    choice: Encoding,
-    *,
-    max_positions: int,
-    truncation: Truncation,
-) -> Fitted:
-    """Fit a context and one choice of a question; if allowed, cut them as `split_choice` says.
-
-    Of the choice, `cut_at` is the offset of the first character that is kept.
-
-    Raises:
-        TextTooLongError: they do not fit, and `truncation` is "error".
-    """
-    num_excess = len(context) + len(choice) + _PAIR_SPECIAL - max_positions
-    if num_excess > 0 and truncation == "error":
-        length = _with_special(num_excess + max_positions)
-        raise TextTooLongError(_too_long(length, max_positions))
-    num_context, num_choice = split_choice(len(context), len(choice), max_positions)
-    begin = len(choice) - num_choice
-    return Fitted(
-        encoding=tokenizer.build(context.slice(0, num_context), choice.slice(begin, len(choice))),
-        num_truncated=max(num_excess, 0),
-        cut_at=(cut_at(context, num_context), choice.offsets[begin][0] if begin else None),
-    )
+@contextlib.contextmanager
+def named(place: str) -> Iterator[None]:
+    """Have the refusal of a long text say which of several it is."""
+    try:
+        yield
+    except TextTooLongError as error:
+        raise TextTooLongError(f"{place}: {error}") from error
 
 
 def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:
@@ -173,17 +167,6 @@ def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple
 def cut_at(encoding: Encoding, num_kept: int) -> int | None:
     """Return the offset of the first character after `num_kept` tokens; None if there is none."""
     return encoding.offsets[num_kept][0] if num_kept < len(encoding) else None
-
-
-def _with_special(num_tokens: int) -> str:
-    return f"{num_tokens} tokens with the special ones"
-
-
-def _too_long(length: str, max_positions: int) -> str:
-    return (
-        f"the text is {length}, and the model reads at most {max_positions}; shorten it, or set "
-        "the parameter truncation to true, which cuts it"
-    )
 
 
 def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup, Work
 from albert_serve.tokenizer import AlbertTokenizer
 from training.model.albert import Batch
@@ -78,7 +79,7 @@ def task_setup(tokenizer: AlbertTokenizer, engine: TorchEngine) -> TaskSetup:
         max_positions=engine.model.config.max_positions,
         hidden_size=engine.model.config.hidden_size,
         num_layers=engine.model.config.num_layers,
-        labels=["negative", "positive"],
+        entry=TaskEntry(graph="a.onnx", num_outputs=2, labels=["negative", "positive"]),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from albert_serve.bundle.figures import read_figure
+from albert_serve.bundle.card import read_figure
 from albert_serve.bundle.manifest import Bundle, Precision, read_manifest
 from albert_serve.bundle.weights import read_header
 from albert_serve.errors import BundleCorruptError

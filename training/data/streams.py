@@ -10,11 +10,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from albert_serve.api.schemas import Truncation
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
 from albert_serve.progress import progress
-from albert_serve.tasks.truncation import fit
+from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
@@ -308,10 +307,10 @@ def labelled_examples(
         CorpusError: texts are longer, and `truncation` is off; it lists them.
     """
     examples, errors, num_cut = [], [], 0
-    how: Truncation = "truncate" if truncation else "error"
+    truncator = Truncator(tokenizer, length, "truncate" if truncation else "error")
     for text in progress(texts, title="tokenising texts", unit="texts"):
         try:
-            fitted = fit(tokenizer, text.text, text.pair, max_positions=length, truncation=how)
+            fitted = truncator.fit_texts(text.text, text.pair)
         except TextTooLongError:
             errors.append(f"{text.place}: over {length} tokens; --truncation cuts such texts")
         else:

@@ -22,7 +22,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
 from albert_serve.tasks.grouping import cut_batches
-from albert_serve.tasks.truncation import fit
+from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.distillation.teacher import describe_model, load_encoder, num_positions
@@ -155,8 +155,9 @@ def pseudo_labelled_examples(
     texts: Sequence[_Text], logits_NK: Tensor, tokenizer: AlbertTokenizer, *, length: int
 ) -> list[TokenisedExample]:
     """Tokenise texts, cut to `length` tokens, with their teacher's logits."""
+    truncator = Truncator(tokenizer, length, "truncate")
     fitted = [
-        fit(tokenizer, text, pair, max_positions=length, truncation="truncate")
+        truncator.fit_texts(text, pair)
         for text, pair in progress(texts, title="tokenising texts", unit="texts")
     ]
     num_cut = sum(each.num_truncated > 0 for each in fitted)

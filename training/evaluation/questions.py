@@ -19,9 +19,8 @@ from albert_serve.api.schemas import (
 from albert_serve.bundle.weights import question_head_of
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits
-from albert_serve.tasks.question_answering.decoder import SpanDecoder
 from albert_serve.tasks.question_answering.spans import NUM_BEST
-from albert_serve.tasks.question_answering.task import QuestionAnswering
+from albert_serve.tasks.question_answering.task import AskedQuestion, QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.questions import Question
 from training.errors import EvaluationError
@@ -54,9 +53,9 @@ class PredictedAnswer(NamedTuple):
     text: str
 
 
-def _read_answer(decoder: SpanDecoder, logits: list[Logits]) -> list[PredictedAnswer]:
+def _read_answer(asked: AskedQuestion, logits: list[Logits]) -> list[PredictedAnswer]:
     """Return the answer of the service."""
-    answer = decoder.finish(logits)
+    answer = asked.finish(logits)
     assert isinstance(answer, Answer)
     return [PredictedAnswer(answer.start, answer.end, answer.answer)]
 
@@ -94,7 +93,7 @@ def question_items(
     task: QuestionAnswering,
     questions: Iterable[Question],
     parameters: QuestionAnsweringParameters,
-    read: Callable[[SpanDecoder, list[Logits]], list[Any]] = _read_answer,
+    read: Callable[[AskedQuestion, list[Logits]], list[Any]] = _read_answer,
 ) -> Iterator[Item | None]:
     """Yield the item of each question; None where it cannot be asked.
 
@@ -108,7 +107,7 @@ def question_items(
         except (InvalidInputError, ValidationError):
             yield None
         else:
-            yield Item(inputs=asked.inputs, read=partial(read, asked.decoder), rights=[question])
+            yield Item(inputs=asked.inputs, read=partial(read, asked), rights=[question])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,12 +234,12 @@ def _repeated_ids(questions: Sequence[Question]) -> list[str]:
 
 
 def _read(
-    decoder: SpanDecoder, logits: list[Logits]
+    asked: AskedQuestion, logits: list[Logits]
 ) -> list[tuple[list[tuple[str, float]], float, float]]:
-    spans = decoder.find(logits)
-    scores, no_answer = spans.scores(decoder.threshold)
+    spans = asked.find(logits)
+    scores, no_answer = spans.scores(asked.threshold)
     n_best = [
-        (decoder.text[span.start : span.end], score)
+        (asked.text[span.start : span.end], score)
         for span, score in zip(spans.best[:NUM_BEST], scores, strict=False)
     ]
     return [(n_best, no_answer, spans.null_score)]

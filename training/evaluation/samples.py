@@ -25,7 +25,7 @@ from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.text_classification import resolve_early_exit
-from albert_serve.tasks.truncation import fit
+from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
 from training.data.examples import (
@@ -303,15 +303,10 @@ def _fitting(
     """Yield texts, shuffled, with their labels."""
     adaptive = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
     depth = None if adaptive is None else resolve_early_exit(adaptive, drawing.config.num_layers)
+    truncator = Truncator(drawing.tokenizer, drawing.max_positions, truncation)
     for text in shuffled(texts):
         try:
-            fitted = fit(
-                drawing.tokenizer,
-                text.text,
-                text.pair,
-                max_positions=drawing.max_positions,
-                truncation=truncation,
-            )
+            fitted = truncator.fit_texts(text.text, text.pair)
         except TextTooLongError:
             drawing.left_out[head] += 1
         else:

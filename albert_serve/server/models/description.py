@@ -15,8 +15,13 @@ from albert_serve.api.schemas import (
     TaskInfo,
     TaskQuality,
 )
-from albert_serve.bundle.card import count_parameters, read_figures, read_metadata, read_stages
-from albert_serve.bundle.figures import read_figure
+from albert_serve.bundle.card import (
+    count_parameters,
+    read_figure,
+    read_figures,
+    read_metadata,
+    read_stages,
+)
 from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest, TaskEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.settings import Settings

@@ -17,7 +17,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError
 from albert_serve.server.large_requests import LargeRequests
 from albert_serve.settings import Settings
-from albert_serve.tasks import AnyTask, Logits, Prepared, Work, prepare_request, shape_reply
+from albert_serve.tasks import Logits, Prepared, Task, Work, prepare_request, shape_reply
 
 _ResultT = TypeVar("_ResultT")
 
@@ -37,7 +37,7 @@ class HostedModel:
     name: str
     settings: Settings
     bundle: Bundle
-    tasks: dict[str, AnyTask]
+    tasks: dict[str, Task]
     batcher: Batcher
     large: LargeRequests
     description: InfoReply

@@ -12,9 +12,10 @@ from weakref import WeakValueDictionary
 from prometheus_client import CollectorRegistry
 
 from albert_serve.batching.queue import Batcher
-from albert_serve.bundle.catalog import Catalogue, ModelSpec, read_catalogue
+from albert_serve.bundle.catalog import Catalogue, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError
+from albert_serve.models_file import ModelSpec
 from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine

@@ -50,76 +50,72 @@ class _Filling:
     log_score: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JointFilling:
-    """Fills all masks of one text.
+def fill_jointly(
+    text: MaskedText, candidates: NDArray[np.int64] | None, top_k: int
+) -> Round[list[FilledMasks]]:
+    """Return the first round of a text whose masks are filled together, one round for each.
 
-    Attributes:
+    Args:
         candidates: the ids that a mask may be filled with; None for all.
         top_k: the number of fillings to return.
+
+    Raises:
+        InvalidInputError: the text has too many masks.
     """
+    if len(text.masks) > MAX_MASKS:
+        raise InvalidInputError(
+            f"the text has {len(text.masks)} masks; joint fills at most {MAX_MASKS} together: "
+            "split the text, or leave joint out"
+        )
+    width = beam_width(top_k)
 
-    text: MaskedText
-    candidates: NDArray[np.int64] | None
-    top_k: int
-
-    def start(self) -> Round[list[FilledMasks]]:
-        """Return the first round; there is one round for each mask.
-
-        Raises:
-            InvalidInputError: the text has too many masks.
-        """
-        masks = self.text.masks
-        if len(masks) > MAX_MASKS:
-            raise InvalidInputError(
-                f"the text has {len(masks)} masks; joint fills at most {MAX_MASKS} together: "
-                "split the text, or leave joint out"
-            )
-        return self._round([_Filling(ids=tuple(self.text.ids), left=tuple(masks), log_score=0.0)])
-
-    def _round(self, beam: Sequence[_Filling]) -> Round[list[FilledMasks]]:
+    def read(beam: Sequence[_Filling]) -> Round[list[FilledMasks]]:
         return Round(
-            inputs=[self.text.reading(filling.ids, filling.left) for filling in beam],
-            finish=lambda logits: self._next(beam, logits),
+            inputs=[text.reading(filling.ids, filling.left) for filling in beam],
+            finish=lambda logits: follow(beam, logits),
         )
 
-    def _next(
-        self, beam: Sequence[_Filling], logits: Sequence[Logits]
+    def follow(
+        beam: Sequence[_Filling], logits: Sequence[Logits]
     ) -> list[FilledMasks] | Round[list[FilledMasks]]:
         grown: dict[tuple[int, ...], _Filling] = {}
         for filling, logits_RV in zip(beam, logits, strict=True):
-            for longer in self._grow(filling, logits_RV):
+            for longer in _grow(filling, logits_RV, candidates, width):
                 # Of two paths to the same tokens the likelier one counts.
                 known = grown.setdefault(longer.ids, longer)
                 if longer.log_score > known.log_score:
                     grown[longer.ids] = longer
         beam = heapq.nsmallest(
-            beam_width(self.top_k),
-            grown.values(),
-            key=lambda filling: (-filling.log_score, filling.ids),
+            width, grown.values(), key=lambda filling: (-filling.log_score, filling.ids)
         )
         if beam[0].left:
-            return self._round(beam)
-        return [self._answer(filling) for filling in beam[: self.top_k]]
+            return read(beam)
+        return [_answer(text, filling) for filling in beam[:top_k]]
 
-    def _grow(self, filling: _Filling, logits_RV: Logits) -> Iterator[_Filling]:
-        """Yield the filling with its surest mask filled by each of the likeliest tokens."""
-        logs_RV = log_softmax(logits_RV)
-        candidates = np.arange(logs_RV.shape[1]) if self.candidates is None else self.candidates
-        row = int(logs_RV[:, candidates].max(axis=1).argmax())
-        place = filling.left[row]
-        for token in best(logs_RV[row], candidates, beam_width(self.top_k)):
-            yield _Filling(
-                ids=(*filling.ids[:place], token, *filling.ids[place + 1 :]),
-                left=(*filling.left[:row], *filling.left[row + 1 :]),
-                log_score=filling.log_score + float(logs_RV[row, token]),
-            )
+    return read([_Filling(ids=tuple(text.ids), left=tuple(text.masks), log_score=0.0)])
 
-    def _answer(self, filling: _Filling) -> FilledMasks:
-        tokens = [filling.ids[mask] for mask in self.text.masks]
-        return FilledMasks(
-            score=math.exp(filling.log_score),
-            tokens=tokens,
-            token_strs=[self.text.write_pieces([token]) for token in tokens],
-            sequence=self.text.write_filled(filling.ids),
+
+def _grow(
+    filling: _Filling, logits_RV: Logits, candidates: NDArray[np.int64] | None, width: int
+) -> Iterator[_Filling]:
+    """Yield the filling with its surest mask filled by each of the likeliest tokens."""
+    logs_RV = log_softmax(logits_RV)
+    allowed = np.arange(logs_RV.shape[1]) if candidates is None else candidates
+    row = int(logs_RV[:, allowed].max(axis=1).argmax())
+    place = filling.left[row]
+    for token in best(logs_RV[row], allowed, width):
+        yield _Filling(
+            ids=(*filling.ids[:place], token, *filling.ids[place + 1 :]),
+            left=(*filling.left[:row], *filling.left[row + 1 :]),
+            log_score=filling.log_score + float(logs_RV[row, token]),
         )
+
+
+def _answer(text: MaskedText, filling: _Filling) -> FilledMasks:
+    tokens = [filling.ids[mask] for mask in text.masks]
+    return FilledMasks(
+        score=math.exp(filling.log_score),
+        tokens=tokens,
+        token_strs=[text.write_pieces([token]) for token in tokens],
+        sequence=text.decode(filling.ids, keep_special=False),
+    )

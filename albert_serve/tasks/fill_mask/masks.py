@@ -9,7 +9,7 @@ from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class MaskedText:
     """An encoded text and its masks.
 
@@ -33,13 +33,10 @@ class MaskedText:
     def write(self, mask: int, pieces: Sequence[int]) -> str:
         """Return the decoded text with `pieces` in place of the mask at this position."""
         # Other masks must stay visible, and the decoder keeps either all special tokens or none.
-        return self._decode(self.replaced(mask, pieces), keep_special=len(self.masks) > 1)
+        return self.decode(self.replaced(mask, pieces), keep_special=len(self.masks) > 1)
 
-    def write_filled(self, ids: Sequence[int]) -> str:
-        """Return the decoded text with all masks filled."""
-        return self._decode(ids, keep_special=False)
-
-    def _decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
+    def decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
+        """Return a variant of this text, decoded without padding."""
         shown = [token for token in ids if token != self.tokenizer.pad_id]
         return self.tokenizer.decode(shown, keep_special=keep_special)
 

@@ -7,19 +7,22 @@ comparable across a long context and never exceed 1 (`spans.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from albert_serve.api.schemas import (
+    Answer,
     QuestionAnsweringAnswer,
     QuestionAnsweringParameters,
     QuestionContext,
 )
 from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Prepared, TaskSetup
-from albert_serve.tasks.question_answering.decoder import SpanDecoder
-from albert_serve.tasks.question_answering.windows import lay_windows, num_windows
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
+from albert_serve.tasks.question_answering.beams import find_beams
+from albert_serve.tasks.question_answering.spans import Spans, align, find_spans, strip
+from albert_serve.tasks.question_answering.windows import Windows, lay_windows
 from albert_serve.tasks.truncation import cut_at
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
@@ -35,19 +38,66 @@ _MAX_SPANS: Final = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _AskedQuestion:
-    """A question ready for the engine.
+class AskedQuestion:
+    """A question ready for the engine, which finds its answers from the logits.
 
     Attributes:
         inputs: one for each window.
         num_truncated: tokens of the question that were cut off.
         cut_at: the offset of the first character of these; None if there are none.
+        context: the tokens of `text`.
+        threshold: the null score over which the answer is "no answer".
+        head: which head the logits are of.
     """
 
     inputs: list[EncoderInput]
-    decoder: SpanDecoder
     num_truncated: int
     cut_at: int | None
+    windows: Windows
+    context: Encoding
+    text: str
+    parameters: QuestionAnsweringParameters
+    threshold: float
+    head: QuestionHead
+
+    def find(self, logits: Sequence[Logits]) -> Spans:
+        """Return the best spans of the context.
+
+        Args:
+            logits: for each window, in order: (S, 2), or of a start-conditioned head (1 + n, K) of
+                [CLS] and the n tokens of context.
+        """
+        offsets = strip(self.context.offsets, self.text)
+        if self.parameters.align_to_words:
+            offsets = align(offsets, self.text)
+        longest, top_k = self.parameters.max_answer_len, self.parameters.top_k
+        if self.head == "start-conditioned":
+            return find_beams(self.windows, logits, offsets, max_answer_len=longest)
+        stitched = self.windows.stitch(logits)
+        return find_spans(stitched, offsets, max_answer_len=longest, top_k=top_k)
+
+    def finish(self, logits: Sequence[Logits]) -> QuestionAnsweringAnswer:
+        """Return the answers, best first; a list if more than one is asked for.
+
+        Args:
+            logits: as for `find`.
+        """
+        spans = self.find(logits)
+        scores, no_answer = spans.scores(self.threshold)
+        answers = [
+            Answer(
+                answer=self.text[span.start : span.end],
+                score=score,
+                start=span.start,
+                end=span.end,
+            )
+            for span, score in zip(spans.best, scores, strict=True)
+        ]
+        if self.parameters.handle_impossible_answer or not answers:
+            answers.append(Answer(answer="", score=no_answer, start=0, end=0))
+        answers.sort(key=lambda answer: -answer.score)
+        top_k = self.parameters.top_k
+        return answers[:top_k] if top_k > 1 else answers[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +117,12 @@ class QuestionAnswering:
     @classmethod
     def open(cls, setup: TaskSetup) -> QuestionAnswering:
         """Return the task for a model."""
+        assert setup.entry is not None
         return cls(
             tokenizer=setup.tokenizer,
             max_positions=setup.max_positions,
-            null_score_diff_threshold=setup.null_score_diff_threshold,
-            head=setup.question_head,
+            null_score_diff_threshold=setup.entry.null_score_diff_threshold or 0.0,
+            head=setup.entry.question_head or "independent",
         )
 
     def prepare(
@@ -90,14 +141,14 @@ class QuestionAnswering:
         asked = self.ask(item, parameters)
         return Prepared(
             inputs=asked.inputs,
-            finish=asked.decoder.finish,
+            finish=asked.finish,
             num_truncated=asked.num_truncated,
             cuts={} if asked.cut_at is None else {".question": asked.cut_at},
-            answer_bytes=_answer_bytes(parameters, asked.decoder.context),
+            answer_bytes=_answer_bytes(parameters, asked.context),
         )
 
-    def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> _AskedQuestion:
-        """Encode one question with its context, and return the decoder of its logits.
+    def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> AskedQuestion:
+        """Encode one question with its context.
 
         Raises:
             InvalidInputError, TextTooLongError: see `prepare`.
@@ -113,24 +164,20 @@ class QuestionAnswering:
                 "cut it by the parameter truncation or max_question_len, or raise max_seq_len"
             )
         overlap = _overlap(parameters, max_seq_len, room) if len(context) > room else 0
-        _check_work(len(context), room, max_seq_len, overlap)
-        _check_spans(len(context), parameters.max_answer_len)
         windows = lay_windows(len(context), room, overlap, num_before=len(kept) + 2)
-        inputs = [self._input(kept, context.slice(*bounds)) for bounds in windows.ranges]
+        _check_work(windows, max_seq_len, overlap)
+        _check_spans(len(context), parameters.max_answer_len)
         threshold = parameters.null_score_diff_threshold
-        decoder = SpanDecoder(
+        return AskedQuestion(
+            inputs=[self._input(kept, context.slice(*bounds)) for bounds in windows.ranges],
+            num_truncated=len(question) - len(kept),
+            cut_at=cut_at(question, len(kept)),
             windows=windows,
             context=context,
             text=item.context,
             parameters=parameters,
             threshold=self.null_score_diff_threshold if threshold is None else threshold,
             head=self.head,
-        )
-        return _AskedQuestion(
-            inputs=inputs,
-            decoder=decoder,
-            num_truncated=len(question) - len(kept),
-            cut_at=cut_at(question, len(kept)),
         )
 
     def _encode(self, item: QuestionContext) -> tuple[Encoding, Encoding]:
@@ -183,8 +230,8 @@ def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, room: in
     return value
 
 
-def _check_work(num_tokens: int, room: int, max_seq_len: int, overlap: int) -> None:
-    num_laid = num_windows(num_tokens, room, overlap)
+def _check_work(windows: Windows, max_seq_len: int, overlap: int) -> None:
+    num_tokens, num_laid = windows.num_tokens, len(windows.ranges)
     num_read = num_laid * max_seq_len
     if num_read > _MAX_READINGS * max(num_tokens, max_seq_len) or num_read > _MAX_READ_TOKENS:
         raise InvalidInputError(

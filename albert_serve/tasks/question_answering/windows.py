@@ -65,20 +65,11 @@ class Windows:
         return document
 
 
-def num_windows(num_tokens: int, room: int, overlap: int) -> int:
-    """Return the number of windows that `lay_windows` returns."""
-    return len(_starts(num_tokens, room, overlap))
-
-
 def lay_windows(num_tokens: int, room: int, overlap: int, num_before: int) -> Windows:
     """Return windows of at most `room` of the `num_tokens` (N >= 1), overlapping by `overlap`.
 
     `overlap` must be below `room`.
     """
-    starts = _starts(num_tokens, room, overlap)
+    starts = range(0, max(1, num_tokens - overlap), room - overlap)
     ranges = [(start, min(start + room, num_tokens)) for start in starts]
     return Windows(ranges=ranges, num_before=num_before)
-
-
-def _starts(num_tokens: int, room: int, overlap: int) -> range:
-    return range(0, max(1, num_tokens - overlap), room - overlap)

@@ -25,27 +25,20 @@ from albert_serve.api.schemas import (
     SentenceOrderParameters,
     Sentences,
     TextPair,
-    Truncation,
 )
-from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.probability import log_softmax, softmax
 from albert_serve.tasks.sentence_order.ordering import find_best_order, weigh
-from albert_serve.tasks.truncation import Fitted, encode, fit_encodings
-from albert_serve.tokenizer import AlbertTokenizer, Encoding
+from albert_serve.tasks.truncation import Truncator, named
+from albert_serve.tokenizer import Encoding
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SentenceOrder:
     """Scores pairs of texts, and lists of sentences."""
 
-    tokenizer: AlbertTokenizer
-    max_positions: int
-
-    @classmethod
-    def open(cls, setup: TaskSetup) -> SentenceOrder:
-        """Return the task for a model."""
-        return cls(tokenizer=setup.tokenizer, max_positions=setup.max_positions)
+    setup: TaskSetup
 
     def prepare(
         self, item: TextPair | Sentences, parameters: SentenceOrderParameters
@@ -56,16 +49,17 @@ class SentenceOrder:
             InvalidInputError: a text is empty, or `reorder` is set for a pair or too long a list.
             TextTooLongError: two texts do not fit together and may not be truncated.
         """
+        truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
         if isinstance(item, Sentences):
-            return self._prepare_sentences(item.sentences, parameters)
+            return _prepare_sentences(item.sentences, parameters, truncator)
         if parameters.reorder:
             raise InvalidInputError(
                 'reorder is for {"sentences": [...]}; send the two texts as sentences, or leave '
                 "reorder out"
             )
-        first = self._encode(item.text, "text", parameters.truncation)
-        second = self._encode(item.text_pair, "text_pair", parameters.truncation)
-        fitted = self._fit(first, second, parameters.truncation)
+        fitted = truncator.fit(
+            _encode(truncator, item.text, "text"), _encode(truncator, item.text_pair, "text_pair")
+        )
         return Prepared(
             inputs=[fitted.at_cls("sentence-order")],
             finish=_finish_pair,
@@ -73,51 +67,43 @@ class SentenceOrder:
             cuts=fitted.cuts(".text", ".text_pair"),
         )
 
-    def _prepare_sentences(
-        self, sentences: Sequence[str], parameters: SentenceOrderParameters
-    ) -> Prepared[SentenceOrderAnswer]:
-        pairs = _pairs(len(sentences), parameters)
-        encoded = [
-            self._encode(sentence, f"sentences[{number}]", parameters.truncation)
-            for number, sentence in enumerate(sentences)
-        ]
-        inputs: list[EncoderInput] = []
-        num_truncated = 0
-        cuts: dict[str, int] = {}
-        for first, second in pairs:
-            try:
-                fitted = self._fit(encoded[first], encoded[second], parameters.truncation)
-            except TextTooLongError as error:
-                place = f"sentences[{first}] and sentences[{second}] together"
-                raise TextTooLongError(f"{place}: {error}") from error
-            inputs.append(fitted.at_cls("sentence-order"))
-            num_truncated += fitted.num_truncated
-            # Each pair is cut by itself: the shortest beginning of a sentence is reported.
-            places = (f".sentences[{first}]", f".sentences[{second}]")
-            for place, offset in fitted.cuts(*places).items():
-                cuts[place] = min(offset, cuts.get(place, offset))
-        finish = _finish_reordering if parameters.reorder else _finish_coherence
-        return Prepared(
-            inputs=inputs,
-            finish=lambda logits: finish(pairs, np.concatenate(logits)),
-            num_truncated=num_truncated,
-            cuts=cuts,
-            answer_bytes=len(pairs) * ENTRY_BYTES,
-        )
 
-    def _encode(self, text: str, name: str, truncation: Truncation) -> Encoding:
-        try:
-            encoding = encode(self.tokenizer, text, self.max_positions, truncation)
-        except TextTooLongError as error:
-            raise TextTooLongError(f"{name}: {error}") from error
-        if not text.strip() or not len(encoding):
-            raise InvalidInputError(f"{name} is empty; only texts can have an order")
-        return encoding
+def _prepare_sentences(
+    sentences: Sequence[str], parameters: SentenceOrderParameters, truncator: Truncator
+) -> Prepared[SentenceOrderAnswer]:
+    pairs = _pairs(len(sentences), parameters)
+    encoded = [
+        _encode(truncator, sentence, f"sentences[{number}]")
+        for number, sentence in enumerate(sentences)
+    ]
+    inputs: list[EncoderInput] = []
+    num_truncated = 0
+    cuts: dict[str, int] = {}
+    for first, second in pairs:
+        with named(f"sentences[{first}] and sentences[{second}] together"):
+            fitted = truncator.fit(encoded[first], encoded[second])
+        inputs.append(fitted.at_cls("sentence-order"))
+        num_truncated += fitted.num_truncated
+        # Each pair is cut by itself: the shortest beginning of a sentence is reported.
+        places = (f".sentences[{first}]", f".sentences[{second}]")
+        for place, offset in fitted.cuts(*places).items():
+            cuts[place] = min(offset, cuts.get(place, offset))
+    finish = _finish_reordering if parameters.reorder else _finish_coherence
+    return Prepared(
+        inputs=inputs,
+        finish=lambda logits: finish(pairs, np.concatenate(logits)),
+        num_truncated=num_truncated,
+        cuts=cuts,
+        answer_bytes=len(pairs) * ENTRY_BYTES,
+    )
 
-    def _fit(self, first: Encoding, second: Encoding, truncation: Truncation) -> Fitted:
-        return fit_encodings(
-            self.tokenizer, first, second, max_positions=self.max_positions, truncation=truncation
-        )
+
+def _encode(truncator: Truncator, text: str, name: str) -> Encoding:
+    with named(name):
+        encoding = truncator.encode(text)
+    if not text.strip() or not len(encoding):
+        raise InvalidInputError(f"{name} is empty; only texts can have an order")
+    return encoding
 
 
 def _pairs(num_sentences: int, parameters: SentenceOrderParameters) -> list[tuple[int, int]]:

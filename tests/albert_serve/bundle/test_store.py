@@ -91,7 +91,7 @@ def test_an_imported_bundle_is_a_model_of_bentomls(
     assert described["labels"]["precision"] == "fp32"
     tasks = {"fill-mask", "question-answering", "sentence-order", "text-classification"}
     assert set(described["labels"]["tasks"].split(",")) == tasks
-    assert described["metadata"]["sizes"]["hidden_size"] == 64
+    assert described["metadata"]["config"]["hidden_size"] == 64
     labels = described["metadata"]["tasks"]["text-classification"]["labels"]
     assert labels == ["negative", "positive"]
     files = {path.name for path in (home / "models/tiny" / revision).iterdir()}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
-import torch
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime.encoder_pool import OpenEncoder
@@ -22,10 +20,7 @@ from albert_serve.runtime.ort import (
     open_session,
 )
 from albert_serve.settings import RuntimeOptions
-from export.bundle import export_bundle
 from tests.albert_serve.runtime.inputs import some_inputs
-from tests.export.exporting import TINY, write_checkpoint
-from training.model.albert import Batch
 
 
 class Recorded(BucketedEncoder):
@@ -88,26 +83,6 @@ def test_an_engine_runs_on_buckets(bundle: Bundle, engine: Engine) -> None:
     inputs = some_inputs(engine.tasks) * 3
     for expected, got in zip(reference.run(inputs), engine.run(inputs), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-4)
-
-
-def test_buckets_end_at_the_position_table(tmp_path: Path) -> None:
-    """With 100 positions 97 tokens were padded to 128, past the table."""
-    config = replace(TINY, max_positions=100)
-    model = write_checkpoint(tmp_path / "checkpoint", config, tasks=()).eval()
-    bundle = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").bundle
-    session = encoder_session(bundle)
-    ids = np.arange(97)[None] % config.vocab_size
-    batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.array([97]))
-
-    encoder = BucketedEncoder(session, config, device="cpu")
-    hidden = encoder.run(batch).numpy()
-
-    assert hidden.shape[:2] == (1, 100)
-    with torch.inference_mode():
-        expected = model(
-            Batch(ids=torch.from_numpy(ids), types=torch.zeros(1, 97, dtype=torch.long))
-        ).numpy()
-    np.testing.assert_allclose(hidden[:, :97], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

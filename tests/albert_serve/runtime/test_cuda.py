@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-import httpx
 import numpy as np
 import onnx
 import pytest
@@ -31,7 +30,6 @@ from export.graph import CUDA_FORM, Compute
 from export.heads import build_head
 from export.precision import part_of
 from tests import emulated_cuda
-from tests.albert_serve.support import running_service, service_environment
 from tests.programs import needs_program
 
 pytestmark = pytest.mark.slow
@@ -121,21 +119,6 @@ def test_auto_serves_on_the_cpu_where_cuda_cannot_be_used(
     assert message.startswith("CUDA is asked for and cannot be used: ")
     assert reason in message
     assert lines == []
-
-
-def test_the_service_starts_where_there_is_a_driver_and_no_cuda(
-    emulation: Path, bundle_dir: Path, tmp_path: Path
-) -> None:
-    libraries = tmp_path / "driver"
-    libraries.mkdir()
-    (libraries / "libcuda.so.1").symlink_to(emulation / "libcuda.so.1")
-    environment = service_environment(bundle_dir, tmp_path / "home")
-    environment |= {"LD_LIBRARY_PATH": str(libraries), "ALBERT_SERVE_DEVICE": "auto"}
-    with running_service(environment, tmp_path) as running:
-        reply = httpx.post(f"{running.url}/text-classification", json={"inputs": "a text"})
-        assert reply.status_code == 200
-        assert running.log.count("running on the CPU: a library of CUDA is missing") == 1
-        assert "onnxruntime:" not in running.log
 
 
 _PLACE: Final = """

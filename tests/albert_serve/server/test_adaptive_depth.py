@@ -113,18 +113,6 @@ def test_a_caller_learns_that_an_engine_on_a_gpu_computes_all_layers(
     assert prepared.warnings == warnings
 
 
-def test_the_log_says_that_a_gpu_ignores_the_default_depth(
-    bundle: Bundle, bundle_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    load_tasks(bundle, device="cpu")
-    load_tasks(Bundle.open(bundle_dir), device="cuda")
-    assert caplog.messages == []
-    load_tasks(bundle, device="cuda")
-    [line] = caplog.messages
-    assert line.startswith(f"{bundle.folder}: the defaults {{'max_layers': 2}} of text-class")
-    assert line.endswith("have no effect on a GPU: all layers are computed")
-
-
 def test_info_has_the_layers_and_the_defaults(http: httpx.Client) -> None:
     info = InfoReply.model_validate(http.get("/info").json())
     depths = {task.name: task.adaptive_depth for task in info.tasks}

@@ -47,6 +47,10 @@ def prepare(setup: TaskSetup, task: str, inputs: Any, **parameters: Any) -> list
     return prepare_request(open_task(task, setup), read(task, inputs, **parameters))
 
 
+def whole(*targets: str) -> dict[str, Any]:
+    return {"targets": list(targets), "multi_token_targets": True}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("task", TASKS)
 def test_logits_that_are_not_finite_are_no_answer(
@@ -84,6 +88,18 @@ def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: T
         (
             *("fill-mask", "[MASK] " * 17, {"joint": True}, InvalidInputError),
             "17 masks; joint fills at most 16",
+        ),
+        ("fill-mask", "a [MASK]", whole("☃"), InvalidInputError, "does not know"),
+        ("fill-mask", "a [MASK]", whole("a ☃"), InvalidInputError, "does not know"),
+        ("fill-mask", "a [MASK]", whole(" "), InvalidInputError, "stands for nothing"),
+        ("fill-mask", "[MASK]", whole("e " * 200), TextTooLongError, "shorten either"),
+        (
+            *("fill-mask", "[MASK] " + "e " * 61, whole("encyclopedic"), TextTooLongError),
+            "longest target, of .* pieces",
+        ),
+        (
+            *("fill-mask", "[MASK]" * 90, whole("jukebox", "photographs"), InvalidInputError),
+            "over 256 readings",
         ),
         ("text-classification", "a", {"head": "topic"}, InvalidInputError, "no head 'topic'"),
         ("text-classification", "a", {"max_layers": 1}, InvalidInputError, "--adaptive-depth"),
@@ -149,29 +165,6 @@ def test_what_cannot_be_answered_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(error, match=message):
         prepare(task_setup, task, inputs, **parameters)
-
-
-@pytest.mark.parametrize(
-    ("text", "targets", "error", "message"),
-    [
-        ("a [MASK]", ["☃"], InvalidInputError, "does not know"),
-        ("a [MASK]", ["a ☃"], InvalidInputError, "does not know"),
-        ("a [MASK]", [" "], InvalidInputError, "stands for nothing"),
-        ("[MASK]", ["e " * 200], TextTooLongError, "shorten either"),
-        (
-            "[MASK] " + "e " * 61,
-            ["encyclopedic"],
-            TextTooLongError,
-            "longest target, of .* pieces",
-        ),
-        ("[MASK]" * 90, ["jukebox", "photographs"], InvalidInputError, "over 256 readings"),
-    ],
-)
-def test_whole_targets_that_cannot_be_scored_are_refused_with_the_reason(
-    text: str, targets: list[str], error: type[Exception], message: str, task_setup: TaskSetup
-) -> None:
-    with pytest.raises(error, match=message):
-        prepare(task_setup, "fill-mask", text, targets=targets, multi_token_targets=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from albert_serve.api.schemas import FilledToken, FillMaskParameters
-from albert_serve.tasks import FillMask, Round
+from albert_serve.tasks import FillMask, Round, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.task_fixtures import Answerer, TorchEngine
 
@@ -23,8 +23,8 @@ def oracle(checkpoint_dir: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def task(tokenizer: AlbertTokenizer) -> FillMask:
-    return FillMask(tokenizer=tokenizer, max_positions=128)
+def task(task_setup: TaskSetup) -> FillMask:
+    return FillMask(task_setup)
 
 
 def assert_same_tokens(result: list[FilledToken], expected: list[dict[str, Any]]) -> None:

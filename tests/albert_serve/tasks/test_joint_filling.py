@@ -7,14 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
-from albert_serve.api.schemas import MAX_JOINT_TOP_K, FilledMasks, FillMaskParameters
-from albert_serve.tasks import EncoderInput, FillMask, Logits, Round
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.api.schemas import MAX_JOINT_TOP_K, FillMaskParameters
+from albert_serve.tasks import FillMask, Round, TaskSetup
 from tests.albert_serve.task_fixtures import Answerer
 
 JOINT = FillMaskParameters(joint=True)
@@ -25,8 +23,8 @@ Shares = Callable[[Sequence[int], int], Any]
 
 
 @pytest.fixture(scope="module")
-def task(tokenizer: AlbertTokenizer) -> FillMask:
-    return FillMask(tokenizer=tokenizer, max_positions=128)
+def task(task_setup: TaskSetup) -> FillMask:
+    return FillMask(task_setup)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +66,9 @@ def test_the_best_of_all_fillings_are_found(
     result = answer(
         task.prepare(text, FillMaskParameters(joint=True, targets=targets, top_k=MAX_JOINT_TOP_K))
     )
-    ids = task.tokenizer.encode(text).ids
-    masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
-    allowed = [token for target in targets if (token := task.tokenizer.token_id(target))]
+    ids = task.setup.tokenizer.encode(text).ids
+    masks = [i for i, token in enumerate(ids) if token == task.setup.tokenizer.mask_id]
+    allowed = [token for target in targets if (token := task.setup.tokenizer.token_id(target))]
     scores = {
         tokens: on_the_surest_path(
             shares, ids, masks, dict(zip(masks, tokens, strict=True)), allowed
@@ -80,40 +78,6 @@ def test_the_best_of_all_fillings_are_found(
     best = sorted(scores, key=lambda tokens: -scores[tokens])[:MAX_JOINT_TOP_K]
     assert [tuple(one.tokens) for one in result] == best
     assert [one.score for one in result] == pytest.approx([scores[tokens] for tokens in best], 1e-4)
-
-
-def read_by_hand(item: EncoderInput, first: int, second: int, third: int, fourth: int) -> Logits:
-    """A model that knows "first second" and "third fourth", and is surer of the second word."""
-    rows = item.rows or []
-    logits: Logits = np.full((len(rows), 1000), -20.0, np.float32)
-    for number, place in enumerate(rows):
-        if item.ids[place + 1] == fourth:
-            logits[number, third] = 5.0
-        elif item.ids[place + 1] == second:
-            logits[number, first] = 5.0
-        elif place == 1:  # knows nothing of the other yet
-            logits[number, [first, third]] = [0.1, 0.0]
-        else:
-            logits[number, [second, fourth]] = [1.0, 3.0]
-    return logits
-
-
-def test_dependent_masks_get_consistent_tokens(task: FillMask) -> None:
-    names = [task.tokenizer.token_id(target) for target in TARGETS[:4]]
-    first, second, third, fourth = (token for token in names if token is not None)
-    for parameters, expected in [
-        (FillMaskParameters(joint=True, top_k=1), [third, fourth]),
-        (FillMaskParameters(top_k=1), [first, fourth]),
-    ]:
-        stage: Any = task.prepare("[MASK] [MASK]", parameters)
-        while isinstance(stage, Round):
-            stage = stage.finish(
-                [read_by_hand(item, first, second, third, fourth) for item in stage.inputs]
-            )
-        if isinstance(stage[0], FilledMasks):
-            assert stage[0].tokens == expected
-        else:
-            assert [one[0].token for one in stage] == expected
 
 
 def test_there_is_a_round_for_each_mask_and_the_beam_stays_narrow(

@@ -11,10 +11,9 @@ import torch
 import transformers
 
 from albert_serve.api.schemas import ChoiceQuestion, ChoiceScore, MultipleChoiceParameters
-from albert_serve.tasks import MultipleChoice
+from albert_serve.tasks import MultipleChoice, TaskSetup
 from albert_serve.tasks.multiple_choice import with_choice
 from albert_serve.tasks.truncation import split_choice
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.task_fixtures import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
@@ -24,8 +23,8 @@ CONTEXT = "The bridge over the river was built in 1932 and closed to cars in 198
 
 
 @pytest.fixture
-def task(tokenizer: AlbertTokenizer) -> MultipleChoice:
-    return MultipleChoice(tokenizer=tokenizer, max_positions=128)
+def task(task_setup: TaskSetup) -> MultipleChoice:
+    return MultipleChoice(task_setup)
 
 
 def item(context: str, *choices: str, question: str | None = None) -> ChoiceQuestion:
@@ -34,10 +33,8 @@ def item(context: str, *choices: str, question: str | None = None) -> ChoiceQues
 
 @pytest.mark.parametrize("num_choices", [2, 3, 5])
 def test_probabilities_are_those_of_transformers(
-    choice_checkpoint_dir: Path, sentences: list[str], num_choices: int
+    choice_checkpoint_dir: Path, task: MultipleChoice, sentences: list[str], num_choices: int
 ) -> None:
-    tokenizer = AlbertTokenizer.from_file(choice_checkpoint_dir / "tokenizer.json")
-    task = MultipleChoice(tokenizer=tokenizer, max_positions=128)
     engine = TorchEngine(load_checkpoint(choice_checkpoint_dir))
     theirs: Any = transformers.AlbertForMultipleChoice.from_pretrained(choice_checkpoint_dir)
     theirs.eval()
@@ -116,9 +113,9 @@ def test_what_was_cut_is_reported(task: MultipleChoice) -> None:
     context = "a " * 200
     prepared = task.prepare(item(context, "b", "b b b"), CUT)
     assert [len(each.ids) for each in prepared.inputs] == [128, 128]
-    whole = [200 + len(task.tokenizer.encode_plain(text)) + 3 for text in ("b", "b b b")]
+    whole = [200 + len(task.setup.tokenizer.encode_plain(text)) + 3 for text in ("b", "b b b")]
     assert prepared.num_truncated == sum(whole) - 2 * 128
-    num_kept = 128 - 3 - len(task.tokenizer.encode_plain("b b b"))
+    num_kept = 128 - 3 - len(task.setup.tokenizer.encode_plain("b b b"))
     assert prepared.cuts == {".context": 2 * num_kept}  # the shortest beginning
     question = "a " * 200 + "end"
     prepared = task.prepare(item("short", "b", "c", question=question), CUT)
@@ -149,6 +146,6 @@ def test_the_offset_of_a_cut_in_a_question_with_blanks(
     rest = question[prepared.cuts[".question"] :]
     assert rest.strip()[:1] == expected
     if expected == "a":
-        filled = task.tokenizer.encode_plain(rest.replace("_", choice)).ids
-        num_first = len(task.tokenizer.encode_plain("short")) + 2
+        filled = task.setup.tokenizer.encode_plain(rest.replace("_", choice)).ids
+        num_first = len(task.setup.tokenizer.encode_plain("short")) + 2
         assert prepared.inputs[1].ids[num_first:-1] == filled

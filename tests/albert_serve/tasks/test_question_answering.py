@@ -219,19 +219,6 @@ def test_the_window_that_doubts_no_answer_most_decides() -> None:
     assert windows.stitch([sure, doubting])[0].tolist() == [1, -1]
 
 
-def test_one_token_in_two_windows_is_found_once(task: QuestionAnswering, answer: Answerer) -> None:
-    parameters = QuestionAnsweringParameters(
-        top_k=1000, max_seq_len=48, doc_stride=20, handle_impossible_answer=True
-    )
-    context = " ".join([CONTEXT] * 4)
-    prepared = task.prepare(ask(context), parameters)
-    assert len(prepared.inputs) > 4
-    assert all(len(item.ids) <= 48 for item in prepared.inputs)
-    result = answer(prepared)
-    assert len({(one.start, one.end) for one in result}) == len(result)
-    assert 0.9 < best_scores(result) <= 1 + 1e-9  # "no answer" may be beyond the first 1000
-
-
 def best_scores(result: Sequence[Answer]) -> float:
     """The scores of the 20 best answers and of no answer together."""
     answers = [one.score for one in result if one.answer]
@@ -264,16 +251,6 @@ def test_no_answer_wins_where_its_logit_is_over_the_threshold(
         assert isinstance(result, list)
         assert (result[0].answer == "") is is_empty
         assert sum(each.score for each in result) == pytest.approx(1)
-
-
-def test_the_threshold_moves_the_scores_of_answers() -> None:
-    """Also where no answer is not among the answers: 0.5 is where both are as likely."""
-    spans = find_spans(two_tokens(no_answer=6), [(0, 1), (2, 3)], max_answer_len=9, top_k=1)
-    assert spans.null_score == pytest.approx(2)
-    [best, *_], no_answer = spans.scores(0)
-    assert best / no_answer == pytest.approx(np.exp(-2))
-    [best, *_], no_answer = spans.scores(2)
-    assert best == pytest.approx(no_answer) == pytest.approx(0.5, abs=1e-3)
 
 
 def test_logits_far_apart_do_not_overflow() -> None:

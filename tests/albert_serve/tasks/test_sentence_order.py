@@ -28,7 +28,7 @@ REORDER = SentenceOrderParameters(reorder=True)
 
 @pytest.fixture(scope="module")
 def task(task_setup: TaskSetup) -> SentenceOrder:
-    return SentenceOrder(tokenizer=task_setup.tokenizer, max_positions=task_setup.max_positions)
+    return SentenceOrder(task_setup)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +143,6 @@ def test_long_sentences_are_refused_by_their_places_or_truncated(
     with pytest.raises(TextTooLongError, match=r"^sentences\[1\] and sentences\[2\] together"):
         task.prepare(sentences, DEFAULT)
     prepared = task.prepare(sentences, SentenceOrderParameters(truncation="truncate"))
-    num_tokens = [len(task.tokenizer.encode_plain(text)) for text in ("b " * 30, "c " * 45)]
+    num_tokens = [len(task.setup.tokenizer.encode_plain(text)) for text in ("b " * 30, "c " * 45)]
     assert prepared.num_truncated == sum(num_tokens) + 3 - 128
     assert 0 < answer(prepared).coherence < 1

@@ -10,16 +10,15 @@ import torch
 import transformers
 
 from albert_serve.api.schemas import FilledTarget, FillMaskParameters
-from albert_serve.tasks import FillMask
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.tasks import FillMask, TaskSetup
 from tests.albert_serve.task_fixtures import Answerer
 
 WORDS = ["encyclopedic", "▁the", "Wittgenstein", "was"]
 
 
 @pytest.fixture(scope="module")
-def task(tokenizer: AlbertTokenizer) -> FillMask:
-    return FillMask(tokenizer=tokenizer, max_positions=128)
+def task(task_setup: TaskSetup) -> FillMask:
+    return FillMask(task_setup)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,8 @@ def whole(*targets: str, top_k: int = 5, truncation: str = "error") -> FillMaskP
 
 
 def pieces_of(task: FillMask, target: str) -> list[int]:
-    token = task.tokenizer.token_id(target)
-    return task.tokenizer.encode_plain(target).ids if token is None else [token]
+    token = task.setup.tokenizer.token_id(target)
+    return task.setup.tokenizer.encode_plain(target).ids if token is None else [token]
 
 
 @torch.inference_mode()
@@ -65,15 +64,15 @@ def test_a_score_is_the_product_over_the_pieces(
     text: str, task: FillMask, answer: Answerer, model: transformers.AlbertForMaskedLM
 ) -> None:
     result = answer(task.prepare(text, whole(*WORDS)))
-    ids = task.tokenizer.encode(text).ids
-    masks = [i for i, token in enumerate(ids) if token == task.tokenizer.mask_id]
+    ids = task.setup.tokenizer.encode(text).ids
+    masks = [i for i, token in enumerate(ids) if token == task.setup.tokenizer.mask_id]
     by_mask: list[list[FilledTarget]] = [result] if len(masks) == 1 else result
     assert max(len(pieces_of(task, word)) for word in WORDS) > 2
     for mask, targets in zip(masks, by_mask, strict=True):
         scores = {tuple(one.tokens): one.score for one in targets}
         assert scores == {
             tuple(pieces): pytest.approx(
-                product(model, ids, mask, pieces, task.tokenizer.mask_id), rel=1e-4
+                product(model, ids, mask, pieces, task.setup.tokenizer.mask_id), rel=1e-4
             )
             for pieces in (pieces_of(task, word) for word in WORDS)
         }
@@ -85,7 +84,7 @@ def test_the_sequence_has_the_whole_target(task: FillMask, answer: Answerer) -> 
     assert one.token_str == "encyclopedic"
     assert one.sequence == "a encyclopedic it is."
     assert one.token == one.tokens[0]
-    assert one.tokens == task.tokenizer.encode_plain("encyclopedic").ids
+    assert one.tokens == task.setup.tokenizer.encode_plain("encyclopedic").ids
     [several, _] = answer(task.prepare("[MASK] or [MASK]", whole("Encyclopedic")))
     assert several[0].sequence == "[CLS] encyclopedic or[MASK][SEP]"
 

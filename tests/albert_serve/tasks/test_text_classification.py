@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +20,14 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import AdaptiveDepth
-from albert_serve.bundle.weights import further_head
+from albert_serve.bundle.manifest import AdaptiveDepth, ClassifierEntry
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import TaskSetup, TextClassification
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import sigmoid, softmax
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.task_fixtures import Answerer
 
 DEFAULT = TextClassificationParameters()
-LABELS = ["negative", "positive"]
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +42,12 @@ def oracle(checkpoint_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def task(task_setup: TaskSetup) -> TextClassification:
-    return TextClassification(
-        tokenizer=task_setup.tokenizer, max_positions=task_setup.max_positions, labels=LABELS
-    )
+    return TextClassification(task_setup)
+
+
+def with_entry(setup: TaskSetup, **changes: Any) -> TextClassification:
+    assert setup.entry is not None
+    return TextClassification(replace(setup, entry=setup.entry.model_copy(update=changes)))
 
 
 def finish(task: TextClassification, logits: Sequence[float]) -> list[LabelScore]:
@@ -58,70 +56,26 @@ def finish(task: TextClassification, logits: Sequence[float]) -> list[LabelScore
     return result
 
 
-def assert_same_labels(result: list[LabelScore], expected: list[dict[str, Any]]) -> None:
-    assert [item.label for item in result] == [item["label"] for item in expected]
-    scores = [item.score for item in result]
-    np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
-
-
-def test_texts_equal_the_pipeline(
-    task: TextClassification, answer: Answerer, oracle: Any, sentences: list[str]
-) -> None:
-    for text in [*sentences, ""]:
-        assert_same_labels(answer(task.prepare(text, DEFAULT)), oracle(text, top_k=None))
-
-
-@pytest.mark.parametrize("function", get_args(ScoreFunction))
-def test_every_function_equals_the_pipeline(
-    function: ScoreFunction, task: TextClassification, answer: Answerer, oracle: Any
-) -> None:
-    parameters = TextClassificationParameters(function_to_apply=function)
-    result = answer(task.prepare("It was a film.", parameters))
-    expected = oracle("It was a film.", top_k=None, function_to_apply=function)
-    assert_same_labels(result, expected)
-
-
-def test_a_pair_equals_the_pipeline(
-    task: TextClassification, answer: Answerer, oracle: Any
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, *({"function_to_apply": each} for each in get_args(ScoreFunction)), {"top_k": 1}],
+)
+def test_answers_equal_the_pipeline(
+    parameters: dict[str, Any],
+    task: TextClassification,
+    answer: Answerer,
+    oracle: Any,
+    sentences: list[str],
 ) -> None:
     pair = {"text": "A dog runs.", "text_pair": "An animal moves."}
-    result = answer(task.prepare(TextInput.model_validate(pair), DEFAULT))
-    assert_same_labels(result, oracle(pair, top_k=None))
-
-
-@pytest.mark.parametrize("top_k", [None, 1, 2, 5])
-def test_every_top_k_equals_the_pipeline(
-    top_k: int | None, task: TextClassification, answer: Answerer, oracle: Any, sentences: list[str]
-) -> None:
-    parameters = TextClassificationParameters(top_k=top_k)
-    expected = oracle(sentences[:3], top_k=top_k)
-    for text, labels in zip(sentences[:3], expected, strict=True):
-        result = answer(task.prepare(text, parameters))
-        assert_same_labels(result, [labels] if isinstance(labels, dict) else labels)
-
-
-@pytest.mark.parametrize(
-    "problem_type",
-    ["regression", "single_label_classification", "multi_label_classification"],
-)
-def test_the_problem_type_decides_as_in_the_pipeline(
-    problem_type: ProblemType,
-    checkpoint_dir: Path,
-    tmp_path: Path,
-    tokenizer: AlbertTokenizer,
-    answer: Answerer,
-) -> None:
-    folder = tmp_path / "typed"
-    shutil.copytree(checkpoint_dir, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps({**config, "problem_type": problem_type}))
-    pipeline = transformers.pipeline("text-classification", model=str(folder), device="cpu")
-    task = TextClassification(
-        tokenizer=tokenizer, max_positions=128, labels=LABELS, problem_type=problem_type
-    )
-    result = answer(task.prepare("It was a film.", DEFAULT))
-    assert_same_labels(result, pipeline("It was a film.", top_k=None))
+    items: list[Any] = [*sentences[:4], "", pair]
+    for item in items:
+        texts = TextInput.model_validate(item) if isinstance(item, dict) else item
+        result = answer(task.prepare(texts, TextClassificationParameters(**parameters)))
+        expected = oracle(item, **{"top_k": None, **parameters})
+        assert [each.label for each in result] == [each["label"] for each in expected]
+        scores = [each.score for each in result]
+        np.testing.assert_allclose(scores, [each["score"] for each in expected], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +92,9 @@ def test_the_problem_type_decides_the_function(
     problem_type: ProblemType | None,
     labels: list[str],
     expected: list[float],
-    tokenizer: AlbertTokenizer,
+    task_setup: TaskSetup,
 ) -> None:
-    task = TextClassification(
-        tokenizer=tokenizer, max_positions=128, labels=labels, problem_type=problem_type
-    )
+    task = with_entry(task_setup, problem_type=problem_type, labels=labels, num_outputs=len(labels))
     result = finish(task, [-2.5] * len(labels))
     assert [item.score for item in result] == pytest.approx(expected, abs=1e-6)
 
@@ -173,11 +125,13 @@ def test_truncation_is_that_of_transformers(
     assert prepared.num_truncated == len(whole["input_ids"]) - 128
 
 
-def test_a_further_head_takes_all_layers(task: TextClassification) -> None:
-    depth = AdaptiveDepth(max_layers=3, patience=None)
-    topic = replace(task, task=further_head("topic"), name="topic", num_layers=3)
-    default = replace(task, num_layers=3, adaptive_depth=depth, others={"topic": topic})
-    default.prepare("a", TextClassificationParameters(max_layers=1))
-    default.prepare("a", TextClassificationParameters(head="topic"))
-    with pytest.raises(InvalidInputError, match="head 'topic' always takes all 3 layers"):
-        default.prepare("a", TextClassificationParameters(head="topic", max_layers=1))
+def test_a_further_head_takes_all_layers(task_setup: TaskSetup) -> None:
+    topic = ClassifierEntry(graph="topic.onnx", num_outputs=2)
+    task = with_entry(
+        task_setup, adaptive_depth=AdaptiveDepth(max_layers=3), heads={"topic": topic}
+    )
+    task.prepare("a", TextClassificationParameters(max_layers=1))
+    [encoded] = task.prepare("a", TextClassificationParameters(head="topic")).inputs
+    assert (encoded.task, encoded.early_exit) == ("text-classification/topic", None)
+    with pytest.raises(InvalidInputError, match="of their default head; this one answers after"):
+        task.prepare("a", TextClassificationParameters(head="topic", max_layers=1))

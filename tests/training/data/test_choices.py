@@ -10,7 +10,7 @@ import pytest
 
 from albert_serve.api.schemas import ChoiceQuestion, MultipleChoiceParameters
 from albert_serve.config import AlbertConfig
-from albert_serve.tasks.multiple_choice import MultipleChoice
+from albert_serve.tasks import MultipleChoice, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import RACE, TINY
 from training.data import choices
@@ -136,7 +136,9 @@ def test_missing_columns_are_named(
 def test_sequences_are_those_of_the_service(tokenizer: AlbertTokenizer, length: int) -> None:
     texts = read_choices([RACE])
     examples, num_cut = choice_examples(texts, tokenizer, length=length, truncation=True)
-    task = MultipleChoice(tokenizer=tokenizer, max_positions=length)
+    task = MultipleChoice(
+        TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1, num_layers=1)
+    )
     parameters = MultipleChoiceParameters(truncation="truncate")
     num_truncated = 0
     for text, example in zip(texts, examples, strict=True):
