@@ -74,8 +74,6 @@ class PlateauAlarm:
         """
         if progress < self._warmup or not math.isfinite(loss):
             return None
-        while self._window and self._window[-1].step >= step:  # the run was rolled back
-            self._window.pop()
         self._window.append(_Report(step, progress, loss, accuracy))
         self._drop_old()
         was_raised, self.is_raised = self.is_raised, self._is_stuck()

@@ -1,4 +1,4 @@
-"""Progress of a run, its non-finite gradients, and its settings in `run.json`."""
+"""Progress of a run, and its settings in `run.json`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ _ENDS: Final = frozenset({"steps", "num_steps", "epochs", "budget", "budget_s", 
 
 class RunError(TrainingError):
     """A run that cannot be started or resumed."""
-
-
-class DivergedError(RunError):
-    """A run whose gradient stays not finite, also at lower rates."""
 
 
 @dataclass(kw_only=True)
@@ -70,54 +66,6 @@ class Progress:
         by_steps = self.step / self.num_steps if self.num_steps else 0.0
         by_time = self.seconds / self.budget_s if self.budget_s else 0.0
         return min(1.0, max(by_steps, by_time))
-
-
-@dataclass(kw_only=True)
-class Stability:
-    """Steps with a non-finite gradient: they are skipped, and several in a row cause a rollback.
-
-    Attributes:
-        patience: skipped steps in a row before the run is rolled back to its last checkpoint, at
-            half the learning rate.
-        num_skipped: steps skipped so far.
-        num_in_a_row: steps skipped since the last good one.
-        num_rollbacks: rollbacks so far.
-    """
-
-    patience: int = 5
-    max_rollbacks: int = 4
-    num_skipped: int = 0
-    num_in_a_row: int = 0
-    num_rollbacks: int = 0
-
-    @property
-    def rate_factor(self) -> float:
-        """Learning-rate multiplier: halved at each rollback."""
-        return 0.5**self.num_rollbacks
-
-    def take(self, *, is_finite: bool) -> None:
-        """Count one step."""
-        self.num_skipped += not is_finite
-        self.num_in_a_row = 0 if is_finite else self.num_in_a_row + 1
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the run has to be rolled back."""
-        return self.num_in_a_row >= self.patience
-
-    def roll_back(self) -> None:
-        """Count one rollback to the last checkpoint.
-
-        Raises:
-            DivergedError: there were more than `max_rollbacks`.
-        """
-        self.num_in_a_row = 0
-        self.num_rollbacks += 1
-        if self.num_rollbacks > self.max_rollbacks:
-            raise DivergedError(
-                f"the gradient is not finite, and was not after {self.max_rollbacks} returns to "
-                "the last checkpoint, each at half the rate; start again with lower rates"
-            )
 
 
 def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:

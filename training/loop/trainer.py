@@ -188,8 +188,8 @@ class Trainer:
         was stopped.
 
         Raises:
-            RunError: a checkpoint cannot be written, or a data loader worker has ended.
-            DivergedError: the gradient stays not finite.
+            RunError: a checkpoint cannot be written, a data loader worker has ended, or the
+                gradient stays not finite.
         """
         run = self.run
         if run.world.device.type == "cpu":
@@ -226,24 +226,19 @@ class Trainer:
     def _loop(self, stop: StopFlag, bar: tqdm[Any]) -> int:
         run, meter, shown_at = self.run, self._meter(), 0.0
         if run.progress.step == 0:
-            self.saver.save(run)  # a rollback needs a checkpoint from the first step on
+            self.saver.save(run)
         self._make_up_for_validation(stop, bar)
         while True:
             decision = self._decide(stop)
             if decision.done >= 1 or decision.stop is not None or self._is_over:
                 break
             # Weights between skipped steps may be the cause of the non-finite gradients.
-            if decision.saves and not run.stability.num_in_a_row:
+            if decision.saves and not run.num_skipped_in_a_row:
                 self.saver.save(run)
             step = run.step(decision.done)
             meter.add(step)
-            if run.stability.num_in_a_row:
+            if run.num_skipped_in_a_row:
                 self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
-            if run.stability.is_lost:
-                self._roll_back(bar)
-                self._make_up_for_validation(stop, bar)
-                meter = self._meter()
-                continue
             if run.progress.step % self.report_every == 0:
                 self._report(meter, decision.done, bar)
                 meter, shown_at = self._meter(), time.monotonic()
@@ -275,32 +270,11 @@ class Trainer:
         number = (stop.signal or signal.SIGTERM) if num_stops else None
         return _Decision(done, number, bool(num_saves))
 
-    def _roll_back(self, bar: tqdm[Any]) -> None:
-        """Roll back to the last checkpoint, at half the learning rates.
-
-        The clock is not turned back: a budget counts all time spent. The rollback is saved with
-        the next checkpoint only: a run that is stopped before and resumed repeats it.
-        """
-        run = self.run
-        stability, seconds = run.stability, run.progress.seconds
-        stability.roll_back()
-        self.saver.resume(run)
-        run.stability = stability
-        run.progress.restore(step=run.progress.step, elapsed_s=seconds)
-        if self.metrics is not None:  # reopened to drop the lines of undone steps
-            self.metrics.close()
-            self.metrics = Metrics(self.saver.folder, step=run.progress.step)
-        self._tell(
-            bar,
-            f"back at step {run.progress.step:,} after {stability.patience} steps whose gradient "
-            f"was not finite; rates are {run.stability.rate_factor:g} of what they were",
-        )
-
     def _report(self, meter: Meter, done: float, bar: tqdm[Any]) -> None:
         run = self.run
         figures = meter.figures(run.world) | run.optimizers.figures()
-        if run.stability.num_skipped:
-            figures["skipped"] = run.stability.num_skipped
+        if run.num_skipped:
+            figures["skipped"] = run.num_skipped
         bar.set_postfix_str(describe(figures), refresh=False)
         if self.alarm is not None and "fill-mask/loss" in figures:
             message = self.alarm.add(
@@ -319,7 +293,7 @@ class Trainer:
         step, validation = self.run.progress.step, self.validation
         is_due = validation is not None and step > 0 and step % validation.every == 0
         # Weights between skipped steps are not saved; see `_loop`.
-        return is_due and not self.run.stability.num_in_a_row
+        return is_due and not self.run.num_skipped_in_a_row
 
     def _make_up_for_validation(self, stop: StopFlag, bar: tqdm[Any]) -> None:
         """Validate the step of a checkpoint that a signal interrupted in its validation."""

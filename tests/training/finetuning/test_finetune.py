@@ -13,13 +13,10 @@ from typing import Any
 import pytest
 
 from tests.training.processes import (
-    run_in_process,
     run_killed,
-    spoil,
 )
 from tests.training.support import (
     SQUAD_V2,
-    checkpoint_state,
     read_metrics,
     refusal,
     run_command,
@@ -81,22 +78,6 @@ def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     run_killed(finetune_options, tmp_path / "run", *deaths, program=PROGRAM)
     assert same_weights(tmp_path / "run", finetuned)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
-
-
-def test_steps_that_come_to_nothing_are_undone_in_all_feeds(
-    finetuned: Path, finetune_options: list[str], tmp_path: Path
-) -> None:
-    """The run goes on at half the rate, from the batches that it had not had by its checkpoint."""
-    fate = partial(spoil, range(21, 26))
-    options = [*finetune_options, "--save-every", "0.0001s"]
-    ended = run_in_process(options, tmp_path / "run", fate=fate, program=PROGRAM)
-    assert ended.status == 0
-    assert "back at step 20 after 5 steps whose gradient was not finite" in ended.out
-    mine, whole = checkpoint_state(tmp_path / "run"), checkpoint_state(finetuned)
-    for name in ("step", "tokens", "num_steps", "feeds"):
-        assert mine[name] == whole[name]
-    assert mine["stability"]["num_rollbacks"] == 1
-    assert not same_weights(tmp_path / "run", finetuned)
 
 
 @pytest.mark.slow

@@ -176,14 +176,14 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
 def test_a_gradient_that_is_not_finite_in_one_process_is_left_out_by_all(
     options: list[str], tmp_path: Path
 ) -> None:
-    """And many of them in a row are undone by all."""
-    more = (*LAMB, "--parallel", "fsdp", *OFTEN)
-    ended = run_world(options, tmp_path / "run", *more, fates={1: partial(spoil, range(4, 9))})
+    more = (*LAMB, "--parallel", "fsdp")
+    ended = run_world(options, tmp_path / "run", *more, fates={1: partial(spoil, range(4, 6))})
     check_ended(ended, 0)
-    assert "back at step 3 after 5 steps" in ended[0].out
     assert ended[1].out == ""
-    assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [0] * 3 + [5] * 5
-    assert checkpoint_state(tmp_path / "run")["stability"]["num_rollbacks"] == 1
+    assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [
+        *(0, 0, 0),
+        *(1, 2, 2, 2, 2),
+    ]
 
 
 def test_processes_without_a_common_folder_are_refused(

@@ -121,19 +121,6 @@ def test_noise_neither_hides_nor_repeats_a_plateau(
     assert len(course.alarms(lambda step: ratio * ENTROPY)) == 1
 
 
-def test_a_run_that_goes_back_is_judged_by_where_it_is() -> None:
-    alarm = PlateauAlarm(unigram_entropy=ENTROPY, warmup=0.0)
-    for step in range(50, 951, 50):
-        alarm.add(step=step, progress=step / 7000, loss=5.0, accuracy=0.3)
-    alarms = []
-    for step in range(100, 1001, 50):  # back at step 50, and stuck from there
-        message = alarm.add(step=step, progress=step / 7000, loss=6.8, accuracy=0.05)
-        alarms += [(step, message)] if message else []
-    [(step, message)] = alarms
-    assert step == 550
-    assert "over the 450 steps to step 550" in message
-
-
 def test_the_message_names_the_loss_and_the_remedies() -> None:
     [(step, message)] = Course(noise=0.0).alarms(through((0, 6.41)))
     assert message.startswith(f"plateau: over the 450 steps to step {step} ")

@@ -1,19 +1,16 @@
-"""A run that was killed, stopped, rolled back or measured ends as one that was not."""
+"""A run that was killed, stopped or measured ends as one that was not."""
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Sequence
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.training.processes import (
-    Ended,
     Fate,
     all_of,
     before_attempt,
@@ -179,74 +176,16 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     assert not same_weights(folder, tiny)
 
 
-def rolled_back(options: Sequence[str], folder: Path, *fates: Fate) -> Ended:
-    """A run whose steps 4 to 8 come to nothing the first time; it saved the third."""
-    return run_in_process(
-        options, folder, *OFTEN, fate=partial(all_of, partial(spoil, range(4, 9)), *fates)
-    )
-
-
-def halve_rates(checkpoint: Path) -> None:
-    """Write into a checkpoint's state that the run once went back, and make that whole."""
-    state = torch.load(checkpoint / "state.pt", weights_only=True)
-    state["stability"]["num_rollbacks"] = 1
-    torch.save(state, checkpoint / "state.pt")
-    hashes = json.loads((checkpoint / "hashes.json").read_text())
-    hashes["state.pt"] = sha256((checkpoint / "state.pt").read_bytes()).hexdigest()
-    (checkpoint / "hashes.json").write_text(json.dumps(hashes))
-
-
-def test_steps_that_come_to_nothing_are_undone_at_half_the_rate(
+def test_a_gradient_that_stays_not_finite_ends_the_run(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
-    """As if the run had been stopped at its last checkpoint and gone on with half its rates."""
-    folder, oracle = tmp_path / "run", tmp_path / "oracle"
-    ended = rolled_back(tiny_options, folder)
-    assert ended.status == 0
-    assert (
-        "back at step 3 after 5 steps whose gradient was not finite; "
-        "rates are 0.5 of what they were\n"
-    ) in ended.out
-    lines = reports(folder)
-    assert [line["step"] for line in lines] == STEPS
-    assert [line.get("skipped", 0) for line in lines] == [0, 0, 0, 5, 5, 5, 5, 5]
-    for line, before in zip(lines, reports(tiny), strict=True):
-        factor = 1 if line["step"] <= 3 else 0.5
-        assert line["lr_factor"] == pytest.approx(factor * before["lr_factor"], rel=1e-5)
-
-    stop = partial(before_step, 3, partial(get_signals, signal.SIGTERM))
-    assert run_in_process(tiny_options, oracle, fate=stop).status == 128 + signal.SIGTERM
-    halve_rates(oracle / "checkpoints" / "step-00000003")
-    assert run_in_process(tiny_options, oracle).status == 0
-    assert weights_and_moments(folder, 8)[0] == weights_and_moments(oracle, 8)[0]
-    assert equal(weights_and_moments(folder, 8)[1], weights_and_moments(oracle, 8)[1])
-    assert not same_weights(oracle, tiny)
-
-
-def test_a_run_that_went_back_keeps_its_rate_over_a_kill(
-    tiny_options: list[str], tmp_path: Path
-) -> None:
-    """From its first checkpoint after the return on."""
-    assert rolled_back(tiny_options, tmp_path / "whole").status == 0
-    dies = partial(before_attempt, 11, die)  # at step 6, when steps 4 and 5 are saved
-    assert rolled_back(tiny_options, tmp_path / "run", dies).status == -signal.SIGKILL
-    ended = run_in_process(tiny_options, tmp_path / "run")
-    assert "resuming from step 5\n" in ended.out
-    assert same_weights(tmp_path / "run", tmp_path / "whole")
-    assert [line["step"] for line in reports(tmp_path / "run")] == STEPS
-
-
-def test_a_gradient_that_is_never_finite_ends_the_run(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
-) -> None:
-    fate = partial(spoil, range(4, 1000))
+    fate = partial(spoil, range(4, 9))
     ended = run_in_process(tiny_options, tmp_path / "run", *OFTEN, fate=fate)
     assert ended.status == 1
     assert ended.err == (
-        "error: the gradient is not finite, and was not after 4 returns to the last checkpoint, "
-        "each at half the rate; start again with lower rates\n"
+        "error: the gradient was not finite for 5 steps in a row; start a new run with lower "
+        "rates, from the last checkpoint by --initialize-from\n"
     )
-    assert ended.out.count("back at step 3 after 5 steps") == 4
     assert checkpoint_state(tmp_path / "run")["step"] == 3
     assert run_in_process(tiny_options, tmp_path / "run").status == 0  # the run is intact
     check_same(tmp_path / "run", tiny)
