@@ -23,7 +23,6 @@ from tests.training.support import (
 from training import evaluate
 from training.average import average
 from training.finetune import main
-from training.loop.recorded import read_run
 from training.model.checkpoint import (
     load_checkpoint,
     read_config,
@@ -296,6 +295,6 @@ def test_the_mean_of_checkpoints_has_all_heads(trained: Path, tmp_path: Path) ->
 
 
 def test_curves_have_a_panel_for_each(trained: Path) -> None:
-    figure = draw_curves([read_run(trained)])
+    figure = draw_curves([trained])
     titles = [ax.get_title() for ax in figure.axes]
-    assert {"classification accuracy", "accuracy of thing"} <= set(titles)
+    assert {"text-classification/accuracy", "text-classification/thing/accuracy"} <= set(titles)
