@@ -62,8 +62,8 @@ def draw_curves(runs: Sequence[Path], *, x: _XAxis = "steps") -> Figure:
         raise RecordError(f"{', '.join(lines_of)}: no figure that can be drawn")
     figure, axes = _grid(len(names))
     for name, ax in zip(names, axes, strict=True):
-        for number, (run, lines) in enumerate(lines_of.items()):
-            _draw_run(ax, name, run, lines, x, f"C{number}")
+        for number, (label, lines) in enumerate(lines_of.items()):
+            _draw_run(ax, name, label, lines, x, f"C{number}")
         _scale(ax, name)
     for number, run in enumerate(runs):
         entropy = _read_entropy(run)

@@ -22,8 +22,6 @@ from albert_serve.bundle.weights import (
     QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
     exit_name,
-    exit_shapes,
-    expected_shapes,
     further_head,
     output_layer,
 )
@@ -190,11 +188,14 @@ def save_checkpoint(
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
     folder.mkdir(parents=True, exist_ok=True)
+    # Without names of labels `transformers` assumes two.
+    names = [f"LABEL_{index}" for index in range(model.tasks.get("text-classification", 0))]
+    extra = extra_config or {}
     config = {
         "architectures": _architectures(model.tasks),
         **model.config.to_hf(),
-        **({} if "id2label" in (extra_config or {}) else _label_keys(model.tasks)),
-        **(extra_config or {}),
+        **(label_keys(names) if names and "id2label" not in extra else {}),
+        **extra,
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     write_weights(tensors, folder / "model.safetensors")
@@ -216,12 +217,6 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
     put_in_place(partial, file)
-
-
-def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
-    """Return default label names; without them `transformers` assumes two labels."""
-    names = [f"LABEL_{index}" for index in range(tasks.get("text-classification", 0))]
-    return label_keys(names) if names else {}
 
 
 def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
@@ -379,12 +374,10 @@ def load_checkpoint(
     known = find_tasks(shapes, hf.get("architectures") or ())
     tasks = known if tasks is None else tasks
     kept = {task: known[task] for task in tasks if known.get(task) == tasks[task]}
-    # Before the model is made, whose sizes could be over any memory.
-    _check_shapes(shapes, _required_shapes(config, kept, shapes), source=str(folder))
     if has_exits is None:
         has_exits = has_stored_exits(shapes, kept)
     model = AlbertForTasks(config, tasks, has_exits=has_exits)
-    load_weights(model, weights, kept.keys())
+    load_weights(model, weights, kept.keys(), folder)
     return model
 
 
@@ -397,40 +390,37 @@ def has_stored_exits(stored: Collection[str], heads: Collection[Task]) -> bool:
     return "text-classification" in heads and f"{exit_name(0)}.weight" in stored
 
 
-def _required_shapes(
-    config: AlbertConfig, heads: Mapping[Task, int], stored: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the backbone, these heads, and the pooler and exits that are stored."""
-    size = config.hidden_size
-    pooler = {"albert.pooler.weight": (size, size), "albert.pooler.bias": (size,)}
-    shapes = expected_shapes(config, heads) | (pooler if pooler.keys() & stored.keys() else {})
-    if has_stored_exits(stored, heads):
-        shapes |= exit_shapes(config, heads["text-classification"])
-    return shapes
-
-
-def _check_shapes(
-    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], *, source: str
+def load_weights(
+    model: AlbertForTasks,
+    weights: Mapping[str, Tensor],
+    heads: Set[Task],
+    source: object = "the checkpoint",
 ) -> None:
-    for name, shape in expected.items():
-        if name not in shapes:
-            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
-        if shapes[name] != shape:
-            raise CheckpointError(
-                f"{source}: {name} has shape {shapes[name]}; its config.json asks for {shape}"
-            )
+    """Copy the weights of the backbone, these heads, and the pooler and exits that there are.
 
+    Args:
+        source: of the weights, for the error.
 
-def load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
-    """Copy the weights of the backbone, these heads, and the pooler and exits that there are."""
-    stems = [f"heads.{task}." for task in heads]
+    Raises:
+        CheckpointError: one is missing, or has another shape.
+    """
+    stems = ["albert.", *(f"heads.{task}." for task in heads)]
     stems += ["exits."] if has_stored_exits(weights, heads) else []
     has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
+    stems += ["pooler."] if has_pooler else []
     for ours, parameter in model.named_parameters():
-        if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):
+        if not ours.startswith(tuple(stems)):
             continue
+        name = hf_name(ours, model.config)
+        if name not in weights:
+            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
+        if weights[name].shape != parameter.shape:
+            raise CheckpointError(
+                f"{source}: {name} has shape {tuple(weights[name].shape)}; its config.json asks "
+                f"for {tuple(parameter.shape)}"
+            )
         with torch.no_grad():
-            parameter.copy_(weights[hf_name(ours, model.config)])
+            parameter.copy_(weights[name])
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -102,10 +102,6 @@ BAD: dict[str, tuple[Damage, str]] = {
     ),
     "other sizes": (changed_json(CONFIG, hidden_size=24), r"its config.json asks for \(24, 8\)"),
     "another activation": (changed_json(CONFIG, hidden_act="relu"), "hidden_act is 'relu'"),
-    "a gigantic vocabulary": (
-        changed_json(CONFIG, vocab_size=10**13),
-        "asks for .10000000000000, 8",
-    ),
     "no configuration": (write_config("{"), "albert_config.json cannot be read"),
     "a list": (write_config("[]"), "is not a JSON object"),
 }
@@ -129,7 +125,7 @@ def test_no_damage_to_an_index_is_worse_than_an_error(folder: Path, seed: int) -
         bundle = TensorBundle(folder / INDEX)
     except CheckpointError:
         return
-    for name in bundle.places:
+    for name in bundle.entries:
         try:
             assert bundle.read(name).nbytes <= (folder / DATA).stat().st_size
         except CheckpointError:
