@@ -235,7 +235,6 @@ class Run:
             self.earlier_selection = selected
         else:
             self.selection.restore(selected)
-        # Earlier versions kept the step in the selection.
-        self.validated_step = state.get("validated_step", selected.get("validated_step", 0))
+        self.validated_step = state["validated_step"]
         for stream in self.mixture.streams:
             stream.restore(state["feeds"][stream.name])

