@@ -20,7 +20,6 @@ from tests.training.support import (
     make_part,
     make_shards,
     our_model,
-    pretend_bf16,
     randomize,
 )
 from training.data.batch import ExampleBatch, PretrainBatch
@@ -43,7 +42,6 @@ from training.losses import (
 from training.model.albert import Batch
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
-from training.system.precision import precision
 
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
 # A row of two sequences and padding, and one of a single segment.
@@ -260,20 +258,3 @@ def test_code_is_compiled_once_for_any_shape_of_packed_rows(
         batch = collate_examples("text-classification", examples, row_length=row_length)
         torch.testing.assert_close(logits(model, batch), cls_logits(model, batch))
     assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_products_are_of_bf16_where_the_cpu_has_it_and_weights_of_fp32(
-    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_bf16(monkeypatch, has_bf16)
-    model = our_model(TINY, BOTH)
-    with precision(torch.device("cpu")):
-        scores = pretrain_scores(model, make_batch(ROWS))
-        product = torch.randn(2, 2) @ torch.randn(2, 2)
-    scores["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
-    assert product.dtype == (torch.bfloat16 if has_bf16 else torch.float32)
-    assert scores["fill-mask"].loss.dtype == torch.float32
-    weight = model.albert.encoder.ffns[0].get_parameter("up.weight")
-    assert weight.grad is not None
-    assert (weight.dtype, weight.grad.dtype) == (torch.float32, torch.float32)

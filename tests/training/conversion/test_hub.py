@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -138,36 +137,6 @@ def test_the_cache_answers_without_a_connection(hub: Hub, tmp_path: Path) -> Non
     )
     assert unreachable[0] == online
     assert "http://127.0.0.1:9 cannot be reached: " in unreachable[1]["error"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("has_listing", [True, False])
-def test_a_model_that_is_half_in_the_cache_says_so(
-    hub: Hub, tmp_path: Path, has_listing: bool
-) -> None:
-    lost = {
-        "albert/both": "model.safetensors",
-        "albert/private": "config.json",
-        "albert/pickles": "pytorch_model-00002-of-00002.bin",
-    }
-    open_all(hub, tmp_path, *lost, HF_TOKEN="hf_right")
-    cache = tmp_path / "cache" / "hub"
-    for name, file in lost.items():
-        (snapshot,) = (cache / f"models--{name.replace('/', '--')}" / "snapshots").iterdir()
-        (snapshot / file).unlink()
-    for listing in cache.glob("*/trees/*"):  # of a model's files, which older versions lack
-        if not has_listing:
-            listing.unlink()
-    offline = open_all(hub, tmp_path, *lost, HF_HUB_OFFLINE="1")
-    unreachable = open_all(hub, tmp_path, *lost, HF_ENDPOINT="http://127.0.0.1:9")
-    reasons = "HF_HUB_OFFLINE forbids a download", "http://127.0.0.1:9 cannot be reached: "
-    for results, reason in zip((offline, unreachable), reasons, strict=True):
-        for result, name in zip(results, lost, strict=True):
-            error = result["error"]
-            assert error.startswith(name)
-            assert re.search("not wholly,? in the cache of the Hub", error)
-            assert reason in error
-    assert "which lacks pytorch_model-00002-of-00002.bin; " in offline[2]["error"]
 
 
 def test_errors_are_of_one_line_and_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
