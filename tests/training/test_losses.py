@@ -57,16 +57,6 @@ def make_batch(rows: list[list[Example]], *, has_labels: bool = True) -> Pretrai
     return Collator(shards=shards, masking=masking, length=16, seed=0, has_labels=has_labels)(rows)
 
 
-def test_a_score_by_hand() -> None:
-    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [5.0, 0.0, 0.0]])
-    got = score(logits, torch.tensor([0, 2, IGNORED]))
-    first = math.log(1 + 2 * math.exp(-2))
-    second = math.log(2 + math.e)
-    assert got.loss.item() == pytest.approx(first + second, abs=1e-6)
-    assert got.right.item() == 1
-    assert got.count == 2
-
-
 @pytest.mark.parametrize("num_rows", [0, 3])
 def test_no_target_costs_nothing_and_has_a_gradient(num_rows: int) -> None:
     logits = torch.randn(num_rows, 4, requires_grad=True)

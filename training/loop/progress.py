@@ -97,11 +97,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
+        known: dict[str, Any] = json.loads(file.read_bytes())
     except ValueError as error:
         raise RunError(f"{file} is not JSON: {error}; give another --output") from error
-    if not isinstance(known, dict):
-        raise RunError(f"{file} is not a JSON object; give another --output")
     return known
 
 

@@ -61,13 +61,9 @@ def test_a_run_is_known_by_its_settings(tmp_path: Path) -> None:
         is_known_run(folder, {"settings": {**SETTINGS["settings"], "seed": 1}, "files": ["b"]})
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"{", "is not JSON: "), (b"[]", "is not a JSON object; "), (b"\xff", "is not JSON: ")],
-)
-def test_a_damaged_note(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(RunError, match=rf"run\.json {message}.*give another --output"):
+def test_a_damaged_note(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunError, match=r"run\.json is not JSON: .*give another --output"):
         is_known_run(tmp_path, SETTINGS)
 
 
