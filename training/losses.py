@@ -245,6 +245,7 @@ def exit_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     return model.exit_logits(model.albert.rows_by_layer(batch.tokens, batch.firsts))
 
 
+# A model's pass over a batch, which is an argument of its loss function to be compiled by itself.
 LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 
 
@@ -257,7 +258,6 @@ def classification_scores(
     """Return the score of text classification: cross-entropy over the pooled [CLS] row.
 
     Args:
-        logits: `cls_logits`, optionally compiled.
         class_weights: (K,) factors of the losses of each label's examples, in training only: the
             loss of held-out texts is the plain one.
     """
@@ -284,7 +284,6 @@ def adaptive_scores(
     those of the last layer.
 
     Args:
-        logits: `exit_logits`, optionally compiled.
         class_weights: as for `classification_scores`.
     """
     logits_LCK = logits(model, batch)
@@ -303,11 +302,7 @@ def adaptive_scores(
 def regression_scores(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, Score]:
-    """Return the score of a regression: squared errors; right are numbers within 0.5.
-
-    Args:
-        logits: `cls_logits`, optionally compiled; K is 1.
-    """
+    """Return the score of a regression: squared errors; right are numbers within 0.5."""
     logits_C1 = logits(model, batch).float()
     errors_C = logits_C1[:, 0] - batch.targets
     result = Score(
@@ -325,10 +320,7 @@ def multi_label_scores(
 ) -> dict[LossName, Score]:
     """Return the score of texts with several labels: binary cross-entropy, the mean over labels.
 
-    Right are texts of which exactly the labels are predicted.
-
-    Args:
-        logits: `cls_logits`, optionally compiled; the targets are 1 and 0, (C, K).
+    Right are texts of which exactly the labels are predicted. The targets are 1 and 0, (C, K).
     """
     logits_CK = logits(model, batch).float()
     losses_CK = F.binary_cross_entropy_with_logits(logits_CK, batch.targets, reduction="none")
@@ -345,11 +337,7 @@ def multi_label_scores(
 def span_scores(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _span_logits
 ) -> dict[LossName, Score]:
-    """Return the score of question answering: cross-entropy of start and end positions.
-
-    Args:
-        logits: `_span_logits`, optionally compiled.
-    """
+    """Return the score of question answering: cross-entropy of start and end positions."""
     logits_CS2, count = logits(model, batch), len(batch.targets)
     start, end = (score(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1))
     # Start and end are halves of one prediction (the original's run_squad).
@@ -365,11 +353,7 @@ def _choice_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 def choice_scores(
     model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = _choice_logits
 ) -> dict[LossName, Score]:
-    """Return the score of multiple choice: cross-entropy over the choices of each question.
-
-    Args:
-        logits: `_choice_logits`, optionally compiled.
-    """
+    """Return the score of multiple choice: cross-entropy over the choices of each question."""
     logits_C = logits(model, batch)[:, 0].float()
     places_K = torch.arange(int(batch.num_choices.max()), device=logits_C.device)
     is_choice_QK = places_K < batch.num_choices[:, None]

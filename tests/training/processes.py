@@ -356,15 +356,6 @@ def write_no_file_over(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
-def fill_disk(file: Path) -> None:
-    """Write until nothing more fits."""
-    with suppress(OSError), file.open("wb", buffering=0) as stream:
-        for size in (1 << 16, 1 << 10, 1):
-            with suppress(OSError):
-                while True:
-                    stream.write(bytes(size))
-
-
 def sleep() -> None:
     time.sleep(_TIMEOUT_S)
 

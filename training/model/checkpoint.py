@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
@@ -319,12 +320,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, truncated, or not safetensors.
     """
-    file = folder / "model.safetensors"
-    try:
-        tensors = load_file(file)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
-    return {name: tensor for name, tensor in tensors.items() if name not in _TIED}
+    with _opened_weights(folder) as stored:
+        names = [name for name in stored.offset_keys() if name not in _TIED]
+        return {name: stored.get_tensor(name) for name in names}
 
 
 def read_tasks(folder: Path) -> dict[Task, int]:
@@ -342,11 +340,17 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         CheckpointError: as `read_weights`.
     """
+    with _opened_weights(folder) as stored:
+        names = stored.offset_keys()
+        return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+
+
+@contextmanager
+def _opened_weights(folder: Path) -> Iterator[Any]:
     file = folder / "model.safetensors"
     try:
         with safetensors.safe_open(file, "pt") as stored:
-            names = list(stored.keys())
-            return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+            yield stored
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
 
