@@ -22,7 +22,7 @@ class Muon(torch.optim.Muon):
 
     Torch's uses bf16 everywhere, and a CPU that emulates it takes seconds for one layer. The step
     is torch's with Nesterov momentum and `match_rms_adamw` (Liu et al. 2025, arXiv 2502.16982,
-    section 2.2). Settings and state are torch's, so that each can load the other's state.
+    section 2.2).
 
     Args:
         params: matrices, or groups of them with their own `lr` or `weight_decay`.

@@ -92,27 +92,6 @@ def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharin
         assert torch.equal(parameter, expected[name])
 
 
-@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
-@torch.no_grad()
-def test_any_sharing_can_be_written_out_for_transformers(
-    tmp_path: Path, sharing: Sharing, vocab_dir: Path
-) -> None:
-    ours = our_model(
-        replace(GROUPED, sharing=sharing), ("fill-mask", "sentence-order", "text-classification")
-    )
-    names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
-    save_checkpoint(ours, tmp_path / "a", tokenizer_from=vocab_dir, extra_config=names)
-    expand_for_hf(tmp_path / "a", tmp_path / "b")
-    theirs = hf_load("AlbertForPreTraining", tmp_path / "b", num_labels=2).double()
-    assert theirs.config.num_hidden_groups == 4
-    logits = our_logits(ours.double(), ragged())
-    del logits["text-classification"]
-    assert_close(logits, hf_logits(theirs, ragged()))
-    classifier = hf_load("AlbertForSequenceClassification", tmp_path / "b")
-    assert classifier.config.id2label == {0: "bad", 1: "fair", 2: "good"}
-    assert (tmp_path / "b" / "tokenizer.json").is_file()
-
-
 @torch.no_grad()
 def test_a_bare_backbone_of_transformers_is_loaded(tmp_path: Path) -> None:
     theirs = hf_model(TINY, "AlbertModel")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -88,30 +87,3 @@ def test_steps_are_torch_s(
     train(torch_s(theirs), range(5))
     for start, one, other in zip(first, mine, theirs, strict=True):
         assert (one - other).norm() < rounding * (other - start).norm(), one.shape
-
-
-def through_a_file(optimizer: Optimizer) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    state: dict[str, Any] = torch.load(file, weights_only=True)
-    return state
-
-
-@pytest.mark.parametrize("is_torch_s_first", [True, False])
-def test_a_run_goes_on_between_torch_s_and_this_one(
-    is_torch_s_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Momentum and settings come along, in either direction."""
-    pretend_bf16(monkeypatch, True)
-    start, whole, parted = make_matrices(), make_matrices(), make_matrices()
-    train(torch_s(whole), range(4))
-    makers = (torch_s, ours) if is_torch_s_first else (ours, torch_s)
-    first, second = (make(parted) for make in makers)
-    train(first, range(2))
-    state = through_a_file(first)
-    assert {key for each in state["state"].values() for key in each} == {"momentum_buffer"}
-    second.load_state_dict(state)
-    train(second, range(2, 4))
-    for begin, one, other in zip(start, parted, whole, strict=True):
-        assert (one - other).norm() < 2**-8 * (other - begin).norm(), one.shape

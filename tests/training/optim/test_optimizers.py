@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from itertools import permutations
 from typing import get_args
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.training.support import TINY, our_model
-from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks
 from training.optim.lamb import Lamb
 from training.optim.optimizers import (
@@ -93,32 +91,6 @@ def test_layers_matrices_the_rest_and_pooled_heads_have_rates_of_their_own(
             assert rates[id(parameter)] == rest / 4, each
         else:
             assert rates[id(parameter)] == rest, each
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_norms_and_biases_are_not_decayed(model: AlbertForTasks, name: OptimizerName) -> None:
-    optimizers = build_optimizers(model, OptimizerSettings(name=name, weight_decay=0.5))
-    groups = [group for part in optimizers.parts for group in part.param_groups]
-    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    for hf_name, parameter in parameters(model).items():
-        is_excluded = re.search("LayerNorm|layer_norm|bias", hf_name) is not None
-        assert decay[id(parameter)] == (0.0 if is_excluded else 0.5), hf_name
-
-
-def test_a_step_is_made_at_a_part_of_each_peak_rate() -> None:
-    first, second = (nn.Parameter(torch.ones(2)) for _ in range(2))
-    both = Optimizers(
-        [
-            torch.optim.SGD([{"params": [parameter], "peak_lr": lr}], lr=9.0)
-            for parameter, lr in ((first, 0.1), (second, 0.4))
-        ]
-    )
-    (first.sum() + second.sum()).backward()  # type: ignore[no-untyped-call]
-    both.step(0.5)
-    assert torch.allclose(first.detach(), torch.full((2,), 0.95))
-    assert torch.allclose(second.detach(), torch.full((2,), 0.8))
-    assert first.grad is None
-    assert second.grad is None
 
 
 def set_gradients(model: nn.Module, step: int) -> None:
