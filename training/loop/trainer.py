@@ -52,7 +52,6 @@ class Saver:
         extra_config: additional keys of the checkpoint's `config.json`.
     """
 
-    folder: Path
     checkpoints: Checkpoints
     tokenizer: Mapping[str, bytes]
     every_s: float
@@ -131,7 +130,7 @@ class Saver:
         """Find the newest checkpoint in the main process, and share its step with the others."""
         newest: Path | None = None
         if world.is_main:
-            self._claim = self._claim or claim(self.folder)
+            self._claim = claim(self.checkpoints.folder)
             newest = self.checkpoints.newest()
         (step,) = world.sum([-1 if newest is None else step_of(newest)] if world.is_main else [0])
         if step < 0:
@@ -148,7 +147,6 @@ class Saver:
         """Release the lock on the run's folder."""
         if self._claim is not None:
             self._claim.release()
-            self._claim = None
 
 
 class _Decision(NamedTuple):
@@ -227,7 +225,8 @@ class Trainer:
         run, meter, shown_at = self.run, self._meter(), 0.0
         if run.progress.step == 0:
             self.saver.save(run)
-        self._make_up_for_validation(stop, bar)
+        if self._is_validation_due and run.validated_step != run.progress.step:
+            self._validate(stop, bar)  # a signal interrupted it
         while True:
             decision = self._decide(stop)
             if decision.done >= 1 or decision.stop is not None or self._is_over:
@@ -295,11 +294,6 @@ class Trainer:
         # Weights between skipped steps are not saved; see `_loop`.
         return is_due and not self.run.num_skipped_in_a_row
 
-    def _make_up_for_validation(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Validate the step of a checkpoint that a signal interrupted in its validation."""
-        if self._is_validation_due and self.run.validated_step != self.run.progress.step:
-            self._validate(stop, bar)
-
     def _validate_last(self, stop: StopFlag, bar: tqdm[Any]) -> int | None:
         """Validate the weights that the run ends with, if that is missing.
 
@@ -354,7 +348,7 @@ class Trainer:
     def _report_selection(self, bar: tqdm[Any], done: float) -> None:
         """Report the best validation at the end of a run, and whether the run stopped early."""
         if self.run.selection is not None and self.run.progress.step:
-            for line in self.run.selection.report(done, self.saver.folder / "best"):
+            for line in self.run.selection.report(done, self.saver.checkpoints.folder / "best"):
                 self._tell(bar, line)
 
     def _write(self, figures: Mapping[str, float]) -> None:
