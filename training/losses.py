@@ -40,27 +40,42 @@ class Score:
 
 
 class Tally:
-    """Loss and accuracy over several batches; sums stay on the device until they are read."""
+    """Loss and accuracy over several batches; sums stay on the device until they are read.
+
+    Logits and targets of text classification are kept for its metrics.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._sums: Tensor | None = None
+        self._logits: list[Tensor] = []
+        self._targets: list[Tensor] = []
 
     def add(self, score: Score) -> None:
         """Add the score of one batch."""
         self.count += score.count
         sums = torch.stack([score.loss.detach().double(), score.right.double()])
         self._sums = sums if self._sums is None else self._sums + sums
+        if score.logits is not None and score.targets is not None:
+            self._logits.append(score.logits.detach())
+            self._targets.append(score.targets)
 
     def merge(self, other: Tally) -> None:
         """Add another tally."""
         self.count += other.count
         if other._sums is not None:
             self._sums = other._sums if self._sums is None else self._sums + other._sums
+        self._logits += other._logits
+        self._targets += other._targets
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is sent to another process, whose device is another."""
-        return {**vars(self), "_sums": None if self._sums is None else self._sums.cpu()}
+        return {
+            **vars(self),
+            "_sums": None if self._sums is None else self._sums.cpu(),
+            "_logits": [logits.cpu() for logits in self._logits],
+            "_targets": [targets.cpu() for targets in self._targets],
+        }
 
     @property
     def sums(self) -> tuple[float, float, float]:
@@ -78,33 +93,10 @@ class Tally:
         """The fraction of the predictions that is right; nan without predictions."""
         return self.sums[1] / self.count if self.count else math.nan
 
-
-class PredictionTally(Tally):
-    """A tally that keeps the logits and targets of text classification, for its metrics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logits: list[Tensor] = []
-        self._targets: list[Tensor] = []
-
-    def add(self, score: Score) -> None:
-        """Add the score of one batch."""
-        super().add(score)
-        if score.logits is not None and score.targets is not None:
-            self._logits.append(score.logits.detach().float().cpu())
-            self._targets.append(score.targets.cpu())
-
-    def merge(self, other: Tally) -> None:
-        """Add another tally."""
-        super().merge(other)
-        if isinstance(other, PredictionTally):
-            self._logits += other._logits
-            self._targets += other._targets
-
     @property
     def predictions(self) -> tuple[Tensor, Tensor]:
-        """Logits (N, K) and targets, (N,) or (N, K), of all batches."""
-        return torch.cat(self._logits), torch.cat(self._targets)
+        """Logits (N, K) and targets, (N,) or (N, K), of text classification."""
+        return torch.cat(self._logits).float().cpu(), torch.cat(self._targets).cpu()
 
 
 def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Score:

@@ -255,20 +255,13 @@ class Albert(nn.Module):
         return hidden_BSH
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
-        """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H).
-
-        Raises:
-            ValueError: the rows are longer than the model has positions.
-        """
+        """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H)."""
         return self.encoder.states(self._embed(batch), self._attention_mask(batch))
 
     def rows_by_layer(self, batch: Batch, read: Tensor) -> Tensor:
         """Return the hidden states (L, R, H) after each of the L layers, at gathered positions.
 
         A layer is a group's inner layers together.
-
-        Raises:
-            ValueError: the rows are longer than the model has positions.
         """
         rows = self.encoder.rows_by_layer(self._embed(batch), self._attention_mask(batch), read)
         step = self.config.num_inner_layers
