@@ -142,39 +142,30 @@ class Reading(NamedTuple):
         return self.rows if self.firsts is None else torch.cat([self.rows, self.firsts])
 
 
-class PretrainSums(NamedTuple):
-    """Summed loss and right answers of masked tokens and, if it was read, of sentence order."""
-
-    masked_loss: Tensor
-    masked_right: Tensor
-    order_loss: Tensor | None
-    order_right: Tensor | None
+# Summed loss and right answers of each head of pretraining that was read.
+HeadSums: TypeAlias = dict[LossName, tuple[Tensor, Tensor]]
 
 
-def _pretrain_sums(
-    model: AlbertForTasks,
-    tokens: Batch,
-    reading: Reading,
-) -> PretrainSums:
+def _pretrain_sums(model: AlbertForTasks, tokens: Batch, reading: Reading) -> HeadSums:
     """Return the sums for `pretrain_scores`; takes only tensors, so that it can be compiled."""
     return head_sums(model, model(tokens, reading.positions), reading)
 
 
-def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: Reading) -> PretrainSums:
+def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: Reading) -> HeadSums:
     """Return the sums of the heads over the hidden states at the positions that they read."""
-    targets_R, labels_C = reading.targets, reading.labels
-    num_masked = len(targets_R)
-    masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), targets_R, 0)
-    if labels_C is None:
-        return PretrainSums(masked.loss, masked.right, None, None)
-    order = score(model.logits("sentence-order", hidden_RH[num_masked:]), labels_C, 0)
-    return PretrainSums(masked.loss, masked.right, order.loss, order.right)
+    num_masked = len(reading.targets)
+    masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), reading.targets, 0)
+    sums: HeadSums = {"fill-mask": (masked.loss, masked.right)}
+    if reading.labels is not None:
+        order = score(model.logits("sentence-order", hidden_RH[num_masked:]), reading.labels, 0)
+        sums["sentence-order"] = (order.loss, order.right)
+    return sums
 
 
 def pretrain_scores(
     model: AlbertForTasks,
     batch: PretrainBatch,
-    sums: Callable[..., PretrainSums] = _pretrain_sums,
+    sums: Callable[..., HeadSums] = _pretrain_sums,
 ) -> dict[LossName, Score]:
     """Return the scores of masked tokens and, with its head and labels, of the sentence task.
 
@@ -201,15 +192,12 @@ def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
             torch._dynamo.maybe_mark_dynamic(each, dimension)
 
 
-def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:
+def scores_of(batch: PretrainBatch, sums: HeadSums) -> dict[LossName, Score]:
     """Return the scores of a batch from its sums."""
-    masked = Score(loss=sums.masked_loss, right=sums.masked_right, count=batch.num_masked)
-    scores: dict[LossName, Score] = {"fill-mask": masked}
-    if sums.order_loss is not None and sums.order_right is not None:
-        scores["sentence-order"] = Score(
-            loss=sums.order_loss, right=sums.order_right, count=batch.num_pairs
-        )
-    return scores
+    return {
+        name: Score(loss=loss, right=right, count=batch.counts[name])
+        for name, (loss, right) in sums.items()
+    }
 
 
 def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.distillation.batches import DistilBatch, StudentSpans
 from training.distillation.teacher import Teacher
-from training.losses import PretrainSums, Reading, Score, head_sums, mark_dynamic, scores_of
+from training.losses import HeadSums, Reading, Score, head_sums, mark_dynamic, scores_of
 from training.model.albert import Attention, Batch, Packing, project
 from training.model.heads import AlbertForTasks
 
@@ -66,7 +66,7 @@ class StudentStates(NamedTuple):
             not matched.
     """
 
-    heads: PretrainSums
+    heads: HeadSums
     hidden: tuple[Tensor, ...]
     attention: tuple[Tensor, ...]
 
@@ -82,7 +82,7 @@ class _DistilSums(NamedTuple):
         agreement: fraction of the relations whose strongest span is the same.
     """
 
-    heads: PretrainSums
+    heads: HeadSums
     unexplained: Tensor | None
     relations: Tensor | None
     agreement: Tensor | None
