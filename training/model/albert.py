@@ -354,10 +354,10 @@ def project(linear: nn.Linear, x: Tensor) -> Tensor:
 
 def activation(config: AlbertConfig) -> Callable[[Tensor], Tensor]:
     """Return the activation that the config names."""
-    return gelu_tanh if config.activation == "gelu_tanh" else F.gelu
+    return _gelu_tanh if config.activation == "gelu_tanh" else F.gelu
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     """GELU by its tanh approximation (Hendrycks and Gimpel 2016, section 2), as the original's."""
     if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
         return F.gelu(x, approximate="tanh")

@@ -93,7 +93,7 @@ class CheckpointError(TrainingError):
     """A checkpoint that cannot be read, or is inconsistent."""
 
 
-def hf_name(ours: str, config: AlbertConfig) -> str:
+def _hf_name(ours: str, config: AlbertConfig) -> str:
     """Return the Hugging Face name of a parameter.
 
     Raises:
@@ -114,7 +114,7 @@ def hf_name(ours: str, config: AlbertConfig) -> str:
 
 def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
     """Return each distinct parameter once, by its Hugging Face name."""
-    return {hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
+    return {_hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
 
 
 def find_tasks(
@@ -408,7 +408,7 @@ def load_weights(
     for ours, parameter in model.named_parameters():
         if not ours.startswith(tuple(stems)):
             continue
-        name = hf_name(ours, model.config)
+        name = _hf_name(ours, model.config)
         if name not in weights:
             raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
         if weights[name].shape != parameter.shape:

@@ -56,7 +56,7 @@ class Muon(torch.optim.Muon):
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
         buffer: Tensor = state["momentum_buffer"]
         buffer.lerp_(grad, 1 - group["momentum"])
-        update = orthogonal(
+        update = _orthogonal(
             grad.lerp(buffer, group["momentum"]),
             coefficients=group["ns_coefficients"],
             num_rounds=group["ns_steps"],
@@ -67,7 +67,7 @@ class Muon(torch.optim.Muon):
         param.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(param.shape)))
 
 
-def orthogonal(
+def _orthogonal(
     matrix: Tensor,
     *,
     coefficients: tuple[float, float, float],

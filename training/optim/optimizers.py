@@ -167,7 +167,7 @@ def build_optimizers(
     if settings.name == "lamb":
         groups = [{"params": params, "peak_lr": rate} for params, rate in rates]
         return Optimizers([Lamb(groups, lr=lr, weight_decay=decay)])
-    others = [adamw(params, lr=rate, weight_decay=decay) for params, rate in rates]
+    others = [_adamw(params, lr=rate, weight_decay=decay) for params, rate in rates]
     if not matrices:
         return Optimizers(others)
     groups = [{"params": matrices, "peak_lr": settings.lr}]
@@ -193,7 +193,7 @@ def _pooled_parameters(model: AlbertForTasks) -> Iterator[nn.Parameter]:
         yield from model.exits.parameters()
 
 
-def adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float = 0.01) -> Optimizer:
+def _adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float = 0.01) -> Optimizer:
     """Build AdamW with bias correction; norms and biases are not decayed."""
     # A fused step is one pass over memory: a third to an eighth of the time on a CPU, identical to
     # the bit with any number of threads.
