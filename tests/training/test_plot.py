@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ STEPS = range(10, 401, 10)
 def run(tmp_path: Path) -> Path:
     """A run's folder as training writes it, with curves made up."""
     folder = tmp_path / "base"
-    with Metrics(folder, step=0) as metrics:
+    with closing(Metrics(folder, step=0)) as metrics:
         for step in STEPS:
             known: dict[str, float] = {"tokens": 4000 * step, "elapsed_s": 1.8 * step}
             figures = {"fill-mask/loss": 7 - step / 400, "lr_factor": 1.0, "tokens_per_s": 5000.0}

@@ -39,12 +39,6 @@ class Metrics:
             str(folder / "tensorboard"), purge_step=step + 1 if step else 0
         )
 
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def write(self, /, *, step: int, **figures: float) -> None:
         """Record the figures of one step.
 
