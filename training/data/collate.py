@@ -82,7 +82,7 @@ class Collator:
         labels: list[int] = []
         for line, row in enumerate(rows):
             for example, whole, second in row:
-                masked, chosen, of_chosen = self.masking.ranked(whole, example.mask_rng(self.seed))
+                masked, chosen, of_chosen = self.masking(whole, example.mask_rng(self.seed))
                 types = (np.arange(len(whole)) >= second).astype(np.int64)
                 positions.append(packed.add(line, masked, types) + chosen)
                 targets.append(whole[chosen])

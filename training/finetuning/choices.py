@@ -65,9 +65,8 @@ def build_choices(context: DataContext) -> Choices:
     if settings.validation:
         held_out = labelled_files(settings.validation, "validation", suffixes=CHOICES)
         files[VALIDATION] = held_out
-    errors: list[str] = []
-    texts = read_choice_splits(files, settings.columns, settings.choice_columns, errors)
-    examples = context.tokenise(texts, choice_examples, "questions", errors)
+    texts = read_choice_splits(files, settings.columns, settings.choice_columns)
+    examples = context.tokenise(texts, choice_examples, "questions")
     return Choices(
         examples=examples[TRAINING],
         tokenizer=context.tokenizer,

@@ -18,7 +18,7 @@ from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
-from training.data.streams import LabelledExample, labelled_examples
+from training.data.streams import labelled_examples
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
@@ -76,7 +76,7 @@ class Classification:
     official: tuple[Metric, ...]
     metric: str | None
     examples: Sequence[TokenisedExample]
-    held_out: Sequence[LabelledExample]
+    held_out: Sequence[TokenisedExample]
     loss: LossFunction
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Classification:
     @property
     def chance(self) -> float:
         """The deciding figure of constant answers to the held-out texts."""
-        targets = np.array([example.label for example in self.held_out])
+        targets = np.array([example.target for example in self.held_out])
         return chance_level(self.figure, targets, len(self.names), self.problem, self.figures)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
@@ -173,10 +173,7 @@ def _labelled(
 ) -> Classification:
     """Return the data of labelled texts."""
     problem = config.problem
-    errors: list[str] = []
-    splits = _read(config, errors)
-    if errors:
-        context.tokenise(splits.texts, labelled_examples, "texts", errors)  # raises them
+    splits = _read(config)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
@@ -194,14 +191,13 @@ def _labelled(
     )
 
 
-def _read(config: ClassifierConfig, errors: list[str]) -> LabelledSplits:
-    """Read the files, and append their errors."""
+def _read(config: ClassifierConfig) -> LabelledSplits:
     files = {TRAINING: config.text_classification}
     if config.validation:
         files[VALIDATION] = config.validation
     if config.task is not None:
-        return read_task(TASKS[config.task], files, errors)
-    return read_splits(files, config.labels or None, config.columns, config.problem, errors=errors)
+        return read_task(TASKS[config.task], files)
+    return read_splits(files, config.labels or None, config.columns, config.problem)
 
 
 def _taught(
@@ -224,7 +220,7 @@ def _taught(
     _check_teacher(settings)
     texts = read_texts(config.text_classification, config.columns)
     teacher = TaskTeacher.load(reference, world.device)
-    held_out: Mapping[str, Sequence[LabelledExample]] = {}
+    held_out: Mapping[str, Sequence[TokenisedExample]] = {}
     if config.validation:
         files = {VALIDATION: config.validation}
         splits = read_splits(files, teacher.names, config.columns, teacher.problem)

@@ -56,29 +56,25 @@ class DataContext:
         texts: Mapping[str, Sequence[_Text]],
         make: Callable[..., tuple[Sequence[_Example], int]],
         title: str,
-        errors: Sequence[str] = (),
     ) -> dict[str, Sequence[_Example]]:
         """Tokenise the texts of each split, cut to --length, and report how many were cut.
 
         Args:
             make: `labelled_examples` or `choice_examples`.
             title: the name of what is tokenised.
-            errors: of the data, which are raised with those of texts that are too long.
 
         Raises:
-            CorpusError: there are errors, or texts are too long and may not be cut.
+            CorpusError: texts are too long and may not be cut; those of all splits are listed.
         """
         length, truncation = self.settings.length, self.settings.truncation
-        every = list(errors)
-        if truncation:
-            raise_listed(every)
+        errors: list[str] = []
         examples: dict[str, Sequence[_Example]] = {}
         for split, its in texts.items():
-            with collecting(every):
+            with collecting(errors):
                 examples[split], num_cut = make(
                     its, self.tokenizer, length=length, truncation=truncation
                 )
                 if num_cut:
                     print(f"{num_cut:,} of {len(its):,} {title} are cut to {length} tokens")
-        raise_listed(every)
+        raise_listed(errors)
         return examples

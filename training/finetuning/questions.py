@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.batch import ExampleBatch, LossName
+from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.data.collate import collate_examples
-from training.data.questions import Question, SpanExample, read_located, span_examples
+from training.data.questions import Question, read_located, span_examples
 from training.evaluation.questions import HeldOutQuestions, lay_questions
 from training.evaluation.torch_engine import Item
 from training.evaluation.validation import Validation
@@ -54,7 +54,7 @@ class Questions:
     held_out: Sequence[Question]
     items: Sequence[Item]
     figure: str
-    windows: Sequence[SpanExample]
+    windows: Sequence[TokenisedExample]
     labels: dict[str, Any] = field(default_factory=dict)
 
     def validation(self, *, every: int, row_length: int) -> Validation:
@@ -112,7 +112,7 @@ def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questi
 
 def question_examples(
     files: Sequence[Path], tokenizer: AlbertTokenizer, *, length: int
-) -> list[SpanExample]:
+) -> list[TokenisedExample]:
     """Read the questions, repair their answers' places, and return their windows.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
-from training.data.questions import some_unanswerable
+from training.data.questions import read_squad
 from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
 from training.glue.files import training_files
@@ -145,7 +145,8 @@ def _recipe_name(config: FinetuneConfig) -> str:
     if config.task is not None:
         return config.task
     if config.has_questions_alone:
-        return SQUAD_2 if some_unanswerable(config.question_answering) else SQUAD_1
+        has_answers = all(each.answers for each in read_squad(config.question_answering))
+        return SQUAD_1 if has_answers else SQUAD_2
     raise RunError(
         f"--recipe {config.recipe} differs from task to task; give --task, or "
         "--question-answering alone"

@@ -66,7 +66,7 @@ def test_windows_are_by_default_as_long_as_the_services(
     length = questions_of(tmp_path).window_length(positions)
     windows = question_examples([file], tokenizer, length=length)
     assert max(len(window.ids) for window in windows) == longest
-    assert max(window.end for window in windows) > 127
+    assert max(window.target[1] for window in windows) > 127
 
 
 @pytest.mark.parametrize(
