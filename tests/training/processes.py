@@ -300,11 +300,6 @@ def count_time(step_s: float) -> None:
     patch.object(Run, "step", step).start()
 
 
-def measure_bf16(is_faster: bool) -> None:
-    """The CPU is faster in bf16, or it is not."""
-    patch("training.system.precision.cpu_is_faster_in_bf16", lambda: is_faster).start()
-
-
 def get_signals(*numbers: int) -> None:
     for number in numbers:
         os.kill(os.getpid(), number)

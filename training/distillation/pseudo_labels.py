@@ -25,7 +25,7 @@ from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tasks.truncation import fit
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
-from training.distillation.teacher import describe_model, load_frozen, num_positions
+from training.distillation.teacher import describe_model, load_encoder, num_positions
 from training.loop.distributed import World
 from training.losses import LogitsFunction, LossFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
@@ -61,7 +61,8 @@ class TaskTeacher:
         Raises:
             TeacherError: it cannot be loaded, or is no classifier.
         """
-        model, tokenizer = load_frozen(reference, "AutoModelForSequenceClassification", device)
+        model, tokenizer = load_encoder(reference, "AutoModelForSequenceClassification")
+        model.to(device).eval().requires_grad_(requires_grad=False)
         config = model.config
         return cls(
             reference=reference,

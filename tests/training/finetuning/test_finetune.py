@@ -47,16 +47,11 @@ def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> N
     for name in ("tokenizer.json", "spiece.model"):
         ours = (finetuned / "checkpoint" / name).read_bytes()
         assert ours == (pretrained / "checkpoint" / name).read_bytes()
+    first, second = json.loads((finetuned / "checkpoint/training.json").read_text())["stages"]
+    assert (first["program"], second["program"]) == ("training.pretrain", "training.finetune")
+    assert second["settings"]["question_answering"] == ["squad.json"]
     names = {name for line in read_metrics(finetuned) for name in line}
     assert {f"{task}/loss" for task in model.tasks} <= names
-
-
-def test_the_checkpoint_names_both_stages(finetuned: Path) -> None:
-    file = finetuned / "checkpoint" / "training.json"
-    first, second = json.loads(file.read_text())["stages"]
-    assert (first["program"], second["program"]) == ("training.pretrain", "training.finetune")
-    assert second["steps"] == 40
-    assert second["settings"]["question_answering"] == ["squad.json"]
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
@@ -130,9 +125,6 @@ def test_epochs_end_a_run_and_validation_reports_each(
         figures[2]["validation/text-classification/loss"]
         < figures[0]["validation/text-classification/loss"]
     )
-    assert f"step {steps_an_epoch}, validation of text-classification: loss" in said.out + said.err
-    stage = json.loads((tmp_path / "checkpoint" / "training.json").read_text())["stages"][-1]
-    assert stage["settings"]["validation"] == [labelled.name]
 
 
 def test_weights_say_how_often_each_task_is_drawn(
@@ -157,18 +149,6 @@ def test_a_head_of_other_labels_starts_fresh_and_others_are_kept(
     assert model.tasks["question-answering"] == 2
     labels = read_config(tmp_path / "run" / "checkpoint")["id2label"]
     assert labels == {"0": "a", "1": "b", "2": "c"}
-
-
-def test_texts_over_the_length_are_counted(
-    finetune_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    data = tmp_path / "a.tsv"
-    data.write_text("text\tlabel\n" + "long " * 80 + "\t0\nshort\t1\nbrief\t0\n")
-    assert (
-        run(finetune_options, tmp_path / "run", "--text-classification", str(data), "--steps", "1")
-        == 0
-    )
-    assert "1 of 3 texts are cut to 64 tokens" in capsys.readouterr().out
 
 
 def v2_options(pretrained: Path, file: Path) -> list[str]:
