@@ -5,9 +5,8 @@ TrainingError (ValueError)
 ├── VocabError       a vocabulary that cannot be trained or read
 ├── ShardError       a tokenised corpus that cannot be read or written
 ├── CheckpointError  a checkpoint that cannot be read or saved
-├── OptimizerError   invalid settings of optimizers or a schedule
+├── OptimizerError   an invalid schedule, or a state of other optimizers
 ├── RunError         a run that cannot be started or resumed
-│   └── DivergedError    one whose gradient stays not finite
 ├── TeacherError     a teacher that cannot be loaded, or cannot teach this student
 ├── RecordError      a run's metrics that cannot be read or drawn
 └── EvaluationError  data that a checkpoint cannot be evaluated on

@@ -40,27 +40,42 @@ class Score:
 
 
 class Tally:
-    """Loss and accuracy over several batches; sums stay on the device until they are read."""
+    """Loss and accuracy over several batches; sums stay on the device until they are read.
+
+    Logits and targets of text classification are kept for its metrics.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._sums: Tensor | None = None
+        self._logits: list[Tensor] = []
+        self._targets: list[Tensor] = []
 
     def add(self, score: Score) -> None:
         """Add the score of one batch."""
         self.count += score.count
         sums = torch.stack([score.loss.detach().double(), score.right.double()])
         self._sums = sums if self._sums is None else self._sums + sums
+        if score.logits is not None and score.targets is not None:
+            self._logits.append(score.logits.detach())
+            self._targets.append(score.targets)
 
     def merge(self, other: Tally) -> None:
         """Add another tally."""
         self.count += other.count
         if other._sums is not None:
             self._sums = other._sums if self._sums is None else self._sums + other._sums
+        self._logits += other._logits
+        self._targets += other._targets
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is sent to another process, whose device is another."""
-        return {**vars(self), "_sums": None if self._sums is None else self._sums.cpu()}
+        return {
+            **vars(self),
+            "_sums": None if self._sums is None else self._sums.cpu(),
+            "_logits": [logits.cpu() for logits in self._logits],
+            "_targets": [targets.cpu() for targets in self._targets],
+        }
 
     @property
     def sums(self) -> tuple[float, float, float]:
@@ -78,33 +93,10 @@ class Tally:
         """The fraction of the predictions that is right; nan without predictions."""
         return self.sums[1] / self.count if self.count else math.nan
 
-
-class PredictionTally(Tally):
-    """A tally that keeps the logits and targets of text classification, for its metrics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logits: list[Tensor] = []
-        self._targets: list[Tensor] = []
-
-    def add(self, score: Score) -> None:
-        """Add the score of one batch."""
-        super().add(score)
-        if score.logits is not None and score.targets is not None:
-            self._logits.append(score.logits.detach().float().cpu())
-            self._targets.append(score.targets.cpu())
-
-    def merge(self, other: Tally) -> None:
-        """Add another tally."""
-        super().merge(other)
-        if isinstance(other, PredictionTally):
-            self._logits += other._logits
-            self._targets += other._targets
-
     @property
     def predictions(self) -> tuple[Tensor, Tensor]:
-        """Logits (N, K) and targets, (N,) or (N, K), of all batches."""
-        return torch.cat(self._logits), torch.cat(self._targets)
+        """Logits (N, K) and targets, (N,) or (N, K), of text classification."""
+        return torch.cat(self._logits).float().cpu(), torch.cat(self._targets).cpu()
 
 
 def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Score:
@@ -150,39 +142,30 @@ class Reading(NamedTuple):
         return self.rows if self.firsts is None else torch.cat([self.rows, self.firsts])
 
 
-class PretrainSums(NamedTuple):
-    """Summed loss and right answers of masked tokens and, if it was read, of sentence order."""
-
-    masked_loss: Tensor
-    masked_right: Tensor
-    order_loss: Tensor | None
-    order_right: Tensor | None
+# Summed loss and right answers of each head of pretraining that was read.
+HeadSums: TypeAlias = dict[LossName, tuple[Tensor, Tensor]]
 
 
-def _pretrain_sums(
-    model: AlbertForTasks,
-    tokens: Batch,
-    reading: Reading,
-) -> PretrainSums:
+def _pretrain_sums(model: AlbertForTasks, tokens: Batch, reading: Reading) -> HeadSums:
     """Return the sums for `pretrain_scores`; takes only tensors, so that it can be compiled."""
     return head_sums(model, model(tokens, reading.positions), reading)
 
 
-def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: Reading) -> PretrainSums:
+def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: Reading) -> HeadSums:
     """Return the sums of the heads over the hidden states at the positions that they read."""
-    targets_R, labels_C = reading.targets, reading.labels
-    num_masked = len(targets_R)
-    masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), targets_R, 0)
-    if labels_C is None:
-        return PretrainSums(masked.loss, masked.right, None, None)
-    order = score(model.logits("sentence-order", hidden_RH[num_masked:]), labels_C, 0)
-    return PretrainSums(masked.loss, masked.right, order.loss, order.right)
+    num_masked = len(reading.targets)
+    masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), reading.targets, 0)
+    sums: HeadSums = {"fill-mask": (masked.loss, masked.right)}
+    if reading.labels is not None:
+        order = score(model.logits("sentence-order", hidden_RH[num_masked:]), reading.labels, 0)
+        sums["sentence-order"] = (order.loss, order.right)
+    return sums
 
 
 def pretrain_scores(
     model: AlbertForTasks,
     batch: PretrainBatch,
-    sums: Callable[..., PretrainSums] = _pretrain_sums,
+    sums: Callable[..., HeadSums] = _pretrain_sums,
 ) -> dict[LossName, Score]:
     """Return the scores of masked tokens and, with its head and labels, of the sentence task.
 
@@ -209,15 +192,12 @@ def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
             torch._dynamo.maybe_mark_dynamic(each, dimension)
 
 
-def scores_of(batch: PretrainBatch, sums: PretrainSums) -> dict[LossName, Score]:
+def scores_of(batch: PretrainBatch, sums: HeadSums) -> dict[LossName, Score]:
     """Return the scores of a batch from its sums."""
-    masked = Score(loss=sums.masked_loss, right=sums.masked_right, count=batch.num_masked)
-    scores: dict[LossName, Score] = {"fill-mask": masked}
-    if sums.order_loss is not None and sums.order_right is not None:
-        scores["sentence-order"] = Score(
-            loss=sums.order_loss, right=sums.order_right, count=batch.num_pairs
-        )
-    return scores
+    return {
+        name: Score(loss=loss, right=right, count=batch.counts[name])
+        for name, (loss, right) in sums.items()
+    }
 
 
 def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
@@ -245,6 +225,7 @@ def exit_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     return model.exit_logits(model.albert.rows_by_layer(batch.tokens, batch.firsts))
 
 
+# A model's pass over a batch, which is an argument of its loss function to be compiled by itself.
 LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 
 
@@ -257,7 +238,6 @@ def classification_scores(
     """Return the score of text classification: cross-entropy over the pooled [CLS] row.
 
     Args:
-        logits: `cls_logits`, optionally compiled.
         class_weights: (K,) factors of the losses of each label's examples, in training only: the
             loss of held-out texts is the plain one.
     """
@@ -284,7 +264,6 @@ def adaptive_scores(
     those of the last layer.
 
     Args:
-        logits: `exit_logits`, optionally compiled.
         class_weights: as for `classification_scores`.
     """
     logits_LCK = logits(model, batch)
@@ -303,11 +282,7 @@ def adaptive_scores(
 def regression_scores(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, Score]:
-    """Return the score of a regression: squared errors; right are numbers within 0.5.
-
-    Args:
-        logits: `cls_logits`, optionally compiled; K is 1.
-    """
+    """Return the score of a regression: squared errors; right are numbers within 0.5."""
     logits_C1 = logits(model, batch).float()
     errors_C = logits_C1[:, 0] - batch.targets
     result = Score(
@@ -325,10 +300,7 @@ def multi_label_scores(
 ) -> dict[LossName, Score]:
     """Return the score of texts with several labels: binary cross-entropy, the mean over labels.
 
-    Right are texts of which exactly the labels are predicted.
-
-    Args:
-        logits: `cls_logits`, optionally compiled; the targets are 1 and 0, (C, K).
+    Right are texts of which exactly the labels are predicted. The targets are 1 and 0, (C, K).
     """
     logits_CK = logits(model, batch).float()
     losses_CK = F.binary_cross_entropy_with_logits(logits_CK, batch.targets, reduction="none")
@@ -345,11 +317,7 @@ def multi_label_scores(
 def span_scores(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _span_logits
 ) -> dict[LossName, Score]:
-    """Return the score of question answering: cross-entropy of start and end positions.
-
-    Args:
-        logits: `_span_logits`, optionally compiled.
-    """
+    """Return the score of question answering: cross-entropy of start and end positions."""
     logits_CS2, count = logits(model, batch), len(batch.targets)
     start, end = (score(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1))
     # Start and end are halves of one prediction (the original's run_squad).
@@ -365,11 +333,7 @@ def _choice_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 def choice_scores(
     model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = _choice_logits
 ) -> dict[LossName, Score]:
-    """Return the score of multiple choice: cross-entropy over the choices of each question.
-
-    Args:
-        logits: `_choice_logits`, optionally compiled.
-    """
+    """Return the score of multiple choice: cross-entropy over the choices of each question."""
     logits_C = logits(model, batch)[:, 0].float()
     places_K = torch.arange(int(batch.num_choices.max()), device=logits_C.device)
     is_choice_QK = places_K < batch.num_choices[:, None]

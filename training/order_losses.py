@@ -6,7 +6,7 @@ Shape legend: C pairs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.data.examples import IGNORED
 from training.data.order import OrderBatch
-from training.losses import Score, mark_dynamic
+from training.losses import LossFunction, Score, mark_dynamic
 from training.model.albert import Batch
 from training.model.heads import AlbertForTasks
 
@@ -25,46 +25,43 @@ def _order_logits(model: AlbertForTasks, tokens: Batch, firsts: Tensor) -> Tenso
     return model.logits("sentence-order", model(tokens, firsts))
 
 
-def order_loss(*, compiles: bool) -> OrderLoss:
+def order_loss(*, compiles: bool) -> LossFunction:
     """Return the loss function, compiled or not."""
-    return OrderLoss(logits=torch.compile(_order_logits) if compiles else _order_logits)
+    return partial(order_scores, logits=torch.compile(_order_logits)) if compiles else order_scores
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OrderLoss:
-    """Loss function of pairs in both orders.
+def order_scores(
+    model: AlbertForTasks, batch: OrderBatch, logits: Callable[..., Tensor] = _order_logits
+) -> dict[LossName, Score]:
+    """Return both scores of pairs in both orders.
 
     With s the log-odds of "in order", `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2),
     which ignores what the pair's content adds to both, and `sentence-order` the cross-entropy of
     each order alone, which has this be 0, so that the service's probability of one text is
     calibrated. Halved, both have the same optimum: if the content allows the probability p,
-    s(A, B) = -s(B, A) = log(p / (1 - p)). Each is log 2 at chance.
+    s(A, B) = -s(B, A) = log(p / (1 - p)). Each is log 2 at chance. Right in `paired-order` is a
+    pair whose right order scores higher.
 
-    Attributes:
+    Args:
         logits: `_order_logits`, optionally compiled.
     """
-
-    logits: Callable[..., Tensor] = _order_logits
-
-    def __call__(self, model: AlbertForTasks, batch: OrderBatch) -> dict[LossName, Score]:
-        """Return both scores; right in `paired-order` is a pair whose right order scores higher."""
-        if self.logits is not _order_logits:
-            mark_dynamic([batch.firsts])
-        logits = self.logits(model, batch.tokens, batch.firsts).float()
-        odds_2C = (logits[:, 0] - logits[:, 1]).view(2, -1)
-        is_pair_C = batch.labels.view(2, -1)[0] != IGNORED
-        signs_21 = torch.tensor([[1.0], [-1.0]], device=logits.device)
-        signed_2C = (signs_21 * odds_2C)[:, is_pair_C]
-        margin_C = signed_2C.mean(0)
-        return {
-            "sentence-order": Score(
-                loss=F.softplus(-signed_2C).sum(),
-                right=(signed_2C > 0).sum(),
-                count=batch.counts["sentence-order"],
-            ),
-            "paired-order": Score(
-                loss=F.softplus(-margin_C).sum(),
-                right=(margin_C > 0).sum(),
-                count=batch.counts["paired-order"],
-            ),
-        }
+    if logits is not _order_logits:
+        mark_dynamic([batch.firsts])
+    logits_2C2 = logits(model, batch.tokens, batch.firsts).float()
+    odds_2C = (logits_2C2[:, 0] - logits_2C2[:, 1]).view(2, -1)
+    is_pair_C = batch.labels.view(2, -1)[0] != IGNORED
+    signs_21 = torch.tensor([[1.0], [-1.0]], device=odds_2C.device)
+    signed_2C = (signs_21 * odds_2C)[:, is_pair_C]
+    margin_C = signed_2C.mean(0)
+    return {
+        "sentence-order": Score(
+            loss=F.softplus(-signed_2C).sum(),
+            right=(signed_2C > 0).sum(),
+            count=batch.counts["sentence-order"],
+        ),
+        "paired-order": Score(
+            loss=F.softplus(-margin_C).sum(),
+            right=(margin_C > 0).sum(),
+            count=batch.counts["paired-order"],
+        ),
+    }

@@ -20,7 +20,6 @@ from tests.training.support import (
     make_part,
     make_shards,
     our_model,
-    pretend_bf16,
     randomize,
 )
 from training.data.batch import ExampleBatch, PretrainBatch, TokenisedExample
@@ -42,7 +41,6 @@ from training.losses import (
 from training.model.albert import Batch
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
-from training.system.precision import precision
 
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
 # A row of two sequences and padding, and one of a single segment.
@@ -56,16 +54,6 @@ def make_batch(rows: list[list[Example]], *, has_labels: bool = True) -> Pretrai
     shards = make_shards(make_part([[3, 2, 3, 1]], TINY.vocab_size))
     masking = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool), rate=0.3)
     return Collator(shards=shards, masking=masking, length=16, seed=0, has_labels=has_labels)(rows)
-
-
-def test_a_score_by_hand() -> None:
-    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [5.0, 0.0, 0.0]])
-    got = score(logits, torch.tensor([0, 2, IGNORED]))
-    first = math.log(1 + 2 * math.exp(-2))
-    second = math.log(2 + math.e)
-    assert got.loss.item() == pytest.approx(first + second, abs=1e-6)
-    assert got.right.item() == 1
-    assert got.count == 2
 
 
 @pytest.mark.parametrize("num_rows", [0, 3])
@@ -259,20 +247,3 @@ def test_code_is_compiled_once_for_any_shape_of_packed_rows(
         batch = collate_examples("text-classification", examples, row_length=row_length)
         torch.testing.assert_close(logits(model, batch), cls_logits(model, batch))
     assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_products_are_of_bf16_where_the_cpu_has_it_and_weights_of_fp32(
-    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_bf16(monkeypatch, has_bf16)
-    model = our_model(TINY, BOTH)
-    with precision(torch.device("cpu")):
-        scores = pretrain_scores(model, make_batch(ROWS))
-        product = torch.randn(2, 2) @ torch.randn(2, 2)
-    scores["fill-mask"].loss.backward()  # type: ignore[no-untyped-call]
-    assert product.dtype == (torch.bfloat16 if has_bf16 else torch.float32)
-    assert scores["fill-mask"].loss.dtype == torch.float32
-    weight = model.albert.encoder.ffns[0].get_parameter("up.weight")
-    assert weight.grad is not None
-    assert (weight.dtype, weight.grad.dtype) == (torch.float32, torch.float32)

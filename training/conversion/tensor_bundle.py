@@ -13,11 +13,16 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from training.model.checkpoint import CheckpointError
@@ -26,34 +31,30 @@ _MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES: Final = 48
 # TensorFlow's numbers of the types that weights have.
 _DTYPES: Final[dict[int, str]] = {1: "<f4", 2: "<f8", 19: "<f2"}
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# Numbers of the fields of BundleHeaderProto and BundleEntryProto.
-_NUM_SHARDS, _ENDIANNESS = 1, 2
-_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _SLICES = 1, 2, 3, 4, 5, 7
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """The place of a tensor.
-
-    Attributes:
-        dtype: TensorFlow's number of the type.
-        shard: the number of its data file.
-        offset: bytes from the beginning of that file.
-    """
-
-    dtype: int
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    num_bytes: int
+# What is read of BundleHeaderProto and BundleEntryProto.
+_PROTOCOL: Final = """
+name: "tensor_bundle.proto" syntax: "proto3"
+message_type { name: "Header"
+  field { name: "num_shards" number: 1 type: TYPE_INT32 }
+  field { name: "endianness" number: 2 type: TYPE_INT32 } }
+message_type { name: "Dimension" field { name: "size" number: 1 type: TYPE_INT64 } }
+message_type { name: "Shape"
+  field { name: "dim" number: 2 type: TYPE_MESSAGE type_name: "Dimension" label: LABEL_REPEATED } }
+message_type { name: "Entry"
+  field { name: "dtype" number: 1 type: TYPE_INT32 }
+  field { name: "shape" number: 2 type: TYPE_MESSAGE type_name: "Shape" }
+  field { name: "shard" number: 3 type: TYPE_INT32 }
+  field { name: "offset" number: 4 type: TYPE_INT64 }
+  field { name: "num_bytes" number: 5 type: TYPE_INT64 }
+  field { name: "slices" number: 7 type: TYPE_BYTES label: LABEL_REPEATED } }
+"""
 
 
 class TensorBundle:
     """A checkpoint of TensorFlow.
 
     Attributes:
-        places: the place of each tensor by name.
+        entries: the record of each tensor's place by name.
     """
 
     def __init__(self, index: Path) -> None:
@@ -67,12 +68,12 @@ class TensorBundle:
             table = dict(_read_table(index.read_bytes()))
             if b"" not in table:
                 raise ValueError("it has no header")
-            header = dict(_fields(table.pop(b"")))
-            self._num_shards = _number(header, _NUM_SHARDS)
-            if _number(header, _ENDIANNESS):
+            header = _parse("Header", table.pop(b""))
+            if header.endianness:
                 raise ValueError("its numbers are big-endian")
-            self.places = {name.decode(): _place(value) for name, value in table.items()}
-        except (OSError, ValueError, IndexError, struct.error) as error:
+            self._num_shards = header.num_shards
+            self.entries = {name.decode(): _parse("Entry", each) for name, each in table.items()}
+        except (OSError, ValueError, IndexError, struct.error, DecodeError) as error:
             raise CheckpointError(
                 f"{index} cannot be read as the index of a TensorFlow checkpoint: {error}; "
                 "is it complete?"
@@ -84,25 +85,35 @@ class TensorBundle:
         Raises:
             CheckpointError: its type is none of a weight, or the data file is missing or truncated.
         """
-        place = self.places[name]
-        if place.dtype not in _DTYPES:
+        entry = self.entries[name]
+        if entry.dtype not in _DTYPES or entry.slices:
             raise CheckpointError(
-                f"{self._index}: {name} has TensorFlow's type {place.dtype}; weights are fp32, "
-                "fp64 or fp16"
+                f"{self._index}: {name} has TensorFlow's type {entry.dtype}, or is stored in "
+                "slices; weights are fp32, fp64 or fp16, and whole"
             )
-        dtype = np.dtype(_DTYPES[place.dtype])
-        if math.prod(place.shape) * dtype.itemsize != place.num_bytes or not place.num_bytes:
-            raise CheckpointError(
-                f"{self._index} is damaged: {name} of shape {place.shape} has {place.num_bytes} "
-                "bytes"
-            )
-        suffix = f".data-{place.shard:05}-of-{self._num_shards:05}"
+        dtype, shape = np.dtype(_DTYPES[entry.dtype]), tuple(each.size for each in entry.shape.dim)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes != entry.num_bytes or num_bytes <= 0 or entry.offset < 0:
+            raise CheckpointError(f"{self._index} is damaged: {name} has shape {shape}")
+        suffix = f".data-{entry.shard:05}-of-{self._num_shards:05}"
         file = self._index.with_name(self._index.name.removesuffix(".index") + suffix)
         if not file.is_file():
             raise CheckpointError(f"{file} is not there; {self._index.name} names it")
-        if place.offset + place.num_bytes > file.stat().st_size:
+        if entry.offset + num_bytes > file.stat().st_size:
             raise CheckpointError(f"{file} is truncated: {name} is not in it; copy it again")
-        return np.memmap(file, dtype, "r", place.offset, place.shape)
+        return np.memmap(file, dtype, "r", entry.offset, shape)
+
+
+@cache
+def _pool() -> DescriptorPool:
+    pool = DescriptorPool()
+    pool.Add(text_format.Parse(_PROTOCOL, FileDescriptorProto()))
+    return pool
+
+
+def _parse(message: str, content: bytes) -> Any:
+    """Parse a message of `_PROTOCOL`."""
+    return GetMessageClass(_pool().FindMessageTypeByName(message)).FromString(content)
 
 
 def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -110,11 +121,11 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or footer[-len(_MAGIC) :] != _MAGIC:
         raise ValueError("its end is not that of a table")
-    _, position = _handle(footer, 0)  # of statistics
-    index, _ = _handle(footer, position)
-    for _, value in _read_block(content, *index):
-        block, _ = _handle(value, 0)
-        yield from _read_block(content, *block)
+    _, _, position = _handle(footer, 0)  # of statistics
+    offset, size, _ = _handle(footer, position)
+    for _, value in _read_block(content, offset, size):
+        offset, size, _ = _handle(value, 0)
+        yield from _read_block(content, offset, size)
 
 
 def _read_block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
@@ -131,19 +142,17 @@ def _read_block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes,
         num_shared, position = _varint(block, position)
         num_own, position = _varint(block, position)
         num_value, position = _varint(block, position)
-        if num_shared > len(key) or position + num_own + num_value > end:
-            raise ValueError("an entry is longer than its block")
         key = key[:num_shared] + block[position : position + num_own]
         position += num_own
         yield key, block[position : position + num_value]
         position += num_value
 
 
-def _handle(content: bytes, position: int) -> tuple[tuple[int, int], int]:
+def _handle(content: bytes, position: int) -> tuple[int, int, int]:
     """Return a block's offset and size, and the position behind them."""
     offset, position = _varint(content, position)
     size, position = _varint(content, position)
-    return (offset, size), position
+    return offset, size, position
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
@@ -156,60 +165,3 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, position
     raise ValueError("a number has more than 64 bits")
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the numbers and values of a protocol buffer's fields."""
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        number, wire_type = tag >> 3, tag & 7
-        if wire_type == _VARINT:
-            value, position = _varint(message, position)
-            yield number, value
-            continue
-        if wire_type == _BYTES:
-            num_bytes, position = _varint(message, position)
-        elif wire_type in (_FIXED64, _FIXED32):
-            num_bytes = 8 if wire_type == _FIXED64 else 4
-        else:
-            raise ValueError(f"a message has a field of wire type {wire_type}")
-        if position + num_bytes > len(message):
-            raise ValueError("a message is cut off")
-        yield number, message[position : position + num_bytes]
-        position += num_bytes
-
-
-def _number(fields: dict[int, Any], number: int) -> int:
-    """Return a field that is a number; 0, which protocol buffers leave out, if it is missing."""
-    value = fields.get(number, 0)
-    if not isinstance(value, int):
-        raise ValueError("a message has bytes in place of a number")
-    return value
-
-
-def _place(message: bytes) -> _Place:
-    """Read a BundleEntryProto."""
-    fields = dict(_fields(message))
-    shape = fields.get(_SHAPE, b"")
-    if _SLICES in fields:
-        raise ValueError("a tensor is stored in slices, which cannot be read")
-    if not isinstance(shape, bytes):
-        raise ValueError("a message has a number in place of a shape")
-    return _Place(
-        dtype=_number(fields, _DTYPE),
-        shape=_shape(shape),
-        shard=_number(fields, _SHARD),
-        offset=_number(fields, _OFFSET),
-        num_bytes=_number(fields, _SIZE),
-    )
-
-
-def _shape(message: bytes) -> tuple[int, ...]:
-    """Read a TensorShapeProto."""
-    sizes: list[int] = []
-    for number, dimension in _fields(message):
-        if number != 2 or not isinstance(dimension, bytes):
-            raise ValueError("a shape is unknown")
-        sizes.append(_number(dict(_fields(dimension)), 1))
-    return tuple(sizes)

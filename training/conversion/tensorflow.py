@@ -94,7 +94,7 @@ def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
             f"model.ckpt-best.data-00000-of-00001; it holds {names}"
         )
     bundle = TensorBundle(indices[0])
-    renamed = {name: _hf_name(name) for name in bundle.places if not _TRAINING.fullmatch(name)}
+    renamed = {name: _hf_name(name) for name in bundle.entries if not _TRAINING.fullmatch(name)}
     unknown = [name for name, ours in renamed.items() if ours is None]
     if unknown:
         raise CheckpointError(

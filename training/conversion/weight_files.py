@@ -128,7 +128,13 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except Exception as error:  # a damaged file raises almost anything
-        raise CheckpointError(_explain(file, error)) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        # Torch's advice to load the file without this safeguard is in the lines behind.
+        refused = re.search(r"GLOBAL [\w.]+", str(error))
+        raise CheckpointError(
+            f"{file} cannot be read as weights alone, so that no code is run: "
+            f"{refused[0] if refused else reason}; is it complete?"
+        ) from error
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
     ):
@@ -136,20 +142,6 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
             f"{file} holds something else than weights by name; save the model's state_dict alone"
         )
     return dict(content)
-
-
-def _explain(file: Path, error: Exception) -> str:
-    foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-    if foreign:
-        return (
-            f"{file} is refused, since it holds more than weights: it names {foreign[1]}, which "
-            "would be run when it is loaded. Nothing was run"
-        )
-    text = str(error).strip() or type(error).__name__
-    # Torch advises to load the file without this safeguard.
-    unpickling = re.search(r"WeightsUnpickler error:\s*(.+)", text)
-    reason = f"no pickle of weights alone ({unpickling[1]})" if unpickling else text.splitlines()[0]
-    return f"{file} cannot be read: {reason}; is it complete?"
 
 
 def _normalize(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.distillation.batches import DistilBatch, SpanRows
 from training.distillation.teacher import LayerStates, Teacher
-from training.losses import PretrainSums, Reading, Score, head_sums, mark_dynamic, scores_of
+from training.losses import HeadSums, Reading, Score, head_sums, mark_dynamic, scores_of
 from training.model.albert import Attention, Batch, project
 from training.model.heads import AlbertForTasks
 
@@ -55,7 +55,7 @@ def student_states(
     model: AlbertForTasks,
     tokens: Batch,
     reading: Reading,
-) -> tuple[PretrainSums, LayerStates]:
+) -> tuple[HeadSums, LayerStates]:
     """Run the student; takes only tensors, so that it can be compiled.
 
     The comparison with the teacher is separate: its cost is negligible beside the layers.
@@ -178,7 +178,7 @@ class DistillationLoss:
 
     teacher: Teacher
     objectives: Objectives
-    student: Callable[..., tuple[PretrainSums, LayerStates]] = student_states
+    student: Callable[..., tuple[HeadSums, LayerStates]] = student_states
 
     def __call__(self, model: AlbertForTasks, batch: DistilBatch) -> dict[LossName, Score]:
         """Return the scores of a batch by the loss' name."""

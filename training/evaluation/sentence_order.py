@@ -23,7 +23,7 @@ from training.data.shards import Part, Shards
 from training.evaluation.validation import measure
 from training.losses import Objective
 from training.model.heads import AlbertForTasks
-from training.order_losses import OrderLoss
+from training.order_losses import order_scores
 from training.system.precision import PrecisionName
 
 # Fixed, so that all models are asked for the same pairs.
@@ -51,7 +51,7 @@ def order_figures(
     settings = replace(settings, sentence_task="pairs")
     device = next(model.parameters()).device
     batches = list(_held_out_pairs(shards, settings))
-    objective = Objective(model, device, {"sentence-order": OrderLoss()})
+    objective = Objective(model, device, {"sentence-order": order_scores})
     shown = progress(batches, title="sentence order", unit="batches")
     tallies = measure(objective, shown, ("sentence-order", "paired-order"), device, products)
     assert tallies is not None

@@ -20,7 +20,7 @@ from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.evaluation.questions import HeldOutQuestions
-from training.losses import PredictionTally, Tally
+from training.losses import Tally
 from training.model.heads import Task
 from training.system.precision import PrecisionName, precision
 
@@ -71,7 +71,7 @@ class Validation:
     def figures(self, task: Task, tally: Tally) -> dict[str, float]:
         """Return the figures of a task's tally by name."""
         figures = {"loss": tally.loss}
-        if task in self.metrics and isinstance(tally, PredictionTally):
+        if task in self.metrics:
             return {**figures, **self.metrics[task](*tally.predictions)}
         return {**figures, "accuracy": tally.accuracy}
 
@@ -90,16 +90,14 @@ def measure(
     products: PrecisionName = "auto",
     *,
     should_stop: Callable[[], bool] = lambda: False,
-    tally: type[Tally] = Tally,
 ) -> dict[LossName, Tally] | None:
     """Return the tally of each loss over the batches; None if `should_stop` interrupted it.
 
     Args:
         objective: the `Objective`, wrapped by `share`; all processes must call this function.
         products: precision of matrix products.
-        tally: the class of the tallies.
     """
-    tallies: dict[LossName, Tally] = {task: tally() for task in tasks}
+    tallies: dict[LossName, Tally] = {task: Tally() for task in tasks}
     with evaluating(objective), precision(device, products):
         for batch in batches:
             if should_stop():

@@ -82,9 +82,11 @@ class Checkpoints:
             self._link(_NEWEST_LINK, final)
         except _UNWRITABLE as error:
             shutil.rmtree(partial, ignore_errors=True)
+            reason = str(error).splitlines()[0]
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror
             raise RunError(
-                f"the checkpoint of step {step:,} could not be written: {_reason(error)}; "
-                f"{self._last()}"
+                f"the checkpoint of step {step:,} could not be written: {reason}; {self._last()}"
             ) from error
 
     def _put_in_place(self, partial: Path, final: Path) -> None:
@@ -246,13 +248,3 @@ def _seal(folder: Path) -> None:
     (folder / _HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
     for file in (*files, folder / _HASHES, folder):
         sync(file)
-
-
-def _reason(error: BaseException) -> str:
-    """Return an error in one line: the system's own where its context holds one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__context__
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

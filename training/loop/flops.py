@@ -83,7 +83,7 @@ def mfu(*, tokens_per_s: float, flops_per_token: float, peak_flops: float) -> fl
     """Return the model FLOPs utilisation: the model's own FLOPs as a fraction of the peak.
 
     As defined for PaLM (Chowdhery et al. 2022, appendix B). For several devices give the sum of
-    their peaks. It is as reliable as the peak; see `peak_flops`.
+    their peaks.
     """
     return tokens_per_s * flops_per_token / peak_flops
 
@@ -92,9 +92,8 @@ def peak_flops(device: torch.device, precision: PrecisionName = "auto") -> float
     """Return the peak dense FLOPs a second of the device, in training's precision.
 
     For GPUs in the table it is the data sheet's. For other devices it is the best speed of square
-    products within half a second, on a CPU with torch's current number of threads. MFU is then
-    relative to a plain product, which overstates it; it is also overstated if the machine was busy
-    during the measurement. Random state is unchanged.
+    products within half a second, on a CPU with torch's current number of threads: MFU is then
+    relative to a plain product, which overstates it. Random state is unchanged.
     """
     if device.type == "cuda":
         known = data_sheet_flops(torch.cuda.get_device_name(device))
@@ -104,23 +103,18 @@ def peak_flops(device: torch.device, precision: PrecisionName = "auto") -> float
 
 
 def data_sheet_flops(name: str) -> float | None:
-    """Return the peak of the GPU of that name; None for one that the table lacks.
-
-    A part of a GPU (MIG) has no entry.
-    """
+    """Return the peak of the GPU of that name; None for one that the table lacks."""
     words = set(re.split(r"[\s-]+", name))
-    if "MIG" in words:
+    if "MIG" in words:  # a part of a GPU
         return None
     return next((peak for key, peak in _DATA_SHEETS.items() if words.issuperset(key)), None)
 
 
-def _measured_flops(
-    device: torch.device, precision: PrecisionName = "auto", *, duration_s: float = _MEASURE_S
-) -> float:
-    """Measure the best speed of square products of `product_dtype`, for `duration_s`."""
+def _measured_flops(device: torch.device, precision: PrecisionName) -> float:
+    """Measure the best speed of square products of `product_dtype`."""
     best, size, began = 0.0, _SMALLEST, time.perf_counter()
     generator, dtype = torch.Generator(device).manual_seed(0), product_dtype(device, precision)
-    while not best or time.perf_counter() - began < duration_s:
+    while not best or time.perf_counter() - began < _MEASURE_S:
         matrix = torch.randn(size, size, dtype=dtype, device=device, generator=generator)
         for _ in range(2):  # the first of a size is a warm-up
             seconds = _product_s(matrix)

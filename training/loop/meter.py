@@ -88,8 +88,4 @@ def describe(figures: Mapping[str, float]) -> str:
 
 def describe_validation(figures: Mapping[str, float]) -> str:
     """Format the figures of a task's validation."""
-    words = [
-        f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}"
-        for name, value in figures.items()
-    ]
-    return ", ".join(words)
+    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

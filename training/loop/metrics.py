@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from albert_serve.files import write_atomically
 from training.model.similarity import LayerSimilarity
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -28,29 +20,24 @@ class Metrics:
     a truncated line are removed, and TensorBoard hides its events of those steps. At step 0 the
     run starts anew, and nothing is kept.
 
-    Without the package `tensorboard` only the lines are written, and a warning is logged.
-
     Args:
         folder: the run's folder; it is created if it is missing.
         step: number of steps done.
 
     Raises:
-        OSError: a file cannot be read or written, here or in a method; it names the file.
+        OSError: a file cannot be read or written, here or in a method.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
         folder.mkdir(parents=True, exist_ok=True)
         self._figures = _Lines(folder / "metrics.jsonl", step=step)
         self._layers = _Lines(folder / "layers.jsonl", step=step)
-        self._events = folder / "tensorboard"
-        with _naming(self._events):
-            self._tensorboard = _open_tensorboard(self._events, step=step)
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        # TensorBoard hides events of earlier files from `purge_step` on.
+        self._tensorboard = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=step + 1 if step else 0
+        )
 
     def write(self, /, *, step: int, **figures: float) -> None:
         """Record the figures of one step.
@@ -60,13 +47,10 @@ class Metrics:
         """
         rounded = {name: _rounded(value) for name, value in figures.items()}
         self._figures.append({"step": step, **rounded})
-        if self._tensorboard is None:
-            return
-        with _naming(self._events):
-            for name, value in rounded.items():
-                if value is not None:
-                    self._tensorboard.add_scalar(name, value, step)
-            self._tensorboard.flush()
+        for name, value in rounded.items():
+            if value is not None:
+                self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.flush()
 
     def write_layers(self, *, step: int, layers: LayerSimilarity) -> None:
         """Record how far each layer moved its embeddings, as a line of `layers.jsonl`."""
@@ -80,9 +64,7 @@ class Metrics:
 
     def close(self) -> None:
         """Close TensorBoard's file."""
-        if self._tensorboard is not None:
-            with _naming(self._events):
-                self._tensorboard.close()
+        self._tensorboard.close()
 
 
 class _Lines:
@@ -94,12 +76,11 @@ class _Lines:
             return
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         kept = [line for line in lines if step and _step_of(line) <= step]
-        with _naming(file):
-            write_atomically(file, "".join(f"{line}\n" for line in kept).encode())
+        write_atomically(file, "".join(f"{line}\n" for line in kept).encode())
 
     def append(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, allow_nan=False) + "\n"
-        with _naming(self._file), self._file.open("a", encoding="utf-8") as stream:
+        with self._file.open("a", encoding="utf-8") as stream:
             stream.write(line)
 
 
@@ -115,26 +96,3 @@ def _rounded(value: float) -> float | None:
     if isinstance(value, Integral):
         return int(value)
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Add the file's name to an OSError without one, such as that of a full disk; for `with`."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror or str(error), str(file)) from error
-
-
-def _open_tensorboard(folder: Path, *, step: int) -> SummaryWriter | None:
-    """Return a writer whose events replace those after `step`; None without the package."""
-    try:
-        # Imported here because it is slow and optional.
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        _LOG.warning("metrics.jsonl alone is written, nothing for TensorBoard: %s", error)
-        return None
-    # TensorBoard hides events of earlier files from `purge_step` on.
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else 0)

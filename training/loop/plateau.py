@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from statistics import fmean
 from typing import Final, NamedTuple
 
 # Frequencies and perfect copying explain a loss down to 0.91 of the entropy, by calculation for
@@ -74,17 +74,11 @@ class PlateauAlarm:
         """
         if progress < self._warmup or not math.isfinite(loss):
             return None
-        while self._window and self._window[-1].step >= step:  # the run was rolled back
-            self._window.pop()
         self._window.append(_Report(step, progress, loss, accuracy))
-        self._drop_old()
-        was_raised, self.is_raised = self.is_raised, self._is_stuck()
-        return self._message() if self.is_raised and not was_raised else None
-
-    def _drop_old(self) -> None:
-        """Drop the oldest reports while the window stays long enough."""
         while len(self._window) > _MIN_REPORTS and self._is_long(self._window[1]):
             self._window.popleft()
+        was_raised, self.is_raised = self.is_raised, self._is_stuck()
+        return self._message() if self.is_raised and not was_raised else None
 
     def _is_long(self, first: _Report) -> bool:
         """Whether a window that begins with this report is long enough."""
@@ -93,20 +87,19 @@ class PlateauAlarm:
         return num_steps >= _MIN_STEPS and part >= _WINDOW
 
     def _is_stuck(self) -> bool:
-        losses = [report.loss for report in self._window]
+        losses = [report.loss / self._entropy for report in self._window]
         half = len(losses) // 2
-        newer = _mean(losses[half:])
+        newer = fmean(losses[half:])
         if self.is_raised:
-            return newer >= _LEFT_BELOW * self._entropy
+            return newer >= _LEFT_BELOW
         if len(losses) < _MIN_REPORTS or not self._is_long(self._window[0]):
             return False
-        is_falling = _mean(losses[:half]) - newer >= _FALL * self._entropy
-        return newer >= _STUCK_ABOVE * self._entropy and not is_falling
+        return newer >= _STUCK_ABOVE and fmean(losses[:half]) - newer < _FALL
 
     def _message(self) -> str:
         first, last = self._window[0], self._window[-1]
-        loss = _mean([report.loss for report in self._window])
-        accuracy = _mean([report.accuracy for report in self._window])
+        loss = fmean(report.loss for report in self._window)
+        accuracy = fmean(report.accuracy for report in self._window)
         return (
             f"plateau: over the {last.step - first.step:,} steps to step {last.step:,} the masked "
             f"loss has stood at {loss:.2f} and the accuracy at {accuracy:.1%}. Token frequencies "
@@ -114,7 +107,3 @@ class PlateauAlarm:
             f"{self._entropy:.2f}, ratio {loss / self._entropy:.2f}): nothing is learnt from "
             f"context. {_ADVICE}"
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

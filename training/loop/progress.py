@@ -1,4 +1,4 @@
-"""Progress of a run, its non-finite gradients, and its settings in `run.json`."""
+"""Progress of a run, and its settings in `run.json`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ _ENDS: Final = frozenset({"steps", "num_steps", "epochs", "budget", "budget_s", 
 
 class RunError(TrainingError):
     """A run that cannot be started or resumed."""
-
-
-class DivergedError(RunError):
-    """A run whose gradient stays not finite, also at lower rates."""
 
 
 @dataclass(kw_only=True)
@@ -72,54 +68,6 @@ class Progress:
         return min(1.0, max(by_steps, by_time))
 
 
-@dataclass(kw_only=True)
-class Stability:
-    """Steps with a non-finite gradient: they are skipped, and several in a row cause a rollback.
-
-    Attributes:
-        patience: skipped steps in a row before the run is rolled back to its last checkpoint, at
-            half the learning rate.
-        num_skipped: steps skipped so far.
-        num_in_a_row: steps skipped since the last good one.
-        num_rollbacks: rollbacks so far.
-    """
-
-    patience: int = 5
-    max_rollbacks: int = 4
-    num_skipped: int = 0
-    num_in_a_row: int = 0
-    num_rollbacks: int = 0
-
-    @property
-    def rate_factor(self) -> float:
-        """Learning-rate multiplier: halved at each rollback."""
-        return 0.5**self.num_rollbacks
-
-    def take(self, *, is_finite: bool) -> None:
-        """Count one step."""
-        self.num_skipped += not is_finite
-        self.num_in_a_row = 0 if is_finite else self.num_in_a_row + 1
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the run has to be rolled back."""
-        return self.num_in_a_row >= self.patience
-
-    def roll_back(self) -> None:
-        """Count one rollback to the last checkpoint.
-
-        Raises:
-            DivergedError: there were more than `max_rollbacks`.
-        """
-        self.num_in_a_row = 0
-        self.num_rollbacks += 1
-        if self.num_rollbacks > self.max_rollbacks:
-            raise DivergedError(
-                f"the gradient is not finite, and was not after {self.max_rollbacks} returns to "
-                "the last checkpoint, each at half the rate; start again with lower rates"
-            )
-
-
 def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Whether the folder holds a run with these settings.
 
@@ -149,11 +97,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
+        known: dict[str, Any] = json.loads(file.read_bytes())
     except ValueError as error:
         raise RunError(f"{file} is not JSON: {error}; give another --output") from error
-    if not isinstance(known, dict):
-        raise RunError(f"{file} is not a JSON object; give another --output")
     return known
 
 

@@ -61,20 +61,15 @@ class Selection:
     def improve(self, step: int, figures: Mapping[str, float]) -> bool:
         """Take the figures if they are the best, as `take`; patience does not count them if not."""
         value = figures[self.figure]
-        if not self._is_better(value):
+        is_first = self.best is None and not math.isnan(value)
+        if not is_first and (self.best is None or not _is_better(self.figure, value, self.best)):
             return False
         self.best, self.best_step, self.num_since = value, step, 0
         return True
 
-    def _is_better(self, value: float) -> bool:
-        if self.best is None or math.isnan(value):
-            return not math.isnan(value)
-        return _is_better(self.figure, value, self.best)
-
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`."""
-        by = {"figure": self.figure, "measured": self.measured}
-        return {**by, **{name: getattr(self, name) for name in _STATE}}
+        return {name: getattr(self, name) for name in ("measured", *_STATE)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; none of a run that had no validation.
@@ -84,14 +79,10 @@ class Selection:
         """
         if not state:
             return
-        # Earlier versions kept the figure alone.
-        known, now = state.get("measured"), self.measured
-        if not known:
-            known, now = state["figure"], self.figure
-        if known != now:
+        if state["measured"] != self.measured:
             raise RunError(
-                f"the run selects its best checkpoint by {known}, not {now}; resume it with the "
-                "same --metric and --validation, or give another --output"
+                f"the run selects its best checkpoint by {state['measured']}, not {self.measured}; "
+                "resume it with the same --metric and --validation, or give another --output"
             )
         for name in _STATE:
             setattr(self, name, state[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from training.data.batch import LossName, MicroBatch
 from training.data.mask_rate import MaskRates
 from training.data.streams import TaskStream
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
-from training.loop.progress import Progress, RunError, Stability
+from training.loop.progress import Progress, RunError
 from training.loop.reproducibility import reproducible
 from training.loop.selection import Selection
 from training.losses import Score, Tally
@@ -29,6 +29,8 @@ from training.optim.optimizers import Optimizers, Schedule
 from training.system.precision import PrecisionName, precision
 
 _STATE_VERSION: Final = 2
+# Steps in a row without a finite gradient after which a run ends.
+_MAX_SKIPPED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +82,8 @@ class Run:
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
         validated_step: step of the last validation.
+        num_skipped: steps so far whose gradient was not finite.
+        num_skipped_in_a_row: those since the last step with a finite one.
         selection: the best validation so far; None if none is to be kept.
         earlier_selection: the state of a selection that this run was resumed without.
     """
@@ -94,10 +98,11 @@ class Run:
     world: World
     progress: Progress
     precision: PrecisionName
-    stability: Stability = field(default_factory=Stability)
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
     validated_step: int = 0
+    num_skipped: int = 0
+    num_skipped_in_a_row: int = 0
     selection: Selection | None = None
     earlier_selection: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,6 +110,9 @@ class Run:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
         A gradient that is not finite leaves the weights as they are.
+
+        Raises:
+            RunError: no gradient was finite for several steps.
         """
         stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
         batches = [self.mixture.mask_rates.thin(batch, done) for batch in stream.step()]
@@ -156,14 +164,20 @@ class Run:
 
     def _update(self, grad_norm: float, done: float) -> float:
         """Update the weights if the gradient is finite; return the learning-rate multiplier."""
-        is_finite = bool(np.isfinite(grad_norm))
-        factor = self.schedule.factor(done) * self.stability.rate_factor
-        if is_finite:
-            self.optimizers.step(factor)
-        else:
-            self.optimizers.zero_grad()
-        self.stability.take(is_finite=is_finite)
+        factor = self.schedule.factor(done)
         self.progress.step += 1
+        if np.isfinite(grad_norm):
+            self.optimizers.step(factor)
+            self.num_skipped_in_a_row = 0
+            return factor
+        self.optimizers.zero_grad()
+        self.num_skipped += 1
+        self.num_skipped_in_a_row += 1
+        if self.num_skipped_in_a_row == _MAX_SKIPPED:
+            raise RunError(
+                f"the gradient was not finite for {_MAX_SKIPPED} steps in a row; start a new run "
+                "with lower rates, from the last checkpoint by --initialize-from"
+            )
         return factor
 
     def _seed_dropout(self, number: int) -> None:
@@ -182,7 +196,10 @@ class Run:
             "tokens": self.num_tokens,
             "num_steps": dict(self.num_steps),
             "feeds": {stream.name: stream.state() for stream in self.mixture.streams},
-            "stability": asdict(self.stability),
+            "stability": {
+                "num_skipped": self.num_skipped,
+                "num_in_a_row": self.num_skipped_in_a_row,
+            },
             "validated_step": self.validated_step,
             **({"selection": dict(selected)} if selected else {}),
         }
@@ -211,13 +228,13 @@ class Run:
         self.progress.restore(step=state["step"], elapsed_s=state["elapsed_s"])
         self.num_tokens = state["tokens"]
         self.num_steps = Counter(state["num_steps"])
-        self.stability = Stability(**state["stability"])
+        self.num_skipped = state["stability"]["num_skipped"]
+        self.num_skipped_in_a_row = state["stability"]["num_in_a_row"]
         selected = state.get("selection", {})
         if self.selection is None:
             self.earlier_selection = selected
         else:
             self.selection.restore(selected)
-        # Earlier versions kept the step in the selection.
-        self.validated_step = state.get("validated_step", selected.get("validated_step", 0))
+        self.validated_step = state["validated_step"]
         for stream in self.mixture.streams:
             stream.restore(state["feeds"][stream.name])

@@ -52,7 +52,6 @@ class Saver:
         extra_config: additional keys of the checkpoint's `config.json`.
     """
 
-    folder: Path
     checkpoints: Checkpoints
     tokenizer: Mapping[str, bytes]
     every_s: float
@@ -131,7 +130,7 @@ class Saver:
         """Find the newest checkpoint in the main process, and share its step with the others."""
         newest: Path | None = None
         if world.is_main:
-            self._claim = self._claim or claim(self.folder)
+            self._claim = claim(self.checkpoints.folder)
             newest = self.checkpoints.newest()
         (step,) = world.sum([-1 if newest is None else step_of(newest)] if world.is_main else [0])
         if step < 0:
@@ -148,7 +147,6 @@ class Saver:
         """Release the lock on the run's folder."""
         if self._claim is not None:
             self._claim.release()
-            self._claim = None
 
 
 class _Decision(NamedTuple):
@@ -188,8 +186,8 @@ class Trainer:
         was stopped.
 
         Raises:
-            RunError: a checkpoint cannot be written, or a data loader worker has ended.
-            DivergedError: the gradient stays not finite.
+            RunError: a checkpoint cannot be written, a data loader worker has ended, or the
+                gradient stays not finite.
         """
         run = self.run
         if run.world.device.type == "cpu":
@@ -226,24 +224,20 @@ class Trainer:
     def _loop(self, stop: StopFlag, bar: tqdm[Any]) -> int:
         run, meter, shown_at = self.run, self._meter(), 0.0
         if run.progress.step == 0:
-            self.saver.save(run)  # a rollback needs a checkpoint from the first step on
-        self._make_up_for_validation(stop, bar)
+            self.saver.save(run)
+        if self._is_validation_due and run.validated_step != run.progress.step:
+            self._validate(stop, bar)  # a signal interrupted it
         while True:
             decision = self._decide(stop)
             if decision.done >= 1 or decision.stop is not None or self._is_over:
                 break
             # Weights between skipped steps may be the cause of the non-finite gradients.
-            if decision.saves and not run.stability.num_in_a_row:
+            if decision.saves and not run.num_skipped_in_a_row:
                 self.saver.save(run)
             step = run.step(decision.done)
             meter.add(step)
-            if run.stability.num_in_a_row:
+            if run.num_skipped_in_a_row:
                 self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
-            if run.stability.is_lost:
-                self._roll_back(bar)
-                self._make_up_for_validation(stop, bar)
-                meter = self._meter()
-                continue
             if run.progress.step % self.report_every == 0:
                 self._report(meter, decision.done, bar)
                 meter, shown_at = self._meter(), time.monotonic()
@@ -275,32 +269,11 @@ class Trainer:
         number = (stop.signal or signal.SIGTERM) if num_stops else None
         return _Decision(done, number, bool(num_saves))
 
-    def _roll_back(self, bar: tqdm[Any]) -> None:
-        """Roll back to the last checkpoint, at half the learning rates.
-
-        The clock is not turned back: a budget counts all time spent. The rollback is saved with
-        the next checkpoint only: a run that is stopped before and resumed repeats it.
-        """
-        run = self.run
-        stability, seconds = run.stability, run.progress.seconds
-        stability.roll_back()
-        self.saver.resume(run)
-        run.stability = stability
-        run.progress.restore(step=run.progress.step, elapsed_s=seconds)
-        if self.metrics is not None:  # reopened to drop the lines of undone steps
-            self.metrics.close()
-            self.metrics = Metrics(self.saver.folder, step=run.progress.step)
-        self._tell(
-            bar,
-            f"back at step {run.progress.step:,} after {stability.patience} steps whose gradient "
-            f"was not finite; rates are {run.stability.rate_factor:g} of what they were",
-        )
-
     def _report(self, meter: Meter, done: float, bar: tqdm[Any]) -> None:
         run = self.run
         figures = meter.figures(run.world) | run.optimizers.figures()
-        if run.stability.num_skipped:
-            figures["skipped"] = run.stability.num_skipped
+        if run.num_skipped:
+            figures["skipped"] = run.num_skipped
         bar.set_postfix_str(describe(figures), refresh=False)
         if self.alarm is not None and "fill-mask/loss" in figures:
             message = self.alarm.add(
@@ -319,12 +292,7 @@ class Trainer:
         step, validation = self.run.progress.step, self.validation
         is_due = validation is not None and step > 0 and step % validation.every == 0
         # Weights between skipped steps are not saved; see `_loop`.
-        return is_due and not self.run.stability.num_in_a_row
-
-    def _make_up_for_validation(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Validate the step of a checkpoint that a signal interrupted in its validation."""
-        if self._is_validation_due and self.run.validated_step != self.run.progress.step:
-            self._validate(stop, bar)
+        return is_due and not self.run.num_skipped_in_a_row
 
     def _validate_last(self, stop: StopFlag, bar: tqdm[Any]) -> int | None:
         """Validate the weights that the run ends with, if that is missing.
@@ -380,7 +348,7 @@ class Trainer:
     def _report_selection(self, bar: tqdm[Any], done: float) -> None:
         """Report the best validation at the end of a run, and whether the run stopped early."""
         if self.run.selection is not None and self.run.progress.step:
-            for line in self.run.selection.report(done, self.saver.folder / "best"):
+            for line in self.run.selection.report(done, self.saver.checkpoints.folder / "best"):
                 self._tell(bar, line)
 
     def _write(self, figures: Mapping[str, float]) -> None:

@@ -9,7 +9,7 @@ from training.evaluation.questions import HeldOutQuestions
 from training.evaluation.validation import Validation, evaluating, measure
 from training.loop.distributed import World, replica
 from training.loop.step import Run
-from training.losses import PredictionTally, Tally
+from training.losses import Tally
 from training.model.heads import Task
 from training.system.precision import precision
 
@@ -37,7 +37,6 @@ def validate(
         world.device,
         run.precision,
         should_stop=lambda: world.size == 1 and should_stop(),
-        tally=PredictionTally if validation.metrics else Tally,
     )
     if tallies is None:
         return None

@@ -255,20 +255,13 @@ class Albert(nn.Module):
         return hidden_BSH
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
-        """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H).
-
-        Raises:
-            ValueError: the rows are longer than the model has positions.
-        """
+        """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H)."""
         return self.encoder.states(self._embed(batch), self._attention_mask(batch))
 
     def rows_by_layer(self, batch: Batch, read: Tensor) -> Tensor:
         """Return the hidden states (L, R, H) after each of the L layers, at gathered positions.
 
         A layer is a group's inner layers together.
-
-        Raises:
-            ValueError: the rows are longer than the model has positions.
         """
         rows = self.encoder.rows_by_layer(self._embed(batch), self._attention_mask(batch), read)
         step = self.config.num_inner_layers
@@ -361,10 +354,10 @@ def project(linear: nn.Linear, x: Tensor) -> Tensor:
 
 def activation(config: AlbertConfig) -> Callable[[Tensor], Tensor]:
     """Return the activation that the config names."""
-    return gelu_tanh if config.activation == "gelu_tanh" else F.gelu
+    return _gelu_tanh if config.activation == "gelu_tanh" else F.gelu
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     """GELU by its tanh approximation (Hendrycks and Gimpel 2016, section 2), as the original's."""
     if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
         return F.gelu(x, approximate="tanh")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
@@ -22,8 +23,6 @@ from albert_serve.bundle.weights import (
     QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
     exit_name,
-    exit_shapes,
-    expected_shapes,
     further_head,
     output_layer,
 )
@@ -94,7 +93,7 @@ class CheckpointError(TrainingError):
     """A checkpoint that cannot be read, or is inconsistent."""
 
 
-def hf_name(ours: str, config: AlbertConfig) -> str:
+def _hf_name(ours: str, config: AlbertConfig) -> str:
     """Return the Hugging Face name of a parameter.
 
     Raises:
@@ -115,7 +114,7 @@ def hf_name(ours: str, config: AlbertConfig) -> str:
 
 def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
     """Return each distinct parameter once, by its Hugging Face name."""
-    return {hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
+    return {_hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
 
 
 def find_tasks(
@@ -140,11 +139,6 @@ def find_tasks(
     }
     sizes = {task: shapes[key][0] for task, key in keys.items() if key in shapes}
     if "start_logits.dense.weight" in shapes:
-        if "question-answering" in sizes:
-            raise CheckpointError(
-                "the checkpoint has two heads for questions, qa_outputs and start_logits; remove "
-                "the weights of one"
-            )
         sizes["question-answering"] = QUESTION_OUTPUTS["start-conditioned"]
     is_choice = _ARCHITECTURES["multiple-choice"] in architectures
     if is_choice and sizes.get("text-classification") == 1:
@@ -153,10 +147,8 @@ def find_tasks(
     return {**sizes, **{further_head(name): further[name] for name in sorted(further)}}
 
 
-def _check_architectures(architectures: object) -> None:
+def _check_architectures(architectures: Sequence[str]) -> None:
     """Refuse models whose `classifier` is no classifier of texts, such as one of tokens."""
-    if not isinstance(architectures, list | tuple):
-        raise CheckpointError(f"architectures of config.json is {architectures!r}, not a list")
     unknown = [str(name) for name in architectures if name not in _KNOWN_ARCHITECTURES]
     if unknown:
         raise CheckpointError(
@@ -190,11 +182,14 @@ def save_checkpoint(
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
     folder.mkdir(parents=True, exist_ok=True)
+    # Without names of labels `transformers` assumes two.
+    names = [f"LABEL_{index}" for index in range(model.tasks.get("text-classification", 0))]
+    extra = extra_config or {}
     config = {
         "architectures": _architectures(model.tasks),
         **model.config.to_hf(),
-        **({} if "id2label" in (extra_config or {}) else _label_keys(model.tasks)),
-        **(extra_config or {}),
+        **(label_keys(names) if names and "id2label" not in extra else {}),
+        **extra,
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     write_weights(tensors, folder / "model.safetensors")
@@ -216,12 +211,6 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
     put_in_place(partial, file)
-
-
-def _label_keys(tasks: Mapping[Task, int]) -> dict[str, Any]:
-    """Return default label names; without them `transformers` assumes two labels."""
-    names = [f"LABEL_{index}" for index in range(tasks.get("text-classification", 0))]
-    return label_keys(names) if names else {}
 
 
 def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
@@ -324,12 +313,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, truncated, or not safetensors.
     """
-    file = folder / "model.safetensors"
-    try:
-        tensors = load_file(file)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
-    return {name: tensor for name, tensor in tensors.items() if name not in _TIED}
+    with _opened_weights(folder) as stored:
+        names = [name for name in stored.offset_keys() if name not in _TIED]
+        return {name: stored.get_tensor(name) for name in names}
 
 
 def read_tasks(folder: Path) -> dict[Task, int]:
@@ -347,11 +333,17 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         CheckpointError: as `read_weights`.
     """
+    with _opened_weights(folder) as stored:
+        names = stored.offset_keys()
+        return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+
+
+@contextmanager
+def _opened_weights(folder: Path) -> Iterator[Any]:
     file = folder / "model.safetensors"
     try:
         with safetensors.safe_open(file, "pt") as stored:
-            names = list(stored.keys())
-            return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+            yield stored
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
 
@@ -379,12 +371,10 @@ def load_checkpoint(
     known = find_tasks(shapes, hf.get("architectures") or ())
     tasks = known if tasks is None else tasks
     kept = {task: known[task] for task in tasks if known.get(task) == tasks[task]}
-    # Before the model is made, whose sizes could be over any memory.
-    _check_shapes(shapes, _required_shapes(config, kept, shapes), source=str(folder))
     if has_exits is None:
         has_exits = has_stored_exits(shapes, kept)
     model = AlbertForTasks(config, tasks, has_exits=has_exits)
-    load_weights(model, weights, kept.keys())
+    load_weights(model, weights, kept.keys(), folder)
     return model
 
 
@@ -397,40 +387,37 @@ def has_stored_exits(stored: Collection[str], heads: Collection[Task]) -> bool:
     return "text-classification" in heads and f"{exit_name(0)}.weight" in stored
 
 
-def _required_shapes(
-    config: AlbertConfig, heads: Mapping[Task, int], stored: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the backbone, these heads, and the pooler and exits that are stored."""
-    size = config.hidden_size
-    pooler = {"albert.pooler.weight": (size, size), "albert.pooler.bias": (size,)}
-    shapes = expected_shapes(config, heads) | (pooler if pooler.keys() & stored.keys() else {})
-    if has_stored_exits(stored, heads):
-        shapes |= exit_shapes(config, heads["text-classification"])
-    return shapes
-
-
-def _check_shapes(
-    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], *, source: str
+def load_weights(
+    model: AlbertForTasks,
+    weights: Mapping[str, Tensor],
+    heads: Set[Task],
+    source: object = "the checkpoint",
 ) -> None:
-    for name, shape in expected.items():
-        if name not in shapes:
-            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
-        if shapes[name] != shape:
-            raise CheckpointError(
-                f"{source}: {name} has shape {shapes[name]}; its config.json asks for {shape}"
-            )
+    """Copy the weights of the backbone, these heads, and the pooler and exits that there are.
 
+    Args:
+        source: of the weights, for the error.
 
-def load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
-    """Copy the weights of the backbone, these heads, and the pooler and exits that there are."""
-    stems = [f"heads.{task}." for task in heads]
+    Raises:
+        CheckpointError: one is missing, or has another shape.
+    """
+    stems = ["albert.", *(f"heads.{task}." for task in heads)]
     stems += ["exits."] if has_stored_exits(weights, heads) else []
     has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
+    stems += ["pooler."] if has_pooler else []
     for ours, parameter in model.named_parameters():
-        if not ours.startswith(("albert.", *stems, *(["pooler."] if has_pooler else []))):
+        if not ours.startswith(tuple(stems)):
             continue
+        name = _hf_name(ours, model.config)
+        if name not in weights:
+            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
+        if weights[name].shape != parameter.shape:
+            raise CheckpointError(
+                f"{source}: {name} has shape {tuple(weights[name].shape)}; its config.json asks "
+                f"for {tuple(parameter.shape)}"
+            )
         with torch.no_grad():
-            parameter.copy_(weights[hf_name(ours, model.config)])
+            parameter.copy_(weights[name])
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

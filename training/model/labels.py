@@ -7,6 +7,7 @@ keys for each further one, by its name, and `albert_default_head` the name of th
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
@@ -17,7 +18,6 @@ from training.model.heads import Task, is_classifier, is_further
 
 _DEFAULT_KEY: Final = "albert_default_head"
 _HEADS_KEY: Final = "albert_heads"
-_SHOWN_CHARACTERS: Final = 80
 
 
 class Labels(NamedTuple):
@@ -38,7 +38,7 @@ def default_name(hf: Mapping[str, Any]) -> str | None:
     """
     name = hf.get(_DEFAULT_KEY)
     if name is not None and not (isinstance(name, str) and re.fullmatch(HEAD_NAME, name)):
-        raise CheckpointError(f"{_DEFAULT_KEY} of config.json is {_shortened(name)}, not a name")
+        raise CheckpointError(f"{_DEFAULT_KEY} of config.json is {reprlib.repr(name)}, not a name")
     return name
 
 
@@ -74,7 +74,9 @@ def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
         records = hf.get(_HEADS_KEY) or {}
         record = records.get(_name_of(head), {}) if isinstance(records, dict) else records
     if not isinstance(record, dict):
-        raise CheckpointError(f"{_HEADS_KEY} of config.json is {_shortened(record)}, not an object")
+        raise CheckpointError(
+            f"{_HEADS_KEY} of config.json is {reprlib.repr(record)}, not an object"
+        )
     return {key: record[key] for key in label_keys([]) if key in record}
 
 
@@ -122,14 +124,14 @@ def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICA
     hf = head_record(hf, head)
     id2label = hf.get("id2label") or {str(index): f"LABEL_{index}" for index in range(num_outputs)}
     if not isinstance(id2label, dict):
-        raise CheckpointError(f"id2label of config.json is {_shortened(id2label)}, not an object")
+        raise CheckpointError(f"id2label of config.json is {reprlib.repr(id2label)}, not an object")
     is_named = len(id2label) == num_outputs
     names = [id2label.get(str(index)) for index in range(num_outputs)] if is_named else []
     if not is_named or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
             f"id2label of config.json names {len(id2label)} labels; the classifier has "
             f'{num_outputs} outputs, so it must name "0" to "{num_outputs - 1}", each by a text; '
-            f"it is {_shortened(id2label)}"
+            f"it is {reprlib.repr(id2label)}"
         )
     inferred = "regression" if num_outputs == 1 else "single_label_classification"
     problem: Any = hf.get("problem_type") or inferred
@@ -137,8 +139,3 @@ def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICA
         allowed = ", ".join(get_args(ProblemType))
         raise CheckpointError(f"problem_type is {problem!r} in config.json; allowed are {allowed}")
     return Labels([str(name) for name in names], problem)
-
-
-def _shortened(id2label: object) -> str:
-    text = repr(id2label)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

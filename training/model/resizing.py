@@ -16,6 +16,7 @@ from torch import Tensor
 
 from albert_serve.bundle.manifest import WEIGHTS_FILE
 from albert_serve.bundle.weights import OUTPUT_LAYERS, exit_name
+from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
     CheckpointError,
     check_config,
@@ -68,9 +69,7 @@ def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
             f"the checkpoint has {model.config.num_layers} layers; a model of {num_layers} "
             "cannot be grown from it"
         )
-    grown = AlbertForTasks(replace(model.config, num_layers=num_layers), model.tasks)
-    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
-    grown.load_state_dict(rest, strict=False)
+    grown = _with_other_layers(model, replace(model.config, num_layers=num_layers))
     old, new = model.albert.encoder, grown.albert.encoder
     for blocks, shallower in ((new.attentions, old.attentions), (new.ffns, old.ffns)):
         for place, block in enumerate(blocks):
@@ -78,6 +77,14 @@ def grow_depth(model: AlbertForTasks, num_layers: int) -> AlbertForTasks:
             source = layer * len(shallower) // len(blocks) * model.config.num_inner_layers + inner
             block.load_state_dict(shallower[source].state_dict())
     return grown
+
+
+def _with_other_layers(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
+    """Return a new model with the model's weights outside of its layers."""
+    other = AlbertForTasks(config, model.tasks)
+    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
+    other.load_state_dict(rest, strict=False)
+    return other
 
 
 @contextmanager
@@ -147,9 +154,7 @@ def expand_for_hf(source: Path, folder: Path) -> None:
     """
     model = load_checkpoint(source)
     config = replace(model.config, sharing="all", num_groups=model.config.num_layers)
-    expanded = AlbertForTasks(config, model.tasks)
-    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
-    expanded.load_state_dict(rest, strict=False)
+    expanded = _with_other_layers(model, config)
     shared, repeated = model.albert.encoder, expanded.albert.encoder
     for place, (attention, ffn) in enumerate(model.config.layer_plan):
         repeated.attentions[place].load_state_dict(shared.attentions[attention].state_dict())

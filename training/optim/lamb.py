@@ -6,9 +6,8 @@ correction, epsilon is outside the root, and the trust ratio is not clamped.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, overload
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,9 +32,6 @@ class Lamb(Optimizer):
         params: parameters, or groups of them with their own `lr`, `betas`, `eps` or
             `weight_decay`.
         eps: added to the root of the second moment.
-
-    Raises:
-        ValueError: a setting is out of range.
     """
 
     # Trust ratios of the last step, one tensor per group with matrices.
@@ -51,26 +47,10 @@ class Lamb(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            _check(group)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Step every parameter that has a gradient; returns what `closure` returns.
-
-        Raises:
-            RuntimeError: a gradient is sparse.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step every parameter that has a gradient."""
         ratios: list[Tensor] = []
         for group in self.param_groups:
             stepped = [p for p in group["params"] if p.grad is not None]
@@ -81,7 +61,6 @@ class Lamb(Optimizer):
             if matrices:
                 ratios.append(self._step_matrices(matrices, group))
         self._ratios = ratios
-        return loss
 
     def trust_ratios(self) -> Tensor | None:
         """Return the trust ratio of each matrix in the last step, (matrices,); None without any."""
@@ -102,7 +81,7 @@ class Lamb(Optimizer):
     def _updates(self, params: list[Tensor], group: _Group) -> list[Tensor]:
         """Update the moments; return the first over the root of the second."""
         beta1, beta2 = group["betas"]
-        grads = [_dense_grad(p) for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
         means = [self._moment(p, "exp_avg") for p in params]
         squares = [self._moment(p, "exp_avg_sq") for p in params]
         torch._foreach_lerp_(means, grads, 1 - beta1)
@@ -118,21 +97,3 @@ class Lamb(Optimizer):
             state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
         moment: Tensor = state[name]
         return moment
-
-
-def _dense_grad(param: Tensor) -> Tensor:
-    assert param.grad is not None
-    if param.grad.is_sparse:
-        raise RuntimeError("LAMB takes no sparse gradients; make the embedding with sparse=False")
-    return param.grad
-
-
-def _check(group: _Group) -> None:
-    for name in ("lr", "weight_decay"):
-        if not 0 <= group[name] < math.inf:
-            raise ValueError(f"{name} {group[name]!r}: give a finite number from 0")
-    if not 0 < group["eps"] < math.inf:
-        raise ValueError(f"eps {group['eps']!r}: give a finite number above 0")
-    for beta in group["betas"]:
-        if not 0 <= beta < 1:
-            raise ValueError(f"betas {group['betas']!r}: give two numbers from 0 and under 1")

@@ -6,8 +6,7 @@ Shape legend: M the smaller dimension of a matrix, N the larger.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ class Muon(torch.optim.Muon):
 
     Torch's uses bf16 everywhere, and a CPU that emulates it takes seconds for one layer. The step
     is torch's with Nesterov momentum and `match_rms_adamw` (Liu et al. 2025, arXiv 2502.16982,
-    section 2.2). Settings and state are torch's, so that each can load the other's state.
+    section 2.2).
 
     Args:
         params: matrices, or groups of them with their own `lr` or `weight_decay`.
@@ -43,40 +42,21 @@ class Muon(torch.optim.Muon):
         super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
         self.precision = precision
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Step every matrix that has a gradient; returns what `closure` returns.
-
-        Raises:
-            ValueError: a loaded state has another momentum or scale than this optimizer.
-            RuntimeError: a gradient is sparse or complex.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step every matrix that has a gradient."""
         for group in self.param_groups:
-            _check(group)
             for param in group["params"]:
                 if param.grad is not None:
                     self._step_matrix(param, param.grad, group)
-        return loss
 
     def _step_matrix(self, param: Tensor, grad: Tensor, group: _Group) -> None:
-        if grad.is_sparse or grad.is_complex():
-            raise RuntimeError("Muon takes no sparse or complex gradients; give it dense real ones")
         state = self.state[param]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
         buffer: Tensor = state["momentum_buffer"]
         buffer.lerp_(grad, 1 - group["momentum"])
-        update = orthogonal(
+        update = _orthogonal(
             grad.lerp(buffer, group["momentum"]),
             coefficients=group["ns_coefficients"],
             num_rounds=group["ns_steps"],
@@ -87,7 +67,7 @@ class Muon(torch.optim.Muon):
         param.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(param.shape)))
 
 
-def orthogonal(
+def _orthogonal(
     matrix: Tensor,
     *,
     coefficients: tuple[float, float, float],
@@ -116,11 +96,3 @@ def orthogonal(
         factor_MM = torch.addmm(gram_MM, gram_MM, gram_MM, beta=b, alpha=c)
         x_MN = torch.addmm(x_MN, factor_MM, x_MN, beta=a)
     return x_MN.T if is_tall else x_MN
-
-
-def _check(group: _Group) -> None:
-    if not group["nesterov"] or group["adjust_lr_fn"] != "match_rms_adamw":
-        raise ValueError(
-            f"nesterov {group['nesterov']!r} and adjust_lr_fn {group['adjust_lr_fn']!r}: "
-            "give True and 'match_rms_adamw', or take torch.optim.Muon"
-        )

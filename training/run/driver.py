@@ -111,7 +111,6 @@ def train_run(
     """
     # Read now: the folders may be temporary, or be removed in the days that a run takes.
     saver = Saver(
-        folder=config.output,
         checkpoints=Checkpoints(folder=config.output, num_kept=config.keep),
         tokenizer=read_tokenizer(tokenizer_from),
         every_s=config.save_every,

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from albert_serve.config import Sharing
 from tests.training.conversion.forms import as_pickle
 from tests.training.support import (
     REPOSITORY,
@@ -96,19 +95,21 @@ def test_pretraining_goes_on_with_the_checkpoints_own_tokenizer(
     assert last["initialize_from"] == "albert-old"
 
 
-@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
 @torch.no_grad()
-def test_conversion_writes_any_sharing_for_transformers(
-    tmp_path: Path, sharing: Sharing, vocab_dir: Path
-) -> None:
-    config = replace(TINY, num_groups=2, num_inner_layers=2, sharing=sharing)
-    ours = our_model(config, ("fill-mask", "sentence-order"))
-    save_checkpoint(ours, tmp_path / "ours", tokenizer_from=vocab_dir)
+def test_conversion_repeats_what_transformers_cannot_share(tmp_path: Path, vocab_dir: Path) -> None:
+    tasks = ("fill-mask", "sentence-order", "text-classification")
+    ours = our_model(replace(TINY, sharing="attention"), tasks)
+    names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
+    save_checkpoint(ours, tmp_path / "ours", tokenizer_from=vocab_dir, extra_config=names)
     assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new" / "theirs")]) == 0
-    theirs = hf_load("AlbertForPreTraining", tmp_path / "new" / "theirs").double()
-    assert theirs.config.num_hidden_groups == (2 if sharing == "all" else 4)
-    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs, ragged()))
-    assert (tmp_path / "new" / "theirs" / "tokenizer_config.json").is_file()
+    theirs = hf_load("AlbertForSequenceClassification", tmp_path / "new" / "theirs").double()
+    assert theirs.config.num_hidden_groups == 4
+    assert theirs.config.id2label == {0: "bad", 1: "fair", 2: "good"}
+    expected = hf_logits(theirs, ragged())
+    logits = our_logits(ours.double(), ragged())
+    assert_close({task: logits[task] for task in expected}, expected)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "new" / "theirs" / name).is_file()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["theirs"]
 
 

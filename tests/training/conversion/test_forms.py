@@ -20,7 +20,6 @@ from tests.training.conversion.forms import (
     as_pickle,
     as_pickles,
     assert_refused,
-    changed_json,
     take_weights,
     truncated,
 )
@@ -70,13 +69,9 @@ def test_a_checkpoint_in_standard_form_is_read_where_it_is(folder: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("form", [lambda folder: None, as_pickle], ids=["safetensors", "pickle"])
-def test_any_floating_point_becomes_fp32(
-    tmp_path: Path, dtype: torch.dtype, form: Callable[[Path], object]
-) -> None:
+def test_any_floating_point_becomes_fp32(tmp_path: Path, dtype: torch.dtype) -> None:
     theirs = hf_model(TINY, "AlbertForMaskedLM").to(dtype)
     theirs.save_pretrained(tmp_path)
-    form(tmp_path)
     with open_checkpoint(tmp_path) as checkpoint:
         weights = load_file(checkpoint.folder / "model.safetensors")
         config = json.loads((checkpoint.folder / "config.json").read_text())
@@ -122,18 +117,12 @@ class Harmful:
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-@pytest.mark.parametrize("shards", [False, True])
-def test_code_in_a_pickle_is_not_run(
-    folder: Path, tmp_path: Path, is_zip: bool, shards: bool
-) -> None:
+def test_code_in_a_pickle_is_not_run(folder: Path, tmp_path: Path, is_zip: bool) -> None:
     file = folder / "pytorch_model.bin"
-    if shards:
-        as_pickles(folder)
-        file = folder / "pytorch_model-00002-of-00002.bin"
+    (folder / "model.safetensors").unlink()
     weights = {"albert.pooler.bias": Harmful(tmp_path / "run")}
-    (folder / "model.safetensors").unlink(missing_ok=True)
     torch.save(weights, file, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(CheckpointError, match=r"refused.*names posix\.mkdir.*Nothing was run"):
+    with pytest.raises(CheckpointError, match=r"so that no code is run: GLOBAL posix\.mkdir"):
         open_checkpoint(folder).__enter__()
     assert not (tmp_path / "run").exists()
     torch.load(file, weights_only=False)  # it would have been
@@ -178,14 +167,11 @@ def write_header(num_bytes: int, header: bytes) -> Damage:
     return write
 
 
-HUGE = json.dumps({"x": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}).encode()
 # Four bytes belong to no tensor.
 GAP = json.dumps({"x": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}).encode()
 BAD: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
-    "an empty pickle": (truncated_pickle(0), "cannot be read: .*; is it complete"),
-    "half a pickle": (truncated_pickle(5000), "cannot be read: .*; is it complete"),
-    "a list": (write_pickle([torch.zeros(2)]), "something else than weights by name"),
+    "half a pickle": (truncated_pickle(5000), "cannot be read as weights alone.*complete"),
     "a training state": (
         write_pickle({"state_dict": {"a": torch.zeros(2)}, "step": 3}),
         "weights by name; save the model's state_dict alone",
@@ -215,20 +201,10 @@ BAD: dict[str, tuple[Damage, str]] = {
         place_all("pytorch_model-00001-of-00002.bin"),
         "names .*, which none of its files has",
     ),
-    "a gigantic vocabulary": (
-        changed_json("config.json", vocab_size=10**12),
-        r"its config.json asks for \(1000000000000, 12\)",
-    ),
-    "another architecture": (
-        lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
-        "model_type is 'bert'; only 'albert' can be read",
-    ),
 }
 BAD_SAFETENSORS: dict[str, tuple[Damage, str]] = {
     "half": (truncated("model.safetensors", 5000), "its header describes"),
-    "empty": (truncated("model.safetensors", 0), "fewer than its header needs"),
     "a gigantic header": (write_header(2**40, b"{}"), f"its header has {2**40} bytes"),
-    "a gigantic shape": (write_header(len(HUGE), HUGE + bytes(4)), "do not fit shape"),
 }
 
 
@@ -244,7 +220,6 @@ def test_bad_safetensors_are_refused(folder: Path, damage: Damage, message: str)
     assert_refused(folder, message, BundleCorruptError)
 
 
-@pytest.mark.parametrize("name", ["nowhere/at/all", "/nowhere", "../nowhere", "a/b/c@main"])
-def test_neither_a_folder_nor_a_name_of_the_hub(name: str) -> None:
-    with pytest.raises(CheckpointError, match=f"{name} is not there, and cannot be a model"):
-        open_checkpoint(name).__enter__()
+def test_neither_a_folder_nor_a_name_of_the_hub() -> None:
+    with pytest.raises(CheckpointError, match="nowhere/at/all is not there, and cannot be a model"):
+        open_checkpoint("nowhere/at/all").__enter__()

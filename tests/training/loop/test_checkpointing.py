@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import safetensors
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,17 +29,6 @@ def save(folder: Path, *steps: int, keep: int = 2) -> Checkpoints:
     for step in steps:
         checkpoints.save(step, write_model, {"step": step, "moments": torch.arange(100.0)})
     return checkpoints
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_stay(tmp_path: Path, keep: int) -> None:
-    checkpoints = save(tmp_path, 0, 5, 10, 100_000_000, keep=keep)
-    kept = ["step-100000000", "step-00000010", "step-00000005"][:keep]
-    assert names(tmp_path) == sorted(kept)
-    newest = checkpoints.newest()
-    assert newest == tmp_path / "checkpoints" / "step-100000000"
-    assert linked_step(tmp_path) == 100_000_000
-    assert load_state(newest)["moments"].equal(torch.arange(100.0))
 
 
 def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
@@ -71,27 +59,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
 
 
-def test_nothing_whole_is_an_error_and_nothing_is_removed(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 1, 2)
-    before = names(tmp_path)
-    for name in before:
-        flip_a_byte(tmp_path / "checkpoints" / name)
-    with pytest.raises(RunError, match=r"no checkpoint in .*/checkpoints is whole; give another"):
-        checkpoints.newest()
-    assert names(tmp_path) == before
-
-
-def test_partial_checkpoints_are_removed(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 1)
-    for name in ("step-00000002.partial", "step-00000000.partial"):
-        (tmp_path / "checkpoints" / name).mkdir()
-        write_model(tmp_path / "checkpoints" / name)
-    (tmp_path / "checkpoint.partial").symlink_to("nowhere")
-    assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000001"
-    assert names(tmp_path) == ["step-00000001"]
-    assert not (tmp_path / "checkpoint.partial").is_symlink()
-
-
 def test_a_step_that_is_saved_anew_is_whole_whenever_it_is_killed(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 1, keep=1)
     checkpoints.save(1, write_model, {"step": "other"})
@@ -115,16 +82,11 @@ def torn_file(folder: Path) -> None:
     raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 1 vs 0\nframes")
 
 
-def unserializable(folder: Path) -> None:
-    raise safetensors.SafetensorError("I/O error: File too large (os error 27)")
-
-
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (full_disk, "No space left on device"),
         (torn_file, "[enforce fail at inline_container.cc:672] . unexpected pos 1 vs 0"),
-        (unserializable, "I/O error: File too large (os error 27)"),
     ],
 )
 def test_a_failed_write_leaves_the_last_checkpoint(
@@ -158,6 +120,7 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
         if operation == "save":
             save(folder, step, keep=keep)
             is_whole = dict([*is_whole.items(), (step, True)][-keep:])
+            assert names(folder) == [checkpoints.at(each).name for each in is_whole]
         elif operation == "fail":
             with pytest.raises(RunError):
                 checkpoints.save(step, full_disk, {})
@@ -169,7 +132,8 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
         elif operation == "go on":
             newest = max(each for each in is_whole if is_whole[each])
             assert checkpoints.newest() == checkpoints.at(newest)
-            assert linked_step(folder) == newest
+            assert linked_step(folder) == newest == load_state(checkpoints.at(newest))["step"]
+            assert not list(folder.rglob("*.partial"))
             is_whole = {each: whole for each, whole in is_whole.items() if each <= newest}
         else:
             victim = max(is_whole) if operation == "damage" else min(is_whole)

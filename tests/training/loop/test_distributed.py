@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from functools import partial
@@ -87,12 +86,8 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
     [
         ((*LAMB, "--parallel", "ddp"), 2, 3e-5),
         ((*LAMB, "--parallel", "fsdp"), 2, 3e-5),
-        pytest.param((*LAMB, "--parallel", "fsdp"), 4, 3e-5, marks=pytest.mark.slow),
-        pytest.param(
-            (*LAMB, "--parallel", "fsdp", "--recompute"), 2, 3e-5, marks=pytest.mark.extended
-        ),
+        pytest.param((*LAMB, "--parallel", "fsdp", "--recompute"), 4, 3e-5, marks=pytest.mark.slow),
         pytest.param((*ADAMW, "--parallel", "fsdp"), 2, 3e-5, marks=pytest.mark.extended),
-        pytest.param((*ADAMW, "--parallel", "ddp"), 2, 3e-5, marks=pytest.mark.slow),
         ((*MUON, "--parallel", "ddp"), 2, 2e-4),
         ((*LAMB, "--order-share", "0.5", "--order-sentences", "1"), 2, 3e-5),
     ],
@@ -176,14 +171,14 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
 def test_a_gradient_that_is_not_finite_in_one_process_is_left_out_by_all(
     options: list[str], tmp_path: Path
 ) -> None:
-    """And many of them in a row are undone by all."""
-    more = (*LAMB, "--parallel", "fsdp", *OFTEN)
-    ended = run_world(options, tmp_path / "run", *more, fates={1: partial(spoil, range(4, 9))})
+    more = (*LAMB, "--parallel", "fsdp")
+    ended = run_world(options, tmp_path / "run", *more, fates={1: partial(spoil, range(4, 6))})
     check_ended(ended, 0)
-    assert "back at step 3 after 5 steps" in ended[0].out
     assert ended[1].out == ""
-    assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [0] * 3 + [5] * 5
-    assert checkpoint_state(tmp_path / "run")["stability"]["num_rollbacks"] == 1
+    assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [
+        *(0, 0, 0),
+        *(1, 2, 2, 2, 2),
+    ]
 
 
 def test_processes_without_a_common_folder_are_refused(
@@ -209,10 +204,6 @@ def test_processes_without_a_common_folder_are_refused(
             "muon needs whole matrices; with --parallel fsdp take lamb or adamw",
         ),
         (("--batch-size", "9"), "--batch-size 9 is no multiple of the 2 processes"),
-        (
-            ("--micro-batch-size", "8"),
-            "--batch-size 8 is no multiple of --micro-batch-size 8 times 2 processes",
-        ),
     ],
 )
 def test_impossible_parallelism_is_one_line_and_no_run(
@@ -239,19 +230,6 @@ def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_pat
     check_ended(run_world(long, folder, fates={0: stop}), 128 + signal.SIGTERM)
     check_ended(run_world(long, tmp_path / "whole", fates={0: stop}), 128 + signal.SIGTERM)
     assert same_weights(folder, tmp_path / "whole")
-
-
-@pytest.mark.extended
-def test_torchrun_ends_when_one_process_is_killed(options: list[str], tmp_path: Path) -> None:
-    folder, log = tmp_path / "run", tmp_path / "log"
-    with torchrun([*options, "--steps", "100000", *OFTEN], folder, log) as job:
-        wait_for_step(job, folder, log)
-        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
-    assert job.returncode == 1
-    assert LOST in log.read_text()
-    assert "Signal 9 (SIGKILL)" in log.read_text()
-    assert checkpoint_state(folder)["step"] >= 0
 
 
 @pytest.mark.extended

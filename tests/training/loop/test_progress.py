@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from training.loop.progress import Progress, RunError, Stability, is_known_run, record_run
+from training.loop.progress import Progress, RunError, is_known_run, record_run
 from training.run import options
 from training.system.signals import StopFlag
 
@@ -36,36 +36,14 @@ def test_a_run_needs_an_end() -> None:
         Progress(num_steps=None, budget_s=None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_sets_the_flag_and_a_second_one_ends(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
+def test_a_second_signal_ends_the_process() -> None:
+    before = signal.getsignal(signal.SIGTERM)
     with StopFlag() as stop:
-        assert stop.signal is None
-        os.kill(os.getpid(), number)
-        assert stop.signal == number
-        with pytest.raises(SystemExit, match=str(128 + number)):
-            os.kill(os.getpid(), number)
-    assert signal.getsignal(number) is before
-
-
-def test_steps_left_out_in_a_row_make_a_run_lost() -> None:
-    stability = Stability(patience=2)
-    for is_finite, num_in_a_row in [(False, 1), (True, 0), (False, 1), (False, 2)]:
-        assert not stability.is_lost
-        stability.take(is_finite=is_finite)
-        assert stability.num_in_a_row == num_in_a_row
-    assert stability.is_lost
-    assert stability.num_skipped == 3
-
-
-def test_each_return_halves_the_rates_until_there_were_too_many() -> None:
-    stability = Stability(max_rollbacks=2)
-    assert stability.rate_factor == 1
-    for factor in (0.5, 0.25):
-        stability.roll_back()
-        assert stability.rate_factor == factor
-    with pytest.raises(RunError, match=r"and was not after 2 returns .*start again with lower"):
-        stability.roll_back()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 SETTINGS: dict[str, Any] = {"settings": {"seed": 0, "lr": 0.1, "budget": None}, "files": ["a"]}
@@ -83,13 +61,9 @@ def test_a_run_is_known_by_its_settings(tmp_path: Path) -> None:
         is_known_run(folder, {"settings": {**SETTINGS["settings"], "seed": 1}, "files": ["b"]})
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"{", "is not JSON: "), (b"[]", "is not a JSON object; "), (b"\xff", "is not JSON: ")],
-)
-def test_a_damaged_note(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(RunError, match=rf"run\.json {message}.*give another --output"):
+def test_a_damaged_note(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunError, match=r"run\.json is not JSON: .*give another --output"):
         is_known_run(tmp_path, SETTINGS)
 
 

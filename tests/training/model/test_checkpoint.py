@@ -92,27 +92,6 @@ def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharin
         assert torch.equal(parameter, expected[name])
 
 
-@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
-@torch.no_grad()
-def test_any_sharing_can_be_written_out_for_transformers(
-    tmp_path: Path, sharing: Sharing, vocab_dir: Path
-) -> None:
-    ours = our_model(
-        replace(GROUPED, sharing=sharing), ("fill-mask", "sentence-order", "text-classification")
-    )
-    names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
-    save_checkpoint(ours, tmp_path / "a", tokenizer_from=vocab_dir, extra_config=names)
-    expand_for_hf(tmp_path / "a", tmp_path / "b")
-    theirs = hf_load("AlbertForPreTraining", tmp_path / "b", num_labels=2).double()
-    assert theirs.config.num_hidden_groups == 4
-    logits = our_logits(ours.double(), ragged())
-    del logits["text-classification"]
-    assert_close(logits, hf_logits(theirs, ragged()))
-    classifier = hf_load("AlbertForSequenceClassification", tmp_path / "b")
-    assert classifier.config.id2label == {0: "bad", 1: "fair", 2: "good"}
-    assert (tmp_path / "b" / "tokenizer.json").is_file()
-
-
 @torch.no_grad()
 def test_a_bare_backbone_of_transformers_is_loaded(tmp_path: Path) -> None:
     theirs = hf_model(TINY, "AlbertModel")
@@ -173,58 +152,31 @@ def test_positions_can_be_cut_off() -> None:
         cut_positions(cut, 8)
 
 
-GROWING: dict[str, dict[str, int]] = {
-    "one group": {},
-    "groups": {"num_groups": 2},
-    "inner layers": {"num_inner_layers": 2},
-    "groups of inner layers": {"num_groups": 2, "num_inner_layers": 2},
-}
-each_growing = pytest.mark.parametrize("sizes", GROWING.values(), ids=GROWING)
-
-
-@each_growing
-@pytest.mark.parametrize("num_layers", [4, 6, 12])
+@pytest.mark.parametrize("num_inner_layers", [1, 2])
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
 @torch.no_grad()
-def test_a_model_that_shares_its_layers_grows_by_applying_them_more_often(
-    tmp_path: Path, sizes: dict[str, int], num_layers: int
-) -> None:
-    """The weights are the same, and so is what `transformers` makes of them."""
-    model = our_model(replace(TINY, **sizes), ("fill-mask", "sentence-order"))  # type: ignore[arg-type]
-    grown = grow_depth(model, num_layers).eval()
-    assert grown.config == replace(model.config, num_layers=num_layers)
-    assert grown.tasks == model.tasks
-    before, after = dict(parameters(model)), dict(parameters(grown))
-    assert before.keys() == after.keys()
-    for name, parameter in after.items():
-        assert torch.equal(parameter, before[name])
-        assert parameter is not before[name]
-    save_checkpoint(model, tmp_path)
-    theirs = hf_load("AlbertForPreTraining", tmp_path, num_hidden_layers=num_layers).double()
-    assert_close(our_logits(grown.double(), ragged()), hf_logits(theirs, ragged()))
-
-
-@each_growing
-@pytest.mark.parametrize("num_layers", [4, 6, 12])
-@pytest.mark.parametrize("sharing", ["attention", "ffn", "none"])
-@torch.no_grad()
-def test_layers_of_their_own_begin_with_those_at_their_relative_depth(
-    tmp_path: Path, sharing: Sharing, sizes: dict[str, int], num_layers: int
+def test_a_model_grows_by_the_layers_at_their_relative_depth(
+    tmp_path: Path, sharing: Sharing, num_groups: int, num_inner_layers: int
 ) -> None:
     """Against a model of `transformers` whose groups, one a layer, are copied over by hand."""
-    config = replace(TINY, sharing=sharing, **sizes)  # type: ignore[arg-type]
+    config = replace(
+        TINY, sharing=sharing, num_groups=num_groups, num_inner_layers=num_inner_layers
+    )
     model = our_model(config, ("fill-mask", "sentence-order"))
     save_checkpoint(model, tmp_path / "shallow")
     expand_for_hf(tmp_path / "shallow", tmp_path / "theirs")
     shallow = hf_load("AlbertForPreTraining", tmp_path / "theirs")
-    deep_config = replace(config, sharing="all", num_layers=num_layers, num_groups=num_layers)
+    deep_config = replace(config, sharing="all", num_layers=6, num_groups=6)
     deep = hf_model(deep_config, "AlbertForPreTraining")
     given = shallow.albert.encoder.albert_layer_groups
     for layer, group in enumerate(deep.albert.encoder.albert_layer_groups):
-        group.load_state_dict(given[layer * 4 // num_layers].state_dict())
+        group.load_state_dict(given[layer * 4 // 6].state_dict())
     rest = {k: v for k, v in shallow.state_dict().items() if "albert_layer_groups" not in k}
     deep.load_state_dict(rest, strict=False)
-    grown = grow_depth(model, num_layers).eval()
-    assert grown.config == replace(config, num_layers=num_layers)
+    grown = grow_depth(model, 6).eval()
+    assert grown.config == replace(config, num_layers=6)
+    assert grown.tasks == model.tasks
     assert_close(our_logits(grown.double(), ragged()), hf_logits(deep.double(), ragged()))
 
 
@@ -254,29 +206,18 @@ LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read"),
     "config not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be"),
-    "config not UTF-8": (
-        lambda f: (f / "config.json").write_bytes(b"\xff\xfe"),
-        "config.json cannot be read",
-    ),
     "config a list": (lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
     "other model": (change_config(model_type="bert"), "config.json of .*: model_type is 'bert'"),
     "bad size": (change_config(num_attention_heads=5), "config.json of .*: hidden_size 24"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "is it complete"),
     "truncated": (cut_weights, "safetensors cannot be read: .*is it complete"),
-    "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "cannot be"),
-    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "cannot be read"),
     "wider": (
         change_config(intermediate_size=44),
         r"ffn\.\w+ has shape \(40,?.*\); its config.json asks for \(44",
     ),
     "more groups": (change_config(num_hidden_groups=2), "has no .*albert_layer_groups.1"),
     "no query": (without(f"{LAYER}.attention.query.bias"), "has no .*attention.query.bias"),
-    "no words": (
-        without("albert.embeddings.word_embeddings.weight"),
-        "has no albert.embeddings.word_embeddings.weight",
-    ),
     "half a head": (without("predictions.dense.weight"), "has no predictions.dense.weight"),
-    "no pooler": (without("albert.pooler.weight"), "has no albert.pooler.weight"),
     "half a pooler": (without("albert.pooler.bias"), "has no albert.pooler.bias"),
 }
 
@@ -291,13 +232,12 @@ def test_a_bad_checkpoint_is_refused(
         load_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, value: float) -> None:
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     model = our_model(TINY, ("fill-mask",))
     save_checkpoint(model, tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     with torch.no_grad():
-        model.albert.encoder.ffns[0].get_parameter("up.weight")[3, 4] = value
+        model.albert.encoder.ffns[0].get_parameter("up.weight")[3, 4] = float("inf")
     with pytest.raises(CheckpointError, match=r"not saved: .*ffn.weight hold.*not finite"):
         save_checkpoint(model, tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -175,19 +175,10 @@ def test_a_checkpoint_is_read_back(ours: AlbertForTasks, saved: Path) -> None:
     assert read_config(saved)["architectures"] == ["AlbertModel"]
 
 
-@pytest.mark.parametrize(
-    ("left_out", "added", "message"),
-    [
-        ("answer_class.dense_1.weight", (), "no answer_class.dense_1.weight, which its config"),
-        ("", ("qa_outputs.weight", "qa_outputs.bias"), "two heads for questions, qa_outputs and"),
-    ],
-)
-def test_half_a_head_and_two_heads_are_refused(
-    saved: Path, left_out: str, added: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    weights = {name: each for name, each in read_weights(saved).items() if name != left_out}
-    weights |= {name: torch.zeros(2) for name in added}
+def test_half_a_head_is_refused(saved: Path, tmp_path: Path) -> None:
+    weights = read_weights(saved)
+    del weights["answer_class.dense_1.weight"]
     (tmp_path / "config.json").write_text(json.dumps(read_config(saved)))
     write_weights(weights, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=r"no answer_class\.dense_1\.weight"):
         load_checkpoint(tmp_path)

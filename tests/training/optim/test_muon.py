@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -89,55 +87,3 @@ def test_steps_are_torch_s(
     train(torch_s(theirs), range(5))
     for start, one, other in zip(first, mine, theirs, strict=True):
         assert (one - other).norm() < rounding * (other - start).norm(), one.shape
-
-
-def through_a_file(optimizer: Optimizer) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    state: dict[str, Any] = torch.load(file, weights_only=True)
-    return state
-
-
-@pytest.mark.parametrize("is_torch_s_first", [True, False])
-def test_a_run_goes_on_between_torch_s_and_this_one(
-    is_torch_s_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Momentum and settings come along, in either direction."""
-    pretend_bf16(monkeypatch, True)
-    start, whole, parted = make_matrices(), make_matrices(), make_matrices()
-    train(torch_s(whole), range(4))
-    makers = (torch_s, ours) if is_torch_s_first else (ours, torch_s)
-    first, second = (make(parted) for make in makers)
-    train(first, range(2))
-    state = through_a_file(first)
-    assert {key for each in state["state"].values() for key in each} == {"momentum_buffer"}
-    second.load_state_dict(state)
-    train(second, range(2, 4))
-    for begin, one, other in zip(start, parted, whole, strict=True):
-        assert (one - other).norm() < 2**-8 * (other - begin).norm(), one.shape
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": -0.1}, "Learning rate should be >= 0 but is: -0.1"),
-        ({"lr": math.nan}, "Learning rate should be >= 0 but is: nan"),
-        ({"weight_decay": -1.0}, "weight decay should be >= 0 but is: -1.0"),
-    ],
-)
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Muon(make_matrices(), **settings)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"nesterov": False}, {"adjust_lr_fn": None}, {"adjust_lr_fn": "original"}]
-)
-def test_a_state_of_other_steps_is_refused(changes: dict[str, Any]) -> None:
-    matrices = make_matrices()
-    optimizer = ours(matrices)
-    optimizer.load_state_dict(torch_s(make_matrices(), **changes).state_dict())
-    with pytest.raises(ValueError, match=r"or take torch\.optim\.Muon"):
-        train(optimizer, range(1))
-    assert all(torch.equal(x, y) for x, y in zip(matrices, make_matrices(), strict=True))
