@@ -18,8 +18,7 @@ from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
 from albert_serve.batching.admission import QueueAdmission
 from albert_serve.batching.events import BatchObserver, BatchReport
-from albert_serve.batching.scheduler import PRIORITIES, Moment, Priority, Request, Scheduler
-from albert_serve.batching.throughput import Throughput
+from albert_serve.batching.scheduler import PRIORITIES, Priority, Request, Scheduler
 from albert_serve.errors import (
     DeadlineExceededError,
     EngineError,
@@ -68,14 +67,10 @@ class Batcher:
         max_wait_s: the limit of an interactive request's expected wait for its first slot; over it
             requests are refused. The wait of any request, batch jobs included, is also limited to
             half of the time to its deadline.
-        batch_share: the share of compute for batch jobs while interactive requests wait too.
         call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
         clock: in seconds; deadlines are checked against it before anything is computed.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
     def __init__(
@@ -84,26 +79,18 @@ class Batcher:
         *,
         max_queue_tokens: int,
         max_wait_s: float = 1.0,
-        batch_share: float = 0.2,
         call_cost_tokens: int = 16,
         observer: BatchObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_queue_tokens = max_queue_tokens
         self._engine = engine
         self._observer = observer or BatchObserver()
         self._clock = clock
-        self._throughput = Throughput()
         self._scheduler: Scheduler[_Call] = Scheduler(
-            call_cost_tokens=call_cost_tokens,
-            batch_share=batch_share,
-            slot_tokens=engine.max_batch_tokens,
+            max_batch_tokens=engine.max_batch_tokens, call_cost_tokens=call_cost_tokens
         )
         self._admission = QueueAdmission(
-            self._scheduler,
-            self._throughput,
-            max_tokens=max_queue_tokens,
-            max_wait_s=max_wait_s,
+            self._scheduler, max_tokens=max_queue_tokens, max_wait_s=max_wait_s
         )
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
@@ -137,7 +124,7 @@ class Batcher:
             QueueFullError: the queue has no room for all of them now, or they would wait too long.
             InvalidInputError: the inputs exceed even an empty queue, or the priority is unknown.
             NotReadyError: the batcher is draining.
-            DeadlineExceededError: there was no answer in time, or could not have been one.
+            DeadlineExceededError: there was no answer in time.
         """
         if not inputs:
             return []
@@ -179,13 +166,13 @@ class Batcher:
     def _enter(self, call: _Call, is_begun: bool) -> None:
         if not self._accepting:
             raise NotReadyError("the service is shutting down; send the request to another")
+        left_s = call.ends_s - self._clock()
+        if not left_s > 0:
+            raise _late()
         with self._lock:
             if not is_begun:
-                self._admission.check(call, call.ends_s - self._clock())
+                self._admission.check(call, left_s)
             self._scheduler.add(call)
-            if self._scheduler.is_late(call, self._moment()):
-                self._scheduler.remove(call)
-                raise _late()
             must_start = not self._is_working
             self._is_working = True
         self._num_calls += 1
@@ -206,16 +193,11 @@ class Batcher:
         if not self._num_calls:
             self._all_done.set()
 
-    def _moment(self) -> Moment:
-        return Moment(now_s=self._clock(), best_s_per_token=self._throughput.best_s_per_token)
-
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run batches until the queue is empty; runs on the engine's thread."""
         while True:
             with self._lock:
-                batch = self._scheduler.take(
-                    self._moment(), max_batch_tokens=self._engine.max_batch_tokens
-                )
+                batch = self._scheduler.take(self._clock())
                 self._is_working = bool(batch.members)
             if batch.given_up:
                 _post(loop, _settle, [(call, _late()) for call in batch.given_up])
@@ -244,7 +226,7 @@ class Batcher:
             self._compute(loop, members[middle:])
             return
         engine_s = self._clock() - started_s
-        self._throughput.measure(sum(call.lengths[index] for call, index in members), engine_s)
+        self._admission.measure(sum(call.lengths[index] for call, index in members), engine_s)
         for (call, index), logits in zip(members, answers, strict=True):
             call.logits[index] = logits
         _post(loop, self._answer, members, started_s, engine_s)

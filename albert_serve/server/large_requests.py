@@ -15,7 +15,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
-from albert_serve.batching.throughput import limit_retry_after_s
+from albert_serve.batching.admission import limit_retry_after_s
 from albert_serve.errors import QueueFullError
 from albert_serve.server.deadlines import finish_in_time
 

@@ -14,7 +14,6 @@ from starlette.requests import Request as HttpRequest
 from albert_serve.api.schemas import FillMaskRequest
 from albert_serve.batching.admission import ConcurrencyLimiter, QueueAdmission
 from albert_serve.batching.scheduler import Request, Scheduler
-from albert_serve.batching.throughput import Throughput
 from albert_serve.errors import RequestError
 from albert_serve.server.bodies import read_body
 from albert_serve.server.large_requests import LargeRequests
@@ -39,11 +38,11 @@ def without_numbers(text: str) -> str:
 
 def admission() -> QueueAdmission:
     """A queue of 100 tokens, of which 90 are taken, at a token a second."""
-    throughput = Throughput()
-    throughput.measure(10, 10.0)
-    scheduler: Scheduler[Request] = Scheduler(call_cost_tokens=16, batch_share=0.2)
+    scheduler: Scheduler[Request] = Scheduler(max_batch_tokens=512, call_cost_tokens=16)
     scheduler.add(Request(lengths=[90], ends_s=1000.0))
-    return QueueAdmission(scheduler, throughput, max_tokens=100, max_wait_s=0.5)
+    admission = QueueAdmission(scheduler, max_tokens=100, max_wait_s=0.5)
+    admission.measure(10, 10.0)
+    return admission
 
 
 def exceed_concurrency() -> None:
