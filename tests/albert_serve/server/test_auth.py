@@ -207,7 +207,7 @@ def test_preflight_passes_without_a_key_for_the_origin_alone(
     assert "Authorization" in allowed.headers["Access-Control-Allow-Headers"]
     assert "Access-Control-Allow-Credentials" not in allowed.headers
     refused = preflight(stranger, "https://elsewhere.example.com")
-    assert ErrorReply.model_validate_json(refused.content).error_type == "malformed"
+    assert refused.status_code == 400
     without_setting = client.get("/health", headers={"Origin": ORIGIN})
     for reply in (refused, preflight(client, ORIGIN), without_setting):
         assert "Access-Control-Allow-Origin" not in reply.headers
