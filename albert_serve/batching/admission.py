@@ -156,15 +156,11 @@ class QueueAdmission:
     Args:
         scheduler: the queue.
         max_tokens: the limit of queued tokens; batch jobs may fill half of it.
-        max_wait_s: the limit of an interactive request's expected wait for its first slot. The
-            wait of any request, batch jobs included, is also limited to half of the time to its
-            deadline.
     """
 
-    def __init__(self, scheduler: Scheduler[Any], *, max_tokens: int, max_wait_s: float) -> None:
+    def __init__(self, scheduler: Scheduler[Any], *, max_tokens: int) -> None:
         self._scheduler = scheduler
         self._max_tokens = max_tokens
-        self._max_wait_s = max_wait_s
         self._tokens_per_s = 0.0  # of the engine, without padding; 0 until it is measured
 
     def measure(self, num_tokens: int, elapsed_s: float) -> None:
@@ -211,20 +207,18 @@ class QueueAdmission:
             )
 
     def _check_wait(self, request: Request, left_s: float) -> None:
-        """Refuse a request that would be late because of those queued before it."""
+        """Refuse a request that would wait for half of its time, or be late, by those before it."""
         num_tokens = request.num_waiting_tokens
         wait_s = self._seconds(self._scheduler.num_tokens_ahead(request.priority, num_tokens))
         limit_s = left_s / 2
-        if request.priority == "interactive":
-            limit_s = min(self._max_wait_s, limit_s)
         num_slots = math.ceil(num_tokens / self._scheduler.max_batch_tokens)
         whole_s = self._seconds(num_tokens) + wait_s * num_slots
         # One that comes to an empty queue is tried: it delays nobody, and measures the engine.
         if wait_s > limit_s or (wait_s and whole_s > left_s):
             raise self._refusal(
-                f"the request would wait {wait_s:.2g} s for its turn, where {request.priority} "
-                f"requests may wait {limit_s:.2g} s, and take {whole_s:.2g} s of the "
-                f"{left_s:.2g} s to its deadline; try again later, or send less at once"
+                f"the request would wait {wait_s:.2g} s for its turn, of at most {limit_s:.2g} s, "
+                f"and take {whole_s:.2g} s of the {left_s:.2g} s to its deadline; try again later, "
+                "or send less at once"
             )
 
     def _refusal(self, message: str) -> QueueFullError:

@@ -64,9 +64,6 @@ class Batcher:
 
     Args:
         max_queue_tokens: the limit of queued tokens; batch jobs may fill half of it.
-        max_wait_s: the limit of an interactive request's expected wait for its first slot; over it
-            requests are refused. The wait of any request, batch jobs included, is also limited to
-            half of the time to its deadline.
         call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
@@ -78,7 +75,6 @@ class Batcher:
         engine: _BatchRunner,
         *,
         max_queue_tokens: int,
-        max_wait_s: float = 1.0,
         call_cost_tokens: int = 16,
         observer: BatchObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -89,9 +85,7 @@ class Batcher:
         self._scheduler: Scheduler[_Call] = Scheduler(
             max_batch_tokens=engine.max_batch_tokens, call_cost_tokens=call_cost_tokens
         )
-        self._admission = QueueAdmission(
-            self._scheduler, max_tokens=max_queue_tokens, max_wait_s=max_wait_s
-        )
+        self._admission = QueueAdmission(self._scheduler, max_tokens=max_queue_tokens)
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")

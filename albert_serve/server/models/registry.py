@@ -216,8 +216,6 @@ class Models:
         batcher = Batcher(
             engine,
             max_queue_tokens=self.settings.max_queue_tokens,
-            # The concurrency limit is stricter; this bounds requests that arrive at once.
-            max_wait_s=self.settings.deadline_s / 2,
             call_cost_tokens=engine.call_cost_tokens,
             observer=observer,
         )
