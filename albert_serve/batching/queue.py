@@ -21,7 +21,6 @@ from albert_serve.batching.events import BatchObserver, BatchReport
 from albert_serve.batching.scheduler import PRIORITIES, Priority, Request, Scheduler
 from albert_serve.errors import (
     DeadlineExceededError,
-    EngineError,
     InvalidInputError,
     NotReadyError,
 )
@@ -207,10 +206,8 @@ class Batcher:
             return
         try:
             answers = self._engine.run_batch([call.inputs[index] for call, index in members])
-            if len(answers) != len(members):
-                raise EngineError(
-                    f"the engine gave {len(answers)} results for {len(members)} inputs"
-                )
+            for (call, index), logits in zip(members, answers, strict=True):
+                call.logits[index] = logits
         except Exception as error:  # noqa: BLE001  # it is handed to its caller
             if len(members) == 1:
                 self._fail(loop, members[0][0], error)
@@ -221,8 +218,6 @@ class Batcher:
             return
         engine_s = self._clock() - started_s
         self._admission.measure(sum(call.lengths[index] for call, index in members), engine_s)
-        for (call, index), logits in zip(members, answers, strict=True):
-            call.logits[index] = logits
         _post(loop, self._answer, members, started_s, engine_s)
 
     def _fail(self, loop: asyncio.AbstractEventLoop, call: _Call, error: Exception) -> None:

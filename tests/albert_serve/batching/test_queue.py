@@ -6,8 +6,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -100,48 +99,6 @@ async def test_the_rest_of_a_failed_request_is_not_computed() -> None:
     with pytest.raises(EngineError, match="poison"):
         await failing
     assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
-
-
-class LosingEngine(FakeEngine):
-    """While it runs its first batch, `leave` is awaited on the event loop."""
-
-    def __init__(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        super().__init__()
-        self._leave = leave
-        self._loop = asyncio.get_running_loop()
-
-    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        if not self.batches:
-            asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result(timeout=10)
-        return super().run_batch(inputs)
-
-
-@on_event_loop
-async def test_a_request_cancelled_while_its_batch_is_halved_is_not_computed_again() -> None:
-    async def leave() -> None:
-        calls[1].cancel()
-        await asyncio.wait({calls[1]})
-
-    engine = LosingEngine(leave)
-    batcher = make_batcher(engine)
-    calls = [asyncio.create_task(batcher.run([make_input(ids)], 10.0)) for ids in ([POISON], [2])]
-    poisoned, cancelled = await asyncio.gather(*calls, return_exceptions=True)
-    await batcher.close()
-    assert isinstance(poisoned, EngineError)
-    assert isinstance(cancelled, asyncio.CancelledError)
-    assert engine.batches == [[[POISON], [2]], [[POISON]]]
-
-
-@on_event_loop
-async def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
-    class Forgetful(FakeEngine):
-        def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-            return super().run_batch(inputs)[1:]
-
-    batcher = make_batcher(Forgetful())
-    with pytest.raises(EngineError, match="0 results for 1"):
-        await batcher.run([make_input([1])], 10.0)
-    await batcher.close()
 
 
 def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
