@@ -138,7 +138,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
 
 def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all schemas by their names, and those of the tasks' replies."""
-    read = [
+    read: list[type[BaseModel]] = [
         *(endpoint.request for endpoint in TASKS.values()),
         *(EmbeddingsRequest, ErrorReply, OpenAIErrorReply, InfoReply, ModelsReply),
     ]
