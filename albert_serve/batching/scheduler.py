@@ -214,14 +214,10 @@ class _Queue(Generic[_RequestT]):
 
     Attributes:
         num_tokens: tokens of the waiting inputs.
-        num_slot_tokens: those that the next slot of each request may compute.
-        num_short_tokens: those of short requests.
     """
 
     def __init__(self, slot_tokens: int) -> None:
         self.num_tokens = 0
-        self.num_slot_tokens = 0
-        self.num_short_tokens = 0
         self._slot_tokens = slot_tokens
         # In order of their slots. Ordered dictionaries, here and below, because a plain one takes
         # longer to find its first key the more were removed before it.
@@ -243,7 +239,7 @@ class _Queue(Generic[_RequestT]):
             return
         request.is_short = self._is_short(request.num_waiting_tokens)
         self._same_size(request)[request] = None
-        self._count(request, 0, request.num_waiting_tokens)
+        self.num_tokens += request.num_waiting_tokens
         for length in request.waiting:
             if length not in self._by_length:
                 self._by_length[length] = OrderedDict()
@@ -254,17 +250,19 @@ class _Queue(Generic[_RequestT]):
         if request not in self._same_size(request):
             return
         del self._same_size(request)[request]
-        self._count(request, request.num_waiting_tokens, 0)
+        self.num_tokens -= request.num_waiting_tokens
         for length in request.waiting:
             self._leave(request, length)
         request.waiting.clear()
         request.num_waiting_tokens = 0
 
     def num_tokens_ahead(self, size: int | None) -> int:
+        num_short = sum(request.num_waiting_tokens for request in self._short)
+        num_large = sum(min(each.num_waiting_tokens, self._slot_tokens) for each in self._large)
         if size is None or not self._is_short(size):
-            return self.num_slot_tokens
-        num_batches = self.num_short_tokens // self._slot_tokens + 1
-        return min(self.num_slot_tokens, self.num_short_tokens + num_batches * self._slot_tokens)
+            return num_short + num_large
+        num_batches = num_short // self._slot_tokens + 1
+        return num_short + min(num_large, num_batches * self._slot_tokens)
 
     def first(self) -> _RequestT:
         """Return the request whose slot is next."""
@@ -291,7 +289,7 @@ class _Queue(Generic[_RequestT]):
         """Take an input of this length, and return its index; the request then comes last."""
         indices = request.waiting[length]
         index = indices.pop()
-        self._count(request, request.num_waiting_tokens, request.num_waiting_tokens - length)
+        self.num_tokens -= length
         request.num_waiting_tokens -= length
         if indices:
             self._by_length[length].move_to_end(request)
@@ -312,13 +310,6 @@ class _Queue(Generic[_RequestT]):
 
     def _same_size(self, request: _RequestT) -> OrderedDict[_RequestT, None]:
         return self._short if request.is_short else self._large
-
-    def _count(self, request: _RequestT, before: int, after: int) -> None:
-        """Update the counts after a change of one request's waiting tokens."""
-        self.num_tokens += after - before
-        self.num_slot_tokens += min(after, self._slot_tokens) - min(before, self._slot_tokens)
-        if request.is_short:
-            self.num_short_tokens += after - before
 
     def _leave(self, request: _RequestT, length: int) -> None:
         requests = self._by_length[length]

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.batching.events import BatchReport
-from albert_serve.batching.queue import Batcher
+from albert_serve.batching.queue import Batcher, BatchReport
 from albert_serve.batching.scheduler import Priority
 from albert_serve.errors import (
     DeadlineExceededError,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from albert_serve.batching.events import BatchReport
+from albert_serve.batching.queue import BatchReport
 from albert_serve.server.logging import JsonFormatter
 from albert_serve.server.metrics import Metrics
 from tests.albert_serve.support import (
