@@ -31,7 +31,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
-from albert_serve.batching.scheduler import PRIORITIES, Request, Scheduler
+from albert_serve.batching.scheduler import PRIORITIES, QueuedRequest, Scheduler
 from albert_serve.errors import QueueFullError, TooMuchAtOnceError
 
 _BUSY_REQUESTS: Final = 16  # enough concurrent requests to saturate the service
@@ -174,7 +174,7 @@ class QueueAdmission:
         """Queued tokens, without padding."""
         return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
 
-    def check(self, request: Request, left_s: float) -> None:
+    def check(self, request: QueuedRequest, left_s: float) -> None:
         """Refuse a request that has no room in the queue, or that would wait too long in it.
 
         Args:
@@ -187,7 +187,7 @@ class QueueAdmission:
         self._check_room(request)
         self._check_wait(request, left_s)
 
-    def _check_room(self, request: Request) -> None:
+    def _check_room(self, request: QueuedRequest) -> None:
         num_tokens, limit = request.num_waiting_tokens, self._max_tokens
         if request.priority == "batch":  # half is reserved for interactive requests
             limit = (limit + 1) // 2
@@ -206,7 +206,7 @@ class QueueAdmission:
                 f"{request.priority} requests may add {num_free}; try again later"
             )
 
-    def _check_wait(self, request: Request, left_s: float) -> None:
+    def _check_wait(self, request: QueuedRequest, left_s: float) -> None:
         """Refuse a request that would wait for half of its time, or be late, by those before it."""
         num_tokens = request.num_waiting_tokens
         wait_s = self._seconds(self._scheduler.num_tokens_ahead(request.priority, num_tokens))

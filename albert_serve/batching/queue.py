@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
 from albert_serve.batching.admission import QueueAdmission
-from albert_serve.batching.scheduler import PRIORITIES, Priority, Request, Scheduler
+from albert_serve.batching.scheduler import PRIORITIES, Priority, QueuedRequest, Scheduler
 from albert_serve.errors import (
     DeadlineExceededError,
     InvalidInputError,
@@ -78,7 +78,7 @@ class _BatchRunner(Protocol):
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Call(Request):
+class _Call(QueuedRequest):
     inputs: Sequence[EncoderInput]
     arrived_s: float
     answer: asyncio.Future[list[Logits] | Exception]

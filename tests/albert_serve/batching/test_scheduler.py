@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.batching.scheduler import PRIORITIES, Priority, Request, Scheduler
+from albert_serve.batching.scheduler import PRIORITIES, Priority, QueuedRequest, Scheduler
 
 CALL_COST = 16
 MAX_BATCH_TOKENS = 64
@@ -28,12 +28,12 @@ class Arrival:
     comes_s: float = 0.0
     leaves_s: float = math.inf
     patience_s: float = math.inf
-    request: Request = field(init=False)
+    request: QueuedRequest = field(init=False)
     taken: list[int] = field(default_factory=list)
     given_up: bool = False
 
     def __post_init__(self) -> None:
-        self.request = Request(
+        self.request = QueuedRequest(
             lengths=self.lengths, priority=self.priority, ends_s=self.comes_s + self.patience_s
         )
 
@@ -77,7 +77,7 @@ class Step:
         return CALL_COST + max(self.lengths) * len(self.lengths)
 
 
-def make_scheduler() -> Scheduler[Request]:
+def make_scheduler() -> Scheduler[QueuedRequest]:
     return Scheduler(max_batch_tokens=MAX_BATCH_TOKENS, call_cost_tokens=CALL_COST)
 
 
@@ -119,7 +119,7 @@ def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
     assert scheduler.num_requests == 0
 
 
-def assert_queue_holds(scheduler: Scheduler[Request], waiting: Sequence[Arrival]) -> None:
+def assert_queue_holds(scheduler: Scheduler[QueuedRequest], waiting: Sequence[Arrival]) -> None:
     assert scheduler.num_requests == len(waiting)
     for priority in PRIORITIES:
         mine = [arrival for arrival in waiting if arrival.priority == priority]
