@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
@@ -49,14 +50,15 @@ _COMPRESSION_MAGIC: Final = {
     b"\xfd7zXZ": ".xz",
     b"\x28\xb5\x2f\xfd": ".zst",
 }
-_COMPRESSIONS: Final = tuple(_COMPRESSION_MAGIC.values())
-# Tables that are not read, by their files' suffixes or first bytes.
-_REFUSED_SUFFIXES: Final = {".xlsx": "Excel", ".xls": "Excel"}
-_REFUSED_MAGIC: Final = {b"PK\x03\x04": "Zip or Excel"}
+_OPENERS: Final[dict[str, Callable[..., Any]]] = {
+    ".gz": partial(gzip.open, compresslevel=6),
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+_ZIP_MAGIC: Final = b"PK\x03\x04"
 _UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 _UTF_8_MARK: Final = b"\xef\xbb\xbf"
 _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
-_BATCH_BYTES: Final = 4 << 20
 # Of a column, so that row groups may have any size.
 _PARQUET_READ_BYTES: Final = 1 << 20
 
@@ -89,7 +91,7 @@ def type_by_name(name: str, chosen: Format | None = None) -> TableType:
         ConfigError: Parquet is named as compressed.
     """
     suffixes = [suffix.lower() for suffix in Path(name).suffixes[-2:]]
-    compression = suffixes[-1] if suffixes and suffixes[-1] in _COMPRESSIONS else ""
+    compression = suffixes[-1] if suffixes and suffixes[-1] in _COMPRESSION_MAGIC.values() else ""
     named = [_SUFFIXES[suffix] for suffix in suffixes if suffix in _SUFFIXES]
     form: Format = chosen or (named[-1] if named else "jsonl")
     if form == "parquet" and compression:
@@ -114,11 +116,10 @@ def detect_type(path: Path, chosen: Format | None = None) -> TableType:
         return named
     with path.open("rb") as stream:
         beginning = stream.read(8)
-    refused = [kind for suffix, kind in _REFUSED_SUFFIXES.items() if path.suffix.lower() == suffix]
-    refused += [kind for magic, kind in _REFUSED_MAGIC.items() if beginning.startswith(magic)]
-    if refused and chosen is None:
+    is_excel = path.suffix.lower() in (".xlsx", ".xls") or beginning.startswith(_ZIP_MAGIC)
+    if is_excel and chosen is None:
         raise InvalidInputError(
-            f"{path} is {refused[0]}; the input must be {', '.join(get_args(Format))}"
+            f"{path} is Excel, or Zip; the input must be {', '.join(get_args(Format))}"
         )
     if beginning.startswith(_UTF_16_MARKS):
         raise InvalidInputError(f"{path} is UTF-16; convert it to UTF-8")
@@ -160,16 +161,10 @@ def open_lines(
 
 
 def _decompressed(raw: io.BufferedReader, compression: str) -> io.BufferedReader:
-    if compression == ".gz":
-        return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=raw)))
-    if compression == ".bz2":
-        return io.BufferedReader(cast("Any", bz2.BZ2File(raw)))
-    if compression == ".xz":
-        return io.BufferedReader(cast("Any", lzma.LZMAFile(raw)))
     if compression == ".zst":
         pa = _import("pyarrow", ".zst")
         return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
-    return raw
+    return io.BufferedReader(_OPENERS[compression](raw, "rb")) if compression else raw
 
 
 def _damaged(path: Path, error: Exception) -> InvalidInputError:
@@ -305,9 +300,14 @@ def parquet_schema(path: Path) -> tuple[Any, int]:
 
 
 def parquet_batches(
-    path: Path, columns: Sequence[str] | None = None, *, max_rows: int = 1024, num_skipped: int = 0
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    max_rows: int = 1024,
+    max_bytes: int = 4 << 20,
+    num_skipped: int = 0,
 ) -> Iterator[tuple[int, float, Any]]:
-    """Yield record batches of pyarrow, of about 4 MiB at most whatever the size of row groups.
+    """Yield record batches of pyarrow, within about the limits whatever the size of row groups.
 
     Each comes with the number of rows before it, and the share of the file that ends with it.
 
@@ -335,7 +335,7 @@ def parquet_batches(
             if number + about.num_rows <= num_skipped:
                 number += about.num_rows
                 continue
-            num_fitting = _BATCH_BYTES * about.num_rows // max(1, about.total_byte_size)
+            num_fitting = max_bytes * about.num_rows // max(1, about.total_byte_size)
             for batch in file.iter_batches(
                 min(max(1, num_fitting), max_rows),
                 row_groups=[group],
@@ -366,13 +366,9 @@ def _parquet_errors(path: Path) -> Iterator[None]:
 def compressor(raw: BinaryIO, compression: str) -> BinaryIO:
     """Return a stream that compresses into `raw`; several after another are one file."""
     stream: Any = raw
-    if compression == ".gz":
-        stream = gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6)
-    elif compression == ".bz2":
-        stream = bz2.BZ2File(raw, "wb")
-    elif compression == ".xz":
-        stream = lzma.LZMAFile(raw, "wb")  # noqa: SIM115  # the caller closes it
-    elif compression == ".zst":
+    if compression == ".zst":
         pa = _import("pyarrow", ".zst")
         stream = pa.CompressedOutputStream(pa.PythonFile(raw, "w"), "zstd")
+    elif compression:
+        stream = _OPENERS[compression](raw, "wb")
     return cast("BinaryIO", stream)

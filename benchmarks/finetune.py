@@ -32,6 +32,7 @@ from benchmarks.harness.trainers import (
     train_in_turns,
     trainer_table,
 )
+from training.data.batch import TokenisedExample
 from training.data.labelled.columns import COMMON_COLUMNS
 from training.data.labelled.texts import read_labelled
 from training.data.mask_rate import MaskRates
@@ -78,19 +79,6 @@ _EXAMPLES: Final = r"""examples:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TokenisedExample:
-    """A tokenised example.
-
-    Attributes:
-        target: a label of two, or the first and last position of an answer.
-    """
-
-    ids: list[int]
-    types: list[int]
-    target: Any
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinetuningCase:
     """One model on one task, with two labels or spans.
@@ -135,8 +123,7 @@ def _texts(
     texts, _ = read_labelled(files, None, COMMON_COLUMNS, "single_label_classification")
     examples, _ = labelled_examples(texts[:num_examples], tokenizer, length=length, truncation=True)
     for example in examples:
-        assert not isinstance(example.label, tuple)
-        yield TokenisedExample(example.ids, example.types, int(example.label) % 2)
+        yield replace(example, target=int(example.target) % 2)
 
 
 def _spans(
@@ -144,8 +131,7 @@ def _spans(
 ) -> Iterator[TokenisedExample]:
     questions, _ = locate_answers(read_squad(files)[:num_examples])
     for question in questions:
-        for window in span_examples(question, tokenizer, length=length):
-            yield TokenisedExample(window.ids, window.types, list(window.target))
+        yield from span_examples(question, tokenizer, length=length)
 
 
 def build_ours(job: TrainerJob) -> Run:

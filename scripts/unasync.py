@@ -19,8 +19,8 @@ _SUBSTITUTIONS: Final = (
     (r" from asyncio, on one event loop at a time", "; safe to use from many threads"),
     # Where it is not needed, ruff takes it out again.
     (r"(?<=import annotations\n)", "from collections.abc import Iterable\n"),
-    (r"\n    AnyIterable,", ""),
-    (r"import AnyIterable", "import Workers"),
+    (r"\nfrom \S+ import AnyIterable(?=\n)", ""),
+    (r"import AnyIterable, ", "import "),
     (r"AnyIterable", "Iterable"),
     (r"AsyncGenerator\[(.+), None\]", r"Generator[\1, None, None]"),
     (r"__a(iter|next|enter|exit)__", r"__\1__"),
@@ -29,7 +29,7 @@ _SUBSTITUTIONS: Final = (
     (r"\b(async|await) ", ""),
     (r"\bAsync(?=[A-Z])", ""),
     (r"\basync_(?=client|exchange)", "sync_"),
-    (r"\b(async|ASYNC)_", ""),
+    (r"\basync_", ""),
 )
 
 
@@ -46,7 +46,7 @@ def generated() -> dict[Path, str]:
 
 
 def _formatted(text: str) -> str:
-    for command in (["check", "--fix", "--quiet"], ["format"]):
+    for command in (["check", "--fix", "--unsafe-fixes", "--quiet"], ["format"]):
         name = ["--stdin-filename", str(FOLDER / "sync.py"), "-"]
         ruff = [sys.executable, "-m", "ruff", *command, *name]
         text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout  # noqa: S603

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from training.distillation.config import DistilConfig as DistilConfig
-from training.distillation.job import Distillation
+from training.distillation.job import DistilConfig as DistilConfig
+from training.distillation.job import DistillationJob, Teaching, student_sizes
 from training.distillation.teacher import load_teacher
 from training.errors import report_errors
-from training.loop.distributed import join_world
-from training.loop.progress import is_known_run
-from training.loop.reproducibility import run_precision
 from training.run.driver import TrainedRun
 from training.run.flags import add_flags, read_flags
-from training.run.job import open_job, run_record, train_job
+from training.run.job import run_job
 from training.run.pretraining import architecture, open_start
 from training.run.recipes import DISTILLATION
 from training.system.command_line import make_parser
@@ -51,18 +49,19 @@ def distil(config: DistilConfig) -> TrainedRun:
     recipe = config.changed(DISTILLATION)
     with open_start(config) as start:
         teacher = load_teacher(config.teacher, config.device)
-        defaults = config.student_sizes(recipe, teacher)
+        defaults = student_sizes(config, recipe, teacher)
         vocab_size = start.open_tokenizer().vocab_size
         sizes = architecture(config, recipe, start, vocab_size, defaults)
-        distillation = Distillation.choose(config, recipe, sizes, teacher)
-        record = run_record(config, recipe, sizes)
-        record["settings"] |= distillation.settings()
-        is_known_run(config.output, record)
-        with join_world(config.device) as world:
-            record["precision"] = run_precision(config.precision, config.output, world)
-            teacher.model.to(world.device)
-            job = open_job(config, recipe, sizes, start, world, record["precision"])
-            return train_job(job, distillation.build(job), record, program="training.distil")
+        teaching = Teaching.choose(config, recipe, sizes, teacher)
+        return run_job(
+            config,
+            recipe,
+            sizes,
+            start,
+            program="training.distil",
+            make=partial(DistillationJob, teaching=teaching),
+            further_settings=teaching.settings(),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

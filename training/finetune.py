@@ -25,7 +25,7 @@ from training.loop.distributed import join_world, setting_up
 from training.loop.progress import is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
-from training.run.driver import Origin, TrainedRun, train_run
+from training.run.driver import TrainedRun, train_run
 from training.run.flags import add_flags, read_flags
 from training.run.heads import add_heads, parse_with_heads, read_heads
 from training.system.command_line import make_parser
@@ -70,14 +70,17 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
         with setting_up(world):
             prepared = prepare_finetuning(settings, start.folder, precision, world)
         run = prepared.build()
-        origin = Origin(
+        trained = train_run(
+            config,
+            run,
+            record,
             program="training.finetune",
             stage={"settings": {**record, **_data_names(settings, start.name)}},
             start=start.folder,
             tokenizer_from=start.folder,
             extra_config=prepared.extra_config,
+            validation=prepared.validation,
         )
-        trained = train_run(config, run, record, origin, validation=prepared.validation)
         batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
         print(f"{trained.checkpoint}: {trained.num_steps:,} steps ({batches})")
         return trained

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from training.errors import report_errors
-from training.loop.distributed import join_world
-from training.loop.progress import RunError, is_known_run
-from training.loop.reproducibility import run_precision
+from training.loop.progress import RunError
 from training.run.driver import TrainedRun
 from training.run.flags import add_flags, flag, read_flags
-from training.run.job import open_job, run_record, train_job
-from training.run.pretraining import PretrainingConfig, architecture, open_start
+from training.run.job import run_job
+from training.run.pretraining import CorpusRunConfig, architecture, open_start
 from training.run.recipes import RECIPES, RecipeName
 from training.system.command_line import make_parser
 
@@ -38,7 +36,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(PretrainingConfig, title="recipe"):
+class PretrainConfig(CorpusRunConfig, title="recipe"):
     """Configuration of a pretraining run, by the names of the command's flags.
 
     Raises:
@@ -68,12 +66,7 @@ def pretrain(config: PretrainConfig) -> TrainedRun:
     recipe = config.changed(RECIPES[config.recipe])
     with open_start(config) as start:
         sizes = architecture(config, recipe, start, start.open_tokenizer().vocab_size)
-        record = run_record(config, recipe, sizes)
-        is_known_run(config.output, record)
-        with join_world(config.device) as world:
-            record["precision"] = run_precision(config.precision, config.output, world)
-            job = open_job(config, recipe, sizes, start, world, record["precision"])
-            return train_job(job, job.build(), record, program="training.pretrain")
+        return run_job(config, recipe, sizes, start, program="training.pretrain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

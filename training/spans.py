@@ -12,7 +12,7 @@ import io
 import json
 import lzma
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -30,7 +30,7 @@ from training.data.corpus import (
     split_sentences,
 )
 from training.data.questions import Question
-from training.data.recurring import STOP_WORDS, SpanSettings, passages, span_questions, to_squad
+from training.data.recurring import STOP_WORDS, passages, span_questions, to_squad
 from training.errors import report_errors
 from training.run.flags import Options, add_flags, flag, read_flags
 from training.run.options import Count, Seed
@@ -44,87 +44,6 @@ _EXAMPLES: Final = r"""examples:
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Written:
-    """Counts of questions written, and of documents read."""
-
-    num_questions: int
-    num_documents: int
-
-
-def _write_spans(
-    paths: Sequence[Path],
-    output: Path,
-    settings: SpanSettings,
-    *,
-    seed: int = 0,
-    max_questions: int | None = None,
-) -> _Written:
-    """Write the questions of a corpus, read as a stream, into a file of SQuAD's format.
-
-    Args:
-        output: `.json`, or compressed: `.json.xz`.
-        max_questions: after which the corpus is read no further.
-
-    Raises:
-        CorpusError: a file cannot be read or written, or no span recurs.
-    """
-    if output.suffix not in (".json", ".xz"):
-        raise CorpusError(f"{output} is neither a .json file nor a .json.xz; name one of these")
-    files = find_files(paths)
-    partial = partial_path(output)
-    num_questions = num_documents = 0
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with _open(partial, output.suffix) as stream:
-            stream.write('{"version": "recurring spans", "data": [')
-            for document in _documents(files, settings, seed):
-                num_documents += 1
-                left = None if max_questions is None else max_questions - num_questions
-                kept = document[:left]
-                if kept:
-                    article = {"title": kept[0].id, "paragraphs": list(map(to_squad, kept))}
-                    stream.write(",\n" if num_questions else "\n")
-                    stream.write(json.dumps(article, ensure_ascii=False))
-                    num_questions += len(kept)
-                if num_questions == max_questions:
-                    break
-            stream.write("\n]}\n")
-        if not num_questions:
-            raise CorpusError(
-                "no span of several words recurs in a passage of the corpus; give more text, or "
-                "longer passages (--passage-words)"
-            )
-        put_in_place(partial, output)
-    except OSError as error:
-        raise CorpusError(f"{output} cannot be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return _Written(num_questions=num_questions, num_documents=num_documents)
-
-
-def _documents(
-    files: Sequence[Path], settings: SpanSettings, seed: int
-) -> Iterator[list[Question]]:
-    """Yield the questions of each document."""
-    num_bytes = sum(file.stat().st_size for file in files)
-    with progress_bar(title="reading", total=num_bytes, unit="B", unit_scale=True) as bar:
-        for number, document in enumerate(read_from(files, Place())):
-            rng = np.random.default_rng([seed, number])
-            document_passages = passages(split_sentences(document.text), settings.passage_words)
-            yield [
-                question
-                for index, passage in enumerate(document_passages)
-                for question in span_questions(passage, settings, rng, f"{number}-{index}")
-            ]
-            bar.update(document.end.num_bytes - bar.n)
-
-
-def _open(file: Path, suffix: str) -> IO[str]:
-    opener: Callable[..., IO[bytes]] = lzma.open if suffix == ".xz" else open
-    return io.TextIOWrapper(opener(file, "wb"), encoding="utf-8")
-
-
 @dataclass(frozen=True, kw_only=True)
 class _SpansConfig(Options, title="questions"):
     """A corpus, the file to write, and how spans are chosen.
@@ -136,16 +55,76 @@ class _SpansConfig(Options, title="questions"):
 
     corpus: Sequence[Path]
     output: Path
-    passage_words: Count = flag("maximum words of a passage", SpanSettings().passage_words)
-    passage_questions: Count = flag("maximum questions of a passage", SpanSettings().num_questions)
-    span_words: Count = flag(
-        "maximum words of a span, which has two or more", SpanSettings().span_words
-    )
+    passage_words: Count = flag("maximum words of a passage", 200)
     max_questions: Count | None = flag("maximum questions in all")
     stop_words: Path | None = flag(
         "words with which no span begins or ends, one a line (English ones)", metavar="FILE"
     )
     seed: Seed = flag("of the choice of spans", 0)
+
+
+def _documents(config: _SpansConfig) -> Iterator[list[Question]]:
+    """Yield the questions of each document."""
+    files = find_files(config.corpus)
+    stop_words = STOP_WORDS
+    if config.stop_words is not None:
+        stop_words = frozenset(line.strip().lower() for line in read_lines(config.stop_words))
+    num_bytes = sum(file.stat().st_size for file in files)
+    with progress_bar(title="reading", total=num_bytes, unit="B", unit_scale=True) as bar:
+        for number, document in enumerate(read_from(files, Place())):
+            rng = np.random.default_rng([config.seed, number])
+            document_passages = passages(split_sentences(document.text), config.passage_words)
+            yield [
+                question
+                for index, passage in enumerate(document_passages)
+                for question in span_questions(passage, rng, f"{number}-{index}", stop_words)
+            ]
+            bar.update(document.end.num_bytes - bar.n)
+
+
+def _write(documents: Iterable[list[Question]], stream: IO[str], most: int | None) -> int:
+    """Write questions in SQuAD's format, of the corpus read as a stream; return their number.
+
+    Args:
+        most: maximum number, after which the corpus is read no further.
+    """
+    num_questions = 0
+    stream.write('{"version": "recurring spans", "data": [')
+    for document in documents:
+        kept = document[: None if most is None else most - num_questions]
+        if kept:
+            article = {"title": kept[0].id, "paragraphs": list(map(to_squad, kept))}
+            stream.write(",\n" if num_questions else "\n")
+            stream.write(json.dumps(article, ensure_ascii=False))
+            num_questions += len(kept)
+        if num_questions == most:
+            break
+    stream.write("\n]}\n")
+    return num_questions
+
+
+def _run(config: _SpansConfig) -> int:
+    output = config.output
+    if output.suffix not in (".json", ".xz"):
+        raise CorpusError(f"{output} is neither a .json file nor a .json.xz; name one of these")
+    opener: Callable[..., IO[bytes]] = lzma.open if output.suffix == ".xz" else open
+    partial = partial_path(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with io.TextIOWrapper(opener(partial, "wb"), encoding="utf-8") as stream:
+            num_questions = _write(_documents(config), stream, config.max_questions)
+        if not num_questions:
+            raise CorpusError(
+                "no span of several words recurs in a passage of the corpus; give more text, or "
+                "longer passages (--passage-words)"
+            )
+        put_in_place(partial, output)
+    except OSError as error:
+        raise CorpusError(f"{output} cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    print(f"{output}: {num_questions:,} questions")
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -159,34 +138,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = parser.parse_args(arguments)
     own = {"corpus": values.corpus, "output": values.output}
     return report_errors(lambda: _run(read_flags(_SpansConfig, values, **own)))
-
-
-def _run(config: _SpansConfig) -> int:
-    settings = SpanSettings(
-        passage_words=config.passage_words,
-        span_words=config.span_words,
-        num_questions=config.passage_questions,
-        stop_words=_read_stop_words(config.stop_words),
-    )
-    written = _write_spans(
-        config.corpus,
-        config.output,
-        settings,
-        seed=config.seed,
-        max_questions=config.max_questions,
-    )
-    print(
-        f"{config.output}: {written.num_questions:,} questions of {written.num_documents:,} "
-        "documents"
-    )
-    return 0
-
-
-def _read_stop_words(file: Path | None) -> frozenset[str]:
-    """Return the words of a file, one a line; English ones without a file."""
-    if file is None:
-        return STOP_WORDS
-    return frozenset(line.strip().lower() for line in read_lines(file))
 
 
 if __name__ == "__main__":

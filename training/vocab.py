@@ -10,7 +10,6 @@ import io
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,7 +83,12 @@ def build_tokenizer(spiece: Path) -> Tokenizer:
     Raises:
         VocabError: the file is no SentencePiece model, or its first five pieces are not ALBERT's.
     """
-    proto = _read_model(spiece)
+    # Protobuf makes the class at import, so that no type checker sees it.
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    try:
+        proto.ParseFromString(spiece.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise VocabError(f"{spiece} cannot be read as a SentencePiece model: {error}") from error
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     first = tuple(piece for piece, _ in pieces[: len(SPECIAL_TOKENS)])
     if first != SPECIAL_TOKENS:
@@ -171,53 +175,8 @@ def text_normalizer() -> normalizers.Normalizer:
     )
 
 
-def _read_model(spiece: Path) -> Any:
-    # Protobuf makes the class at import, so that no type checker sees it.
-    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    try:
-        proto.ParseFromString(spiece.read_bytes())
-    except (OSError, DecodeError) as error:
-        raise VocabError(f"{spiece} cannot be read as a SentencePiece model: {error}") from error
-    return proto
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _VocabConfig:
-    """Options of the command.
-
-    Attributes:
-        output: folder to write into.
-        num_sentences: maximum number of sentences to draw from the corpus.
-        seed: of that draw.
-    """
-
-    corpus: Sequence[Path]
-    output: Path
-    vocab_size: int
-    num_sentences: int
-    seed: int
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    config = _parse(arguments)
-    return report_errors(lambda: _run(config))
-
-
-def _run(config: _VocabConfig) -> int:
-    spiece = train_vocab(
-        read_documents(find_files(config.corpus)),
-        config.output,
-        vocab_size=config.vocab_size,
-        num_sentences=config.num_sentences,
-        seed=config.seed,
-    )
-    build_tokenizer(spiece).save(str(config.output / "tokenizer.json"))
-    print(f"{config.vocab_size} pieces in {spiece} and tokenizer.json")
-    return 0
-
-
-def _parse(arguments: Sequence[str] | None) -> _VocabConfig:
     parser = make_parser("training.vocab", __doc__, _EXAMPLES)
     parser.add_argument(
         "--corpus",
@@ -235,7 +194,28 @@ def _parse(arguments: Sequence[str] | None) -> _VocabConfig:
         help="maximum number of sentences to draw from the corpus (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of that draw (%(default)s)")
-    return _VocabConfig(**vars(parser.parse_args(arguments)))
+    options = parser.parse_args(arguments)
+    return report_errors(
+        lambda: _run(
+            options.corpus,
+            options.output,
+            vocab_size=options.vocab_size,
+            num_sentences=options.num_sentences,
+            seed=options.seed,
+        )
+    )
+
+
+def _run(
+    corpus: Sequence[Path], output: Path, *, vocab_size: int, num_sentences: int, seed: int
+) -> int:
+    documents = read_documents(find_files(corpus))
+    spiece = train_vocab(
+        documents, output, vocab_size=vocab_size, num_sentences=num_sentences, seed=seed
+    )
+    build_tokenizer(spiece).save(str(output / "tokenizer.json"))
+    print(f"{vocab_size} pieces in {spiece} and tokenizer.json")
+    return 0
 
 
 if __name__ == "__main__":

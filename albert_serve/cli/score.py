@@ -20,13 +20,7 @@ from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError
 from albert_serve.files import write_atomically
 from albert_serve.models_file import store_tag
 from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
-from albert_serve.scoring.options import (
-    NUM_CONCURRENT,
-    PART_ROWS,
-    WAIT_S,
-    ScoreOptions,
-    ScoreSummary,
-)
+from albert_serve.scoring.options import NUM_CONCURRENT, PART_ROWS, WAIT_S, ScoreOptions
 from albert_serve.settings import Settings
 from albert_serve.tables import Format
 from albert_serve.tasks import TASKS
@@ -216,21 +210,27 @@ def _score(options: argparse.Namespace) -> int:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(f"score needs pyarrow: {how_to_install('score')}") from error
+    from albert_serve.scoring.job import is_stdout, output_path, score_files
+
     score_options = read_score_options(options)
-    if options.summary is None:
-        return _finish(options, _run(options, score_options))
-    _check_summary(options)
-    try:
-        summary = _run(options, score_options)
-    except LockedOutputError:
-        raise  # the summary is the other job's
-    except (AlbertServeError, OSError) as error:
-        status = "stopped" if isinstance(error, StoppedError) else "failed"
-        with suppress(OutputError):
-            _write_summary(options, {"status": status, "error": str(error)})
-        raise
-    _write_summary(options, {"status": "complete", **summary.as_json()})
-    return _finish(options, summary)
+    with (
+        _summary_file(options) as write_summary,
+        _open_scorer(options) as scorer,
+        _termination() as is_terminated,
+    ):
+        summary = score_files(
+            scorer, options.inputs, options.output, score_options, is_stopped=is_terminated
+        )
+        write_summary({"status": "complete", **summary.as_json()})
+    output = output_path(options.output)
+    # Beside the rows, where the output is the standard output itself.
+    print(f"{output}: {summary}", file=sys.stderr if is_stdout(output) else sys.stdout)
+    if summary.num_errors and summary.num_errors == summary.num_rows:
+        raise InvalidInputError(
+            f"no row of {', '.join(options.inputs)} was answered; the first error: "
+            f"{summary.first_error}"
+        )
+    return 0
 
 
 def read_score_options(options: argparse.Namespace) -> ScoreOptions:
@@ -253,8 +253,13 @@ def read_score_options(options: argparse.Namespace) -> ScoreOptions:
     return ScoreOptions(**values)
 
 
-def _check_summary(options: argparse.Namespace) -> None:
-    file: Path = options.summary
+@contextmanager
+def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield what writes the summary of a job that is complete; write that of one that fails."""
+    file: Path | None = options.summary
+    if file is None:
+        yield lambda summary: None
+        return
     if file.is_dir():
         raise ConfigError(f"--summary {file} is a folder; it must be a file")
     if file.resolve() in {Path(name).resolve() for name in (*options.inputs, options.output)}:
@@ -262,39 +267,20 @@ def _check_summary(options: argparse.Namespace) -> None:
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
 
+    def write(result: dict[str, Any]) -> None:
+        job = {"task": options.task, "inputs": options.inputs, "output": options.output}
+        with writing(file):
+            write_atomically(file, json.dumps({**result, **job}, indent=1).encode() + b"\n")
 
-def _write_summary(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    content = {
-        **result,
-        "task": options.task,
-        "inputs": options.inputs,
-        "output": options.output,
-    }
-    with writing(options.summary):
-        write_atomically(options.summary, json.dumps(content, indent=1).encode() + b"\n")
-
-
-def _run(options: argparse.Namespace, score_options: ScoreOptions) -> ScoreSummary:
-    from albert_serve.scoring.job import score_files
-
-    with _open_scorer(options) as scorer, _termination() as is_terminated:
-        return score_files(
-            scorer, options.inputs, options.output, score_options, is_stopped=is_terminated
-        )
-
-
-def _finish(options: argparse.Namespace, summary: ScoreSummary) -> int:
-    from albert_serve.scoring.job import is_stdout, output_path
-
-    output = output_path(options.output)
-    # Beside the rows, where the output is the standard output itself.
-    print(f"{output}: {summary}", file=sys.stderr if is_stdout(output) else sys.stdout)
-    if summary.num_errors and summary.num_errors == summary.num_rows:
-        raise InvalidInputError(
-            f"no row of {', '.join(options.inputs)} was answered; the first error: "
-            f"{summary.first_error}"
-        )
-    return 0
+    try:
+        yield write
+    except LockedOutputError:
+        raise  # the summary is the other job's
+    except (AlbertServeError, OSError) as error:
+        status = "stopped" if isinstance(error, StoppedError) else "failed"
+        with suppress(OutputError):
+            write({"status": status, "error": str(error)})
+        raise
 
 
 def _open_scorer(options: argparse.Namespace) -> AbstractContextManager[Scorer]:

@@ -28,7 +28,6 @@ from albert_serve.api.schemas import (
 from albert_serve.client import requests
 from albert_serve.client.async_exchange import AsyncAnswerStream, AsyncExchange
 from albert_serve.client.concurrency import AnyIterable
-from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,
@@ -48,6 +47,8 @@ from albert_serve.client.requests import (
     TokenFeaturesOptions,
 )
 from albert_serve.client.server import (
+    LOCAL_TIMEOUT_S,
+    LOCAL_URL,
     MAX_CONCURRENCY,
     MAX_REPLY_BYTES,
     NUM_RETRIES,
@@ -55,6 +56,7 @@ from albert_serve.client.server import (
     TIMEOUT_S,
     Server,
     authorization,
+    open_transport,
     service_url,
 )
 
@@ -415,7 +417,7 @@ class AsyncAlbertClient:
         Raises:
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        return await self._exchange.is_healthy()
+        return await self._exchange.probe() is None
 
     async def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until the service takes requests, as after its start.

@@ -80,13 +80,11 @@ class Call(Generic[ReplyT]):
         error.args = (message,)
         return error
 
-    def parts(self, limits: InfoReply | None) -> list[Call[ReplyT]]:
-        """Split the list into calls within the limits of items and bytes, if these are known.
+    def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
+        """Split the list into calls within the limits of items and bytes.
 
         An item that exceeds a limit by itself is sent alone.
         """
-        if limits is None:
-            return [self]
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
         starts = [0]
         num_used = num_items = 0

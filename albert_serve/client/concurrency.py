@@ -1,7 +1,7 @@
 """Several requests at once, in tasks or in threads: what a generated sync client cannot share.
 
-`scripts/unasync.py` makes `sync_*.py` of `async_*.py`; a name of this module loses its `async_` or
-`Async` there.
+`scripts/unasync.py` makes `sync_*.py` of `async_*.py`; a name of this module loses its `async_`
+there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
-    AsyncIterator,
     Awaitable,
     Callable,
     Generator,
@@ -20,175 +19,111 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextvars import copy_context
-from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 _RowT = TypeVar("_RowT")
-_FutureT = TypeVar("_FutureT", bound="asyncio.Future[Any] | Future[Any]")
+_ItemT = TypeVar("_ItemT")
+_ResultT = TypeVar("_ResultT")
 AnyIterable: TypeAlias = Iterable[_RowT] | AsyncIterable[_RowT]
-ASYNC_KINDS_OF_ROWS: Final = (Iterable, AsyncIterable)
-KINDS_OF_ROWS: Final = (Iterable,)
-
-# Results that may wait for an earlier one, for each function that runs at once.
-_RESULTS_AHEAD: Final = 2
-# In place of a row that has not come yet.
-NO_ROW: Final = object()
-_END: Final = object()
 
 
-class _Pending(Generic[_FutureT]):
-    """The functions whose results are not taken, in order.
+async def async_in_order(
+    function: Callable[[_ItemT], Awaitable[_ResultT]],
+    items: AsyncIterable[_ItemT],
+    *,
+    limit: int,
+    max_pending: int,
+) -> AsyncGenerator[_ResultT, None]:
+    """Call a function with each item, up to `limit` at once, and yield the results in order.
 
-    Args:
-        limit: of functions at once.
-
-    Attributes:
-        has_failed: whether a function has failed, after which no other begins.
+    At most `max_pending` calls run, or have results that wait for an earlier one. Once a call has
+    failed no other begins; its error comes after the results before it. The end cancels the calls
+    that run.
     """
+    slots = asyncio.Semaphore(limit)
+    pending: deque[asyncio.Task[_ResultT]] = deque()
+    has_failed = False
 
-    def __init__(self, limit: int) -> None:
-        self.has_failed = False
-        self._limit = limit
-        self._pending: deque[_FutureT] = deque()
-
-    @property
-    def num_pending(self) -> int:
-        """The number of functions whose results are not taken."""
-        return len(self._pending)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all functions are done."""
-        return all(future.done() for future in self._pending)
-
-    @property
-    def has_result(self) -> bool:
-        """Whether the next result is to be taken before another function begins."""
-        is_full = len(self._pending) >= _RESULTS_AHEAD * self._limit
-        return is_full or (bool(self._pending) and self._pending[0].done())
-
-
-class AsyncWorkers(_Pending["asyncio.Task[Any]"]):
-    """Calls functions in tasks that begin in order; the end of `with` cancels those that run."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self._slots = asyncio.Semaphore(limit)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._pending:
-            task.cancel()
-        await asyncio.gather(*self._pending, return_exceptions=True)
-
-    async def submit(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
-        """Call a function as soon as fewer than the limit run; do nothing once one has failed."""
-        await self._slots.acquire()
-        if self.has_failed:
-            self._slots.release()
-        else:
-            self._pending.append(asyncio.create_task(self._call(function, *arguments)))
-
-    async def result(self) -> Any:
-        """Wait for the first function whose result is not taken, and return it or raise."""
-        result = await self._pending[0]
-        self._pending.popleft()
-        return result
-
-    async def wait(self, reading: asyncio.Future[Any]) -> bool:
-        """Wait until a row is read or a function done; return whether the row is read."""
-        await asyncio.sleep(0)  # most rows are read by then
-        if not reading.done():
-            running = (task for task in self._pending if not task.done())
-            await asyncio.wait({reading, *running}, return_when=asyncio.FIRST_COMPLETED)
-        return reading.done()
-
-    async def _call(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    async def call(item: _ItemT) -> _ResultT:
+        nonlocal has_failed
         try:
-            return await function(*arguments)
+            return await function(item)
         except BaseException:
-            self.has_failed = True
+            has_failed = True
             raise
         finally:
-            self._slots.release()
+            slots.release()
+
+    try:
+        async for item in items:
+            await slots.acquire()
+            if has_failed:
+                break
+            pending.append(asyncio.create_task(call(item)))
+            while pending and (pending[0].done() or len(pending) >= max_pending):
+                await asyncio.wait([pending[0]])
+                yield pending.popleft().result()
+        while pending:
+            await asyncio.wait([pending[0]])
+            yield pending.popleft().result()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
-class Workers(_Pending["Future[Any]"]):
-    """Calls functions in threads that begin in order; the end of `with` waits for none of them.
+def in_order(
+    function: Callable[[_ItemT], _ResultT],
+    items: Iterable[_ItemT],
+    *,
+    limit: int,
+    max_pending: int,
+) -> Generator[_ResultT, None, None]:
+    """Do as `async_in_order`, in threads; the end waits for none of them.
 
-    The threads end with the program. Each function runs in a copy of the caller's context.
+    They end with the program. Each call runs in a copy of the caller's context.
     """
+    slots = threading.Semaphore(limit)
+    pending: deque[Future[_ResultT]] = deque()
+    has_failed = False
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self._slots = threading.Semaphore(limit)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.has_failed = True
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function as soon as fewer than the limit run; do nothing once one has failed."""
-        self._slots.acquire()
-        if self.has_failed:
-            self._slots.release()
-            return
-        future: Future[Any] = Future()
-        self._pending.append(future)
-        run = copy_context().run
-        threading.Thread(
-            target=run, args=(self._call, future, function, *arguments), daemon=True
-        ).start()
-
-    def result(self) -> Any:
-        """Wait for the first function whose result is not taken, and return it or raise."""
-        return self._pending.popleft().result()
-
-    def _call(self, future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    def call(item: _ItemT, future: Future[_ResultT]) -> None:
+        nonlocal has_failed
         try:
-            result = function(*arguments)
+            result = function(item)
         except BaseException as error:  # noqa: BLE001  # raised where the result is taken
-            self.has_failed = True
+            has_failed = True
             future.set_exception(error)
         else:
             future.set_result(result)
         finally:
-            self._slots.release()
+            slots.release()
+
+    for item in items:
+        slots.acquire()
+        if has_failed:
+            break
+        pending.append(Future())
+        run = copy_context().run
+        threading.Thread(target=run, args=(call, item, pending[-1]), daemon=True).start()
+        while pending and (pending[0].done() or len(pending) >= max_pending):
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
-async def async_read_rows(
-    rows: AnyIterable[_RowT], workers: AsyncWorkers
-) -> AsyncGenerator[Any, None]:
-    """Yield the rows, and `NO_ROW` where a function is done before the next row comes."""
-    source = _asynchronous(rows)
-    reading: asyncio.Future[Any] | None = None
-    try:
-        while True:
-            reading = asyncio.ensure_future(anext(source, _END))
-            while not await workers.wait(reading):
-                yield NO_ROW
-            row = reading.result()
-            if row is _END:
-                return
-            yield row
-    finally:
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-
-
-async def _asynchronous(rows: AnyIterable[_RowT]) -> AsyncIterator[_RowT]:
+async def async_iterate(rows: AnyIterable[_RowT]) -> AsyncGenerator[_RowT, None]:
+    """Yield rows of either kind; other tasks run between them."""
     if isinstance(rows, AsyncIterable):
         async for row in rows:
+            await asyncio.sleep(0)
             yield row
     else:
         for row in rows:
+            await asyncio.sleep(0)
             yield row
 
 
-def read_rows(rows: Iterable[_RowT], _: Workers) -> Generator[Any, None, None]:
-    """Yield the rows; a thread that reads cannot wait for anything else."""
+def iterate(rows: Iterable[_RowT]) -> Generator[_RowT, None, None]:
+    """Yield the rows; the generator, unlike an iterator of any kind, can be closed."""
     yield from rows

@@ -7,8 +7,6 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 from pydantic import ValidationError
@@ -53,17 +51,9 @@ class Received:
 
     @property
     def retry_after_s(self) -> float | None:
-        """The delay of `Retry-After`, in seconds or as a date; None if there is none."""
+        """The seconds of `Retry-After`; None if it has none."""
         value = self.headers.get("Retry-After", "")
-        if value.isdecimal():
-            return float(value)
-        try:
-            until = parsedate_to_datetime(value)
-        except (ValueError, OverflowError):
-            return None
-        if until.tzinfo is None:
-            return None
-        return max(0.0, (until - datetime.now(UTC)).total_seconds())
+        return float(value) if value.isdecimal() else None
 
 
 def service_error(received: Received) -> RequestError:

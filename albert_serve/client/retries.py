@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
+
+import httpx
 
 from albert_serve.client.replies import BAD_GATEWAY
 from albert_serve.errors import DeadlineExceededError, NotReadyError, QueueFullError, RequestError
@@ -36,15 +40,35 @@ class Deadline:
         """
         left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
-            raise self.error()
+            raise self._error()
         return left_s
 
     def allows(self, delay_s: float) -> bool:
         """Return whether there is time after a delay."""
         return time.monotonic() + delay_s < self._ends_s
 
-    def error(self) -> DeadlineExceededError:
-        """Return the error of a call past its deadline."""
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise what fails in httpx as errors of the service, in `with`.
+
+        Raises:
+            DeadlineExceededError: the time is over before the reply's end.
+            RequestError: the reply is damaged.
+            NotReadyError: the service is out of reach.
+        """
+        try:
+            yield
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise self._error() from error
+        except httpx.DecodingError as error:
+            raise RequestError(f"the reply of {self._url} is damaged: {error}") from error
+        except httpx.HTTPError as error:
+            raise NotReadyError(
+                f"cannot reach {self._url}: {str(error) or type(error).__name__}; "
+                "is the service running?"
+            ) from error
+
+    def _error(self) -> DeadlineExceededError:
         return DeadlineExceededError(
             f"no reply from {self._url} within {self._timeout_s:g} s; "
             "send less at once, or raise timeout_s"
@@ -53,22 +77,9 @@ class Deadline:
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """The requests of one call or stream; the end of `with` is its end.
-
-    Attributes:
-        num_answered: how many were answered; that it grows is enough to know.
-        is_over: whether nobody waits for the others. A thread that sleeps before a retry cannot be
-            cancelled, but sends nothing more.
-    """
+    """The requests of one call or stream that were answered; that they grow is enough to know."""
 
     num_answered: int = 0
-    is_over: bool = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_over = True
 
 
 class Retries:
@@ -100,7 +111,6 @@ class Retries:
         delay_s = _FIRST_DELAY_S * 2 ** (self._num_tries - 1) if asked_s is None else asked_s
         # Jitter, so that clients that were refused together do not come back together.
         delay_s *= random.uniform(1.0, 1.25)
-        is_last = self._num_tries > self._limit or self._progress.is_over
-        if is_last or not self._deadline.allows(delay_s):
+        if self._num_tries > self._limit or not self._deadline.allows(delay_s):
             raise error
         return delay_s

@@ -1,4 +1,4 @@
-"""The service that a client calls: its address, its key, and the options of calls.
+"""The service that a client calls: its address and key, or a model in this process.
 
 This is the only module of the client that reads the environment.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import httpx
 
 from albert_serve.api.schemas import MODEL_PATH
-from albert_serve.errors import ConfigError
+from albert_serve.errors import ConfigError, how_to_install
+
+if TYPE_CHECKING:
+    from albert_serve.local import LocalTransport
+    from albert_serve.settings import Device
 
 # Not ALBERT_SERVE_..., which are settings of the service: it refuses those that it does not know.
 _URL_VARIABLE: Final = "ALBERT_URL"
@@ -26,6 +30,9 @@ MAX_CONCURRENCY: Final = 8
 READY_TIMEOUT_S: Final = 60.0
 # As much as a service's answers may take of its memory (docs/security.md).
 MAX_REPLY_BYTES: Final = 64 << 20
+LOCAL_URL: Final = "http://local"
+# A day: lists of any length are one call, and nobody else waits.
+LOCAL_TIMEOUT_S: Final = 86_400.0
 # As many as httpx keeps by default.
 _MIN_KEPT_CONNECTIONS: Final = 20
 
@@ -113,16 +120,23 @@ def authorization(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _variable(name: str) -> str | None:
-    """Return a variable of the environment; None if it is not set.
+def open_transport(
+    bundle: str | os.PathLike[str] | None, num_threads: int | None, device: Device
+) -> LocalTransport:
+    """Open a bundle in this process; the serving stack is imported here, and nowhere else."""
+    try:
+        from albert_serve.local import LocalTransport
+        from albert_serve.settings import RuntimeOptions
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed, which a local model needs: {how_to_install('serve')}"
+        ) from error
+    return LocalTransport(bundle, RuntimeOptions(device=device, num_threads=num_threads))
 
-    Raises:
-        ConfigError: it is set, but blank.
-    """
-    value = os.environ.get(name)
-    if value is not None and not value.strip():
-        raise ConfigError(f"{name} is set, but blank; put a value into it, or unset it")
-    return None if value is None else value.strip()
+
+def _variable(name: str) -> str | None:
+    """Return a variable of the environment; None if it is not set, or blank."""
+    return os.environ.get(name, "").strip() or None
 
 
 def _host(url: str) -> str:

@@ -28,7 +28,6 @@ from albert_serve.api.schemas import (
     TargetsAnswer,
 )
 from albert_serve.client import requests
-from albert_serve.client.in_process import LOCAL_TIMEOUT_S, LOCAL_URL, open_transport
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,
@@ -48,6 +47,8 @@ from albert_serve.client.requests import (
     TokenFeaturesOptions,
 )
 from albert_serve.client.server import (
+    LOCAL_TIMEOUT_S,
+    LOCAL_URL,
     MAX_CONCURRENCY,
     MAX_REPLY_BYTES,
     NUM_RETRIES,
@@ -55,6 +56,7 @@ from albert_serve.client.server import (
     TIMEOUT_S,
     Server,
     authorization,
+    open_transport,
     service_url,
 )
 from albert_serve.client.sync_exchange import AnswerStream, Exchange
@@ -414,7 +416,7 @@ class AlbertClient:
         Raises:
             RequestError: it refuses to tell, as for a model that it does not host.
         """
-        return self._exchange.is_healthy()
+        return self._exchange.probe() is None
 
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until the service takes requests, as after its start.

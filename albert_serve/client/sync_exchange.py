@@ -6,20 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
-from itertools import chain
-from typing import Any, Final, Self, cast
+from functools import partial
+from typing import Any, Final, Self, TypeAlias, cast
 
 import httpx
+from pydantic import BaseModel
 
 from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
-from albert_serve.client.concurrency import (
-    KINDS_OF_ROWS,
-    NO_ROW,
-    Workers,
-    read_rows,
-)
+from albert_serve.client.concurrency import in_order, iterate
 from albert_serve.client.replies import Received
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
 from albert_serve.client.retries import (
@@ -30,27 +25,30 @@ from albert_serve.client.retries import (
     Retries,
 )
 from albert_serve.client.server import Server
-from albert_serve.client.streaming import ROWS_PER_REQUEST, Batch, check_rows
 from albert_serve.errors import (
     BodyTooLargeError,
     ConfigError,
     DeadlineExceededError,
     InvalidInputError,
-    NotFoundError,
     NotReadyError,
     RequestError,
     TooMuchAtOnceError,
 )
 
+# Enough that a request's own cost is small beside that of its rows.
+_ROWS_PER_REQUEST: Final = 32
 _LONGEST_PROBE_S: Final = 5.0
 _FIRST_PROBE_DELAY_S: Final = 0.1
 _LONGEST_PROBE_DELAY_S: Final = 2.0
+
+# Rows of a stream with the index of the first, or the error of their iterator in place of them.
+_Batch: TypeAlias = tuple[int, list[Any] | Exception]
 
 
 class AnswerStream(Iterator[AnswerT]):
     """The answers to rows, in the order of the rows.
 
-    Rows are read as answers are taken: about 500 ahead, in requests of up to 32, so that memory
+    Rows are read as answers are taken: about 500 ahead, in requests of 32, so that memory
     does not grow with their number. An error of the rows' iterator is raised after the answers to
     the rows before it. After the end of `with`, or `close`, no other request is sent.
 
@@ -109,11 +107,7 @@ class Exchange:
     def ask(
         self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
     ) -> AnswerT | list[AnswerT]:
-        """Get the answer to an input, or those to a list.
-
-        Raises:
-            RequestError: there is no answer; the subclass gives the reason.
-        """
+        """Get the answer to an input, or those to a list; see `send`."""
         answer: AnswerT | list[AnswerT] = self.send(endpoint.call(inputs, options))
         return answer
 
@@ -123,18 +117,21 @@ class Exchange:
         Raises:
             RequestError: there is no answer; the subclass gives the reason.
         """
-        with Progress() as progress:
-            deadline = self._deadline()
-            if call.num_items < 2:
-                return self._try(call, deadline, progress)
-            parts = call.parts(self._fetch_limits(deadline))
-            if len(parts) == 1:
-                return cast("ReplyT", self._answer(parts, deadline, progress))
-            with Workers(self._server.max_concurrency) as workers:
-                for part in parts:
-                    workers.submit(self._answer, [part], deadline, progress)
-                answers = [workers.result() for _ in range(workers.num_pending)]
-            return cast("ReplyT", list(chain.from_iterable(answers)))  # a list is answered with one
+        deadline, progress = self._deadline(), Progress()
+        if call.num_items < 2:
+            return self._try(call, deadline, progress)
+        parts = call.parts(self._fetch_limits(deadline))
+        if len(parts) == 1:
+            return cast("ReplyT", self._answer(parts, deadline, progress))
+        ask = partial(self._answer, deadline=deadline, progress=progress)
+        answered = in_order(
+            ask,
+            iterate([part] for part in parts),
+            limit=self._server.max_concurrency,
+            max_pending=len(parts),
+        )
+        answers = [answer for of_part in answered for answer in of_part]
+        return cast("ReplyT", answers)  # a list is answered with one
 
     def stream(
         self, endpoint: Endpoint[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
@@ -142,37 +139,40 @@ class Exchange:
         """Get the answers to rows, in order.
 
         Raises:
-            RequestError: the service refuses for another reason than a row, or an option is wrong.
+            InvalidInputError: the rows are one input, whose parts would be taken for rows.
         """
-        check_rows(rows, KINDS_OF_ROWS)
-        return AnswerStream(self._stream(rows, Batch(endpoint=endpoint, options=options)))
+        if isinstance(rows, str | bytes | Mapping | BaseModel):
+            raise InvalidInputError(
+                f"rows is of the type {type(rows).__name__}; it must be an iterable of inputs, "
+                "such as a list or a generator"
+            )
+        return AnswerStream(self._stream(endpoint, rows, options))
 
-    def _stream(self, rows: Iterable[Any], empty: Batch) -> Generator[Any, None, None]:
+    def _stream(
+        self, endpoint: Endpoint[Any], rows: Iterable[Any], options: Mapping[str, Any]
+    ) -> Generator[Any, None, None]:
         limits = self._fetch_limits(self._deadline())
+        ask = partial(self._answer_rows, endpoint, options, limits, Progress())
+        limit = self._server.max_concurrency
         with (
-            Progress() as progress,
-            Workers(self._server.max_concurrency) as workers,
-            closing(_batches(rows, empty, workers)) as batches,
+            closing(_batches(rows)) as batches,
+            closing(in_order(ask, batches, limit=limit, max_pending=2 * limit)) as answered,
         ):
-            for batch in batches:
-                if batch.rows or batch.error:
-                    workers.submit(self._answer_batch, batch, limits, progress)
-                while workers.has_result:
-                    for answer in workers.result():
-                        yield answer
-                if workers.has_failed:
-                    break
-            while workers.num_pending:
-                for answer in workers.result():
-                    yield answer
+            for answers in answered:
+                yield from answers
 
-    def is_healthy(self) -> bool:
-        """Return whether the service takes requests now.
+    def probe(self, timeout_s: float | None = None) -> RequestError | None:
+        """Return why the service does not take requests; None if it does.
 
         Raises:
             RequestError: it refuses to tell, which waiting does not change.
         """
-        return self._probe(self._server.timeout_s) is None
+        deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
+        try:
+            HEALTH.answer(self._receive(HEALTH, deadline))
+        except PASSING as error:
+            return error
+        return None
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Ask for the service's health until it takes requests.
@@ -185,7 +185,7 @@ class Exchange:
             raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
         deadline = Deadline(self._server.base_url, timeout_s)
         delay_s = _FIRST_PROBE_DELAY_S
-        while error := self._probe(min(_LONGEST_PROBE_S, deadline.left_s())):
+        while error := self.probe(min(_LONGEST_PROBE_S, deadline.left_s())):
             if not deadline.allows(delay_s):
                 seen = "no reply in time" if isinstance(error, DeadlineExceededError) else error
                 raise NotReadyError(
@@ -195,46 +195,41 @@ class Exchange:
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_PROBE_DELAY_S)
 
-    def _probe(self, timeout_s: float) -> RequestError | None:
-        """Return why the service does not take requests; None if it does."""
-        try:
-            received = self._receive(HEALTH, Deadline(self._server.base_url, timeout_s))
-            HEALTH.answer(received)
-        except PASSING as error:
-            return error
-        return None
-
     def _deadline(self) -> Deadline:
         return Deadline(self._server.base_url, self._server.timeout_s)
 
-    def _fetch_limits(self, deadline: Deadline) -> InfoReply | None:
-        """Return the service's limits; None if it has no `/info`."""
+    def _fetch_limits(self, deadline: Deadline) -> InfoReply:
         if self._limits is None:
-            try:
-                self._limits = self._try(INFO, deadline, Progress())
-            except NotFoundError:
-                return None
+            self._limits = self._try(INFO, deadline, Progress())
         return self._limits
 
-    def _answer_batch(
-        self, batch: Batch, limits: InfoReply | None, progress: Progress
+    def _answer_rows(
+        self,
+        endpoint: Endpoint[Any],
+        options: Mapping[str, Any],
+        limits: InfoReply,
+        progress: Progress,
+        batch: _Batch,
     ) -> list[Any]:
         """Get an answer to each row; a row that is refused has its error in place of one."""
-        if batch.error is not None:
-            raise batch.error
-        answers: list[Any] = []
-        while batch.rows:
-            try:
-                return answers + self._answer(
-                    batch.call().parts(limits), self._deadline(), progress
-                )
-            except (InvalidInputError, BodyTooLargeError) as error:
-                before, batch = batch.without(error)
-                # Without what it would keep in memory.
-                error.__cause__ = error.__context__ = None
-                refused = error.with_traceback(None)
-            answers += [*self._answer_batch(before, limits, progress), refused]
-        return answers
+        start, rows = batch
+        if isinstance(rows, Exception):
+            raise rows
+        if not rows:
+            return []
+        try:
+            parts = endpoint.call(rows, options, start=start).parts(limits)
+            return self._answer(parts, self._deadline(), progress)
+        except (InvalidInputError, BodyTooLargeError) as error:
+            index = error.input_index
+            if index is None or not start <= index < start + len(rows):
+                raise  # it is not about one of these rows
+            # Without what it would keep in memory.
+            error.__cause__ = error.__context__ = None
+            refused = error.with_traceback(None)
+        ask = partial(self._answer_rows, endpoint, options, limits, progress)
+        before = ask((start, rows[: index - start]))
+        return [*before, refused, *ask((index + 1, rows[index - start + 1 :]))]
 
     def _answer(self, parts: list[Call[Any]], deadline: Deadline, progress: Progress) -> list[Any]:
         """Get the answers to parts of a list in turn, in halves if one is too much at once."""
@@ -265,34 +260,19 @@ class Exchange:
             time.sleep(retries.delay_s(call.error(received), received.retry_after_s))
 
     def _receive(self, call: Call[Any], deadline: Deadline) -> Received:
-        """Send a request once.
-
-        Raises:
-            DeadlineExceededError: the time is over before the reply's end.
-            NotReadyError: the service is out of reach.
-            RequestError: the reply is too large, or damaged.
-        """
+        """Send a request once."""
         timeout_s = deadline.left_s()
-        try:
-            with (
-                self._http.stream(
-                    call.method,
-                    self._server.base_url + call.path,
-                    json=call.body,
-                    headers=self._server.headers,
-                    timeout=timeout_s,
-                ) as response,
-            ):
-                content = self._read(response, deadline)
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise deadline.error() from error
-        except httpx.DecodingError as error:
-            raise RequestError(f"the reply of {response.url} is damaged: {error}") from error
-        except httpx.HTTPError as error:
-            raise NotReadyError(
-                f"cannot reach {self._server.base_url}: {str(error) or type(error).__name__}; "
-                "is the service running?"
-            ) from error
+        with (
+            deadline.errors(),
+            self._http.stream(
+                call.method,
+                self._server.base_url + call.path,
+                json=call.body,
+                headers=self._server.headers,
+                timeout=timeout_s,
+            ) as response,
+        ):
+            content = self._read(response, deadline)
         return Received(
             url=str(response.url),
             status=response.status_code,
@@ -313,25 +293,20 @@ class Exchange:
         return bytes(content)
 
 
-def _batches(rows: Iterable[Any], empty: Batch, workers: Workers) -> Generator[Batch, None, None]:
-    """Group rows: as many as a request has, or those at hand while the service has no work.
-
-    An empty batch lets the stream look for answers; the last has an error of the rows.
-    """
-    batch = empty
+def _batches(rows: Iterable[Any]) -> Generator[_Batch, None, None]:
+    """Group rows, as many as a request has; an error of theirs comes after them."""
+    start = 0
+    batch: list[Any] = []
     failure: Exception | None = None
     try:
-        with closing(read_rows(rows, workers)) as reading:
+        with closing(iterate(rows)) as reading:
             for row in reading:
-                if row is not NO_ROW:
-                    batch.rows.append(row)
-                if workers.is_idle or len(batch.rows) == ROWS_PER_REQUEST:
-                    yield batch
-                    batch = batch.following()
-                elif row is NO_ROW:
-                    yield empty
+                batch.append(row)
+                if len(batch) == _ROWS_PER_REQUEST:
+                    yield start, batch
+                    start, batch = start + len(batch), []
     except Exception as error:  # noqa: BLE001  # raised by the stream, after the answers
         failure = error
-    yield batch
+    yield start, batch
     if failure is not None:
-        yield replace(empty, error=failure)
+        yield start, failure

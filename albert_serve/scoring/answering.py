@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import RequestError
 from albert_serve.scoring.answers import RowResult
 from albert_serve.scoring.errors import TooManyErrorsError
+from albert_serve.scoring.inputs import RowBatch
 from albert_serve.scoring.options import Counts, ScoreOptions
-from albert_serve.scoring.records import Record
-from albert_serve.scoring.rows import Row, RowReader
+from albert_serve.scoring.rows import RowReader
 from albert_serve.tasks.text_classification import no_head
 
-# The limit of a part's text in memory.
-_MAX_PART_BYTES: Final = 4 << 20
-# How much more memory than a text its answer has, where that is a vector for each token.
-_TOKEN_EMBEDDINGS_WEIGHT: Final = 64
 # The limits of the answers that are kept for later rows.
 _MAX_KEPT_BYTES: Final = 64 << 20
 _MAX_ANSWER_BYTES: Final = 1 << 16
@@ -64,69 +60,11 @@ def check_head(scorer: Scorer, parameters: Mapping[str, Any]) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class ScoredPart:
-    """Rows that are answered and written together.
+    """Rows with their results, which are written together."""
 
-    Attributes:
-        keys: of each row, equal for rows that are computed once.
-        requests: those that are computed, by key.
-        known: the results of earlier rows, by key.
-        results: of each row, once they are computed.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    requests: dict[bytes, TaskRequest] = field(default_factory=dict)
-    known: dict[bytes, RowResult] = field(default_factory=dict)
+    batch: RowBatch = field(default_factory=RowBatch)
     results: list[RowResult] = field(default_factory=list)
-    num_bytes: int = 0
-    num_computed: int = 0
-    num_tokens: int = 0
-
-    def add(self, row: Row, key: bytes, known: RowResult | None) -> None:
-        """Add a row, and its result if it is known."""
-        self.rows.append(row)
-        self.keys.append(key)
-        self.num_bytes += row.record.num_bytes * _weight(row)
-        if known is not None:
-            self.known[key] = known
-        elif not isinstance(row.request, RequestError):
-            self.requests.setdefault(key, row.request)
-
-    def complete(self, results: Sequence[RowResult]) -> dict[bytes, RowResult]:
-        """Give each row its result; return those that were computed, by key."""
-        computed = dict(zip(self.requests, results, strict=True))
-        by_key = {**self.known, **computed}
-        self.num_computed = sum(not result.is_error for result in results)
-        self.num_tokens = sum(result.num_tokens for result in results)
-        self.results = [
-            RowResult.of_error(row.request)
-            if isinstance(row.request, RequestError)
-            else by_key[key]
-            for row, key in zip(self.rows, self.keys, strict=True)
-        ]
-        return computed
-
-    def counts(self) -> Counts:
-        """Return the counts of a part that is computed."""
-        errors = [result.values for result in self.results if result.is_error]
-        num_asked = sum(not isinstance(row.request, RequestError) for row in self.rows)
-        return Counts(
-            num_rows=len(self.rows),
-            num_errors=len(errors),
-            num_computed=self.num_computed,
-            num_duplicates=num_asked - len(self.requests),
-            num_tokens=self.num_tokens,
-            errors_by_type=dict(Counter(values["error_type"] for values in errors)),
-            first_error=errors[0]["error"] if errors else None,
-        )
-
-
-def _weight(row: Row) -> int:
-    parameters = getattr(row.request, "parameters", None)
-    has_tokens = (
-        isinstance(parameters, FeatureExtractionParameters) and parameters.pooling == "none"
-    )
-    return _TOKEN_EMBEDDINGS_WEIGHT if has_tokens else 1
+    counts: Counts = field(default_factory=Counts)
 
 
 class _RecentAnswers:
@@ -150,14 +88,66 @@ class _RecentAnswers:
             self._num_bytes -= len(self._answers.pop(next(iter(self._answers))))
 
 
-def answer_records(
+class _PendingPart:
+    """Rows whose requests are computed.
+
+    Attributes:
+        requests: those that are computed, by a key that is equal for rows that have one answer.
+    """
+
+    def __init__(
+        self, batch: RowBatch, reader: RowReader, recent: _RecentAnswers, *, dedupe: bool
+    ) -> None:
+        self._batch = batch
+        self._keys: list[bytes] = []
+        self._known: dict[bytes, RowResult] = {}
+        self._num_refused = 0
+        self.requests: dict[bytes, TaskRequest] = {}
+        for index in range(len(batch.values)):
+            key = index.to_bytes(4)
+            try:
+                request = reader.request(batch, index)
+            except RequestError as error:
+                self._known[key] = RowResult.of_error(error)
+                self._num_refused += 1
+            else:
+                key = _key(request) if dedupe else key
+                if (answer := recent.get(key)) is not None:
+                    self._known[key] = answer
+                else:
+                    self.requests.setdefault(key, request)
+            self._keys.append(key)
+
+    def complete(self, computed: Mapping[bytes, RowResult]) -> ScoredPart:
+        """Return the rows with their results."""
+        by_key = {**self._known, **computed}
+        results = [by_key[key] for key in self._keys]
+        errors = [result.values for result in results if result.is_error]
+        counts = Counts(
+            num_rows=len(results),
+            num_errors=len(errors),
+            num_computed=sum(not result.is_error for result in computed.values()),
+            num_duplicates=len(results) - self._num_refused - len(computed),
+            num_tokens=sum(result.num_tokens for result in computed.values()),
+            errors_by_type=dict(Counter(values["error_type"] for values in errors)),
+            first_error=errors[0]["error"] if errors else None,
+        )
+        return ScoredPart(batch=self._batch, results=results, counts=counts)
+
+
+def _key(request: TaskRequest) -> bytes:
+    content = request.model_dump(exclude_unset=True)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
+
+
+def answer_batches(
     scorer: Scorer,
     reader: RowReader,
-    records: Iterable[Record],
+    batches: Iterable[RowBatch],
     options: ScoreOptions,
     total: Counts | None = None,
 ) -> Iterator[ScoredPart]:
-    """Yield the parts of the input's rows, answered.
+    """Yield the rows of the input with their results.
 
     Args:
         total: the counts of the parts before, to which those of each part are added.
@@ -168,51 +158,28 @@ def answer_records(
     """
     total = Counts() if total is None else total
     recent = _RecentAnswers()
-    begun: deque[ScoredPart] = deque()
+    begun: deque[_PendingPart] = deque()
 
     def requests() -> Iterator[list[TaskRequest]]:
-        for part in _collect(reader, records, recent, options):
-            begun.append(part)
-            yield list(part.requests.values())
+        for batch in batches:
+            begun.append(_PendingPart(batch, reader, recent, dedupe=options.dedupe))
+            yield list(begun[-1].requests.values())
 
     _check_errors(total, options.error_limit)
     for results in scorer.answer(requests()):
-        part = begun.popleft()
-        computed = part.complete(results)
+        pending = begun.popleft()
+        computed = dict(zip(pending.requests, results, strict=True))
         if options.dedupe:
             recent.keep(computed)
-        total.add(part.counts())
+        part = pending.complete(computed)
+        total.add(part.counts)
         _check_errors(total, options.error_limit)
         yield part
 
 
 def _check_errors(total: Counts, limit: int | None) -> None:
-    """Refuse more rows with errors than are allowed.
-
-    Args:
-        limit: None for any number.
-
-    Raises:
-        TooManyErrorsError: there are more.
-    """
     if limit is not None and total.num_errors > limit:
         allowed = f"; {limit} are allowed" if limit else ""
         raise TooManyErrorsError(
             f"{total.num_errors} rows are in error{allowed}; the first: {total.first_error}"
         )
-
-
-def _collect(
-    reader: RowReader, records: Iterable[Record], recent: _RecentAnswers, options: ScoreOptions
-) -> Iterator[ScoredPart]:
-    """Yield the rows in parts, which are not computed."""
-    part = ScoredPart()
-    for record in records:
-        row = reader.read(record)
-        key = row.key if options.dedupe else len(part.rows).to_bytes(8)
-        part.add(row, key, recent.get(key))
-        if len(part.rows) >= options.part_rows or part.num_bytes >= _MAX_PART_BYTES:
-            yield part
-            part = ScoredPart()
-    if part.rows:
-        yield part

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
+
+import pyarrow as pa
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.errors import AlbertServeError
 
-# A type of Arrow: a name, [the type of a list's values], or {the types of a structure's fields}.
-ColumnType: TypeAlias = "str | list[ColumnType] | dict[str, ColumnType]"
+_Types = Mapping[str, Any]  # of Arrow, by name
+_TEXT: Final = pa.string()
+_INTEGER: Final = pa.int64()
+_NUMBER: Final = pa.float64()
+
+
+def _list_of(**fields: Any) -> Any:
+    """Return the type of a list of structures."""
+    return pa.list_(pa.struct(fields))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredTask:
+class _ScoredTask:
     """The columns of a task's items and answers.
 
     Attributes:
         fields: the columns of an item. An item of one field is its value, others are objects.
-        columns: the types of an answer's columns, by name.
+        columns: Arrow's types of an answer's columns, by name.
         to_columns: an answer as JSON, of one item, to the values of its columns; a column that is
             left out is null.
         required: the fields that an item needs, or one of several such sets.
@@ -32,18 +41,18 @@ class ScoredTask:
 
     fields: tuple[str, ...]
     required: tuple[tuple[str, ...], ...]
-    columns: Mapping[str, ColumnType]
+    columns: _Types
     to_columns: Callable[[Any], dict[str, Any]]
     lists: tuple[str, ...] = ()
 
 
 # Beside the answer in every table; JSONL has those that are not null.
-_NOTES: Final[dict[str, ColumnType]] = {
-    "warnings": ["string"],
-    "truncated_tokens": "int64",
-    "truncated_at": [{"place": "string", "offset": "int64"}],
-    "error": "string",
-    "error_type": "string",
+_NOTES: Final[_Types] = {
+    "warnings": pa.list_(_TEXT),
+    "truncated_tokens": _INTEGER,
+    "truncated_at": _list_of(place=_TEXT, offset=_INTEGER),
+    "error": _TEXT,
+    "error_type": _TEXT,
 }
 # The name of the answer in JSONL.
 OUTPUT: Final = "output"
@@ -63,21 +72,14 @@ def _fill_mask(output: Any) -> dict[str, Any]:
     }
 
 
-def _text_classification(output: Any) -> dict[str, Any]:
-    return {**(output[0] if output else {}), "labels": output}
+def _best_and_all(name: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes columns of a ranking: those of the best, and all of it by a name."""
 
+    def columns(output: Any) -> dict[str, Any]:
+        ranking = output if isinstance(output, list) else [output]
+        return {**(ranking[0] if ranking else {}), name: ranking}
 
-def _question_answering(output: Any) -> dict[str, Any]:
-    answers = output if isinstance(output, list) else [output]
-    return {**(answers[0] if answers else {}), "answers": answers}
-
-
-def _sentence_order(output: Any) -> dict[str, Any]:
-    return dict(output)
-
-
-def _multiple_choice(output: Any) -> dict[str, Any]:
-    return {**output[0], "ranking": output}
+    return columns
 
 
 def _feature_extraction(output: Any) -> dict[str, Any]:
@@ -86,74 +88,69 @@ def _feature_extraction(output: Any) -> dict[str, Any]:
     return {"embedding": output}
 
 
-_LABEL: Final[dict[str, ColumnType]] = {"label": "string", "score": "double"}
-_ANSWER: Final[dict[str, ColumnType]] = {
-    "answer": "string",
-    "score": "double",
-    "start": "int64",
-    "end": "int64",
-}
-_CHOICE: Final[dict[str, ColumnType]] = {**_LABEL, "index": "int64"}
+_LABEL: Final = {"label": _TEXT, "score": _NUMBER}
+_ANSWER: Final = {"answer": _TEXT, "score": _NUMBER, "start": _INTEGER, "end": _INTEGER}
+_CHOICE: Final = {**_LABEL, "index": _INTEGER}
+_PREDICTIONS: Final = _list_of(
+    score=_NUMBER,
+    token=_INTEGER,
+    token_str=_TEXT,
+    tokens=pa.list_(_INTEGER),
+    token_strs=pa.list_(_TEXT),
+    sequence=_TEXT,
+)
 
-SCORED_TASKS: Final[dict[str, ScoredTask]] = {
-    "fill-mask": ScoredTask(
+SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
+    "fill-mask": _ScoredTask(
         fields=("text",),
         required=(("text",),),
         columns={
-            "token_str": "string",
-            "score": "double",
-            "sequence": "string",
-            "predictions": [
-                [
-                    {
-                        "score": "double",
-                        "token": "int64",
-                        "token_str": "string",
-                        "tokens": ["int64"],
-                        "token_strs": ["string"],
-                        "sequence": "string",
-                    }
-                ]
-            ],
+            "token_str": _TEXT,
+            "score": _NUMBER,
+            "sequence": _TEXT,
+            "predictions": pa.list_(_PREDICTIONS),
         },
         to_columns=_fill_mask,
     ),
-    "text-classification": ScoredTask(
+    "text-classification": _ScoredTask(
         fields=("text", "text_pair"),
         required=(("text",),),
-        columns={**_LABEL, "labels": [_LABEL]},
-        to_columns=_text_classification,
+        columns={**_LABEL, "labels": _list_of(**_LABEL)},
+        to_columns=_best_and_all("labels"),
     ),
-    "question-answering": ScoredTask(
+    "question-answering": _ScoredTask(
         fields=("question", "context"),
         required=(("question", "context"),),
-        columns={**_ANSWER, "answers": [_ANSWER]},
-        to_columns=_question_answering,
+        columns={**_ANSWER, "answers": _list_of(**_ANSWER)},
+        to_columns=_best_and_all("answers"),
     ),
-    "sentence-order": ScoredTask(
+    "sentence-order": _ScoredTask(
         fields=("text", "text_pair", "sentences"),
         required=(("text", "text_pair"), ("sentences",)),
         columns={
-            "in_order": "double",
-            "coherence": "double",
-            "pairs": [{"first": "int64", "second": "int64", "in_order": "double"}],
-            "best_order": ["int64"],
-            "best_coherence": "double",
+            "in_order": _NUMBER,
+            "coherence": _NUMBER,
+            "pairs": _list_of(first=_INTEGER, second=_INTEGER, in_order=_NUMBER),
+            "best_order": pa.list_(_INTEGER),
+            "best_coherence": _NUMBER,
         },
-        to_columns=_sentence_order,
+        to_columns=dict,
         lists=("sentences",),
     ),
-    "multiple-choice": ScoredTask(
+    "multiple-choice": _ScoredTask(
         fields=("context", "question", "choices"),
         required=(("context", "choices"),),
-        columns={**_CHOICE, "ranking": [_CHOICE]},
-        to_columns=_multiple_choice,
+        columns={**_CHOICE, "ranking": _list_of(**_CHOICE)},
+        to_columns=_best_and_all("ranking"),
         lists=("choices",),
     ),
-    FEATURE_EXTRACTION: ScoredTask(
+    FEATURE_EXTRACTION: _ScoredTask(
         fields=("text",),
         required=(("text",),),
-        columns={"embedding": ["float"], "token_embeddings": [["float"]]},
+        columns={
+            "embedding": pa.list_(pa.float32()),
+            "token_embeddings": pa.list_(pa.list_(pa.float32())),
+        },
         to_columns=_feature_extraction,
     ),
 }
@@ -182,8 +179,8 @@ class RowResult:
         return "error" in self.values
 
 
-def answer_columns(task: str) -> dict[str, ColumnType]:
-    """Return the types of all columns that a table has beside the input's."""
+def answer_columns(task: str) -> dict[str, Any]:
+    """Return Arrow's types of all columns that a table has beside the input's."""
     return {**SCORED_TASKS[task].columns, **_NOTES}
 
 

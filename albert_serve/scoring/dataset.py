@@ -14,11 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.scoring.answering import Scorer, answer_records, check_head
+from albert_serve.scoring.answering import Scorer, answer_batches, check_head
+from albert_serve.scoring.inputs import RowBatch, RowSelection, arrow_batches, collect_rows
 from albert_serve.scoring.options import ScoreOptions
-from albert_serve.scoring.output.layout import Layout
-from albert_serve.scoring.output.writers import to_table
-from albert_serve.scoring.records import Record, records_of
+from albert_serve.scoring.output import Layout, json_rows_of, to_table
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tables import TableType
 
@@ -50,25 +49,23 @@ def score_dataset(data: Any, scorer: Scorer, options: ScoreOptions | None = None
             f"a {type(data).__name__} is neither rows nor a table with Arrow's stream interface "
             "(pandas has it from 2.2 on)"
         )
-    rows = RowReader(scorer.task, options, in_table=False)
-    check_head(scorer, rows.parameters)
-    layout = Layout(type=TableType(format="jsonl"), reader=rows, kept=None)
-    return _score_rows(data, scorer, options, layout)
+    reader = RowReader(scorer.task, options, in_table=False)
+    check_head(scorer, reader.parameters)
+    return _score_rows(data, scorer, reader, options)
 
 
 def _score_rows(
-    data: Iterable[Any], scorer: Scorer, options: ScoreOptions, layout: Layout
+    data: Iterable[Any], scorer: Scorer, reader: RowReader, options: ScoreOptions
 ) -> Iterator[dict[str, Any]]:
-    records = (_record(number, row) for number, row in enumerate(data, start=1))
-    for part in answer_records(scorer, layout.reader, records, options):
-        for row, result in zip(part.rows, part.results, strict=True):
-            yield {**layout.kept_values(row), **result.values}
+    layout = Layout(type=TableType(format="jsonl"), reader=reader, kept=None)
+    rows = ((f"row {number}", _values(row), None) for number, row in enumerate(data, start=1))
+    batches = collect_rows(rows, reader.selection)
+    for part in answer_batches(scorer, reader, batches, options):
+        yield from json_rows_of(layout, part)
 
 
-def _record(number: int, row: object) -> Record:
-    values = row if isinstance(row, Mapping) else {"text": row}
-    num_bytes = sum(len(value) for value in values.values() if isinstance(value, str))
-    return Record(place=f"row {number}", values=dict(values), num_bytes=num_bytes)
+def _values(row: object) -> dict[str, Any]:
+    return dict(row) if isinstance(row, Mapping) else {"text": row}
 
 
 def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
@@ -80,29 +77,27 @@ def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
     Raises:
         InvalidInputError: an option is wrong, or the table has not the columns that are read.
     """
-    rows = RowReader(task, options, in_table=True)
-    rows.check("the table", schema.names)
+    reader = RowReader(task, options, in_table=True)
+    reader.check("the table", schema.names)
     keep = schema.names if options.keep is None else options.keep
     kept = {name: schema.field(name).type for name in keep}
-    return Layout(type=TableType(format="parquet"), reader=rows, kept=kept)
+    return Layout(type=TableType(format="parquet"), reader=reader, kept=kept)
 
 
-def _score_table(reader: Any, scorer: Scorer, options: ScoreOptions) -> Any:
-    layout = table_layout(scorer.task, reader.schema, options)
+def _score_table(table: Any, scorer: Scorer, options: ScoreOptions) -> Any:
+    layout = table_layout(scorer.task, table.schema, options)
     check_head(scorer, layout.reader.parameters)
-    schema = layout.schema()
 
-    def batches() -> Iterator[Any]:
-        records = _records(reader, layout.reader, list(layout.kept or ()))
-        for part in answer_records(scorer, layout.reader, records, options):
-            yield from to_table(layout, schema, part.rows, part.results).to_batches()
+    def scored() -> Iterator[Any]:
+        batches = _batches(table, layout.reader.selection)
+        for part in answer_batches(scorer, layout.reader, batches, options):
+            yield from to_table(layout, part).to_batches()
 
-    return pa.RecordBatchReader.from_batches(schema, batches())
+    return pa.RecordBatchReader.from_batches(layout.schema, scored())
 
 
-def _records(reader: Any, rows: RowReader, keep: list[str]) -> Iterator[Record]:
-    fields = [name for name in reader.schema.names if name in rows.fields]
-    number = 0
-    for batch in reader:
-        yield from records_of(batch, fields, keep, "row ", number)
-        number += batch.num_rows
+def _batches(table: Any, selection: RowSelection) -> Iterator[RowBatch]:
+    num_before = 0
+    for batch in table:
+        yield from arrow_batches(batch, selection, "row ", num_before)
+        num_before += batch.num_rows

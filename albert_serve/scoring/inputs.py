@@ -1,20 +1,48 @@
-"""The files of a job's input: paths, globs and folders."""
+"""The input of a job: files in CSV, TSV, JSONL or Parquet, and their rows in batches."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from io import BufferedReader
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from albert_serve.errors import InvalidInputError
-from albert_serve.tables import has_known_suffix
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from albert_serve.errors import InvalidInputError, MalformedRequestError, RequestError
+from albert_serve.scoring.errors import ChangedJobError
+from albert_serve.tables import (
+    DELIMITERS,
+    Format,
+    TableType,
+    csv_rows,
+    detect_type,
+    first_line,
+    has_known_suffix,
+    is_stream,
+    json_rows,
+    open_lines,
+    parquet_batches,
+    parquet_schema,
+    repeated_names,
+    text_lines,
+)
 
 _STDIN: Final = "/dev/stdin"
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 
+# A row's place, for messages; its values by column; and why it cannot be read.
+_Row: TypeAlias = tuple[str, dict[str, Any], RequestError | None]
 
-def find_inputs(patterns: Sequence[str | Path], output: Path | None = None) -> list[Path]:
+
+def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[Path]:
     """Return the files that paths, globs and folders name, in order, each once; `-` is stdin.
 
     Globs and folders are in alphabetical order; a folder's files are those whose names tell a
@@ -29,15 +57,16 @@ def find_inputs(patterns: Sequence[str | Path], output: Path | None = None) -> l
     for pattern in map(str, patterns):
         path = Path(_STDIN if pattern == "-" else pattern)
         if path.is_dir():
-            matches = [file for file in sorted(path.rglob("*")) if _is_data(file, path, output)]
+            matches = [file for file in path.rglob("*") if has_known_suffix(file)]
+            matches = _inputs(matches, path, output)
             if not matches:
                 raise InvalidInputError(
                     f"{path} has no file that ends in .jsonl, .csv, .tsv or .parquet"
                 )
         elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
-            matches = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-            fixed = _fixed_folder(path)
-            matches = [file for file in matches if _is_input(file, fixed, output)]
+            # Below the folder above the first wildcard.
+            above = next(it for it in path.parents if not _GLOB_CHARACTERS & set(str(it)))
+            matches = _inputs(map(Path, glob.glob(pattern, recursive=True)), above, output)
             if not matches:
                 raise InvalidInputError(f"no file matches {pattern}")
         else:
@@ -47,18 +76,333 @@ def find_inputs(patterns: Sequence[str | Path], output: Path | None = None) -> l
     return list(dict.fromkeys(files))
 
 
-def _fixed_folder(pattern: Path) -> Path:
-    """Return the folder above a pattern's first wildcard."""
-    return next(folder for folder in pattern.parents if not _GLOB_CHARACTERS & set(str(folder)))
+def _inputs(files: Iterable[Path], folder: Path, output: Path) -> list[Path]:
+    return sorted(file for file in files if _is_input(file, folder, output))
 
 
-def _is_data(file: Path, folder: Path, output: Path | None) -> bool:
-    return file.is_file() and _is_input(file, folder, output) and has_known_suffix(file)
-
-
-def _is_input(file: Path, folder: Path, output: Path | None) -> bool:
+def _is_input(file: Path, folder: Path, output: Path) -> bool:
     parts = file.relative_to(folder).parts
     # Nor what another job has not finished.
     is_hidden = any(part.startswith((".", "_")) or part.endswith(".parts") for part in parts)
-    is_output = output is not None and output.resolve() in file.resolve().parents
-    return not file.is_dir() and not is_hidden and not is_output
+    return not (file.is_dir() or is_hidden or output.resolve() in file.resolve().parents)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFile:
+    """An input file.
+
+    Attributes:
+        columns: the names and types of its columns; types are Arrow's, None for text. None for
+            JSONL, whose rows have columns of their own.
+        num_rows: of Parquet.
+        version: of the content when it was opened; None of a stream.
+    """
+
+    path: Path
+    type: TableType
+    columns: Mapping[str, Any] | None = None
+    has_quotes: bool = True
+    num_rows: int = 0
+    version: tuple[int, ...] | None = None
+
+    @classmethod
+    def open(
+        cls, path: Path, chosen: Format | None = None, *, has_quotes: bool = True
+    ) -> InputFile:
+        """Look at a file's format and columns.
+
+        Raises:
+            InvalidInputError: it is damaged, empty, or of a format that is not read.
+            OSError: it cannot be read.
+        """
+        version = _version(path)
+        kind = detect_type(path, chosen)
+        source = cls(path=path, type=kind, has_quotes=has_quotes, version=version)
+        if kind.format == "parquet":
+            schema, num_rows = parquet_schema(path)
+            _check_names(path, schema.names)
+            columns = dict(zip(schema.names, schema.types, strict=True))
+            return replace(source, columns=columns, num_rows=num_rows)
+        if kind.has_columns and version is not None:
+            with open_lines(path, kind.compression) as (stream, _):
+                names = _header(path, _cells(source, stream))
+            return replace(source, columns=dict.fromkeys(names))
+        return source
+
+    @property
+    def num_bytes(self) -> int:
+        """The size on disk when it was opened; 0 of a stream."""
+        return 0 if self.version is None else self.version[2]
+
+    def check_unchanged(self) -> None:
+        """Check that the file is the one that was opened.
+
+        Raises:
+            ChangedJobError: it was written to, is another one, or is gone.
+        """
+        if self.version is not None and _version(self.path) != self.version:
+            raise ChangedJobError(
+                f"{self.path} changed while it was read; score a file that nothing writes to, with "
+                "--restart"
+            )
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    if is_stream(path) or not path.exists():
+        return None
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(kw_only=True, slots=True)
+class RowBatch:
+    """Rows of one input that are answered and written together.
+
+    Attributes:
+        values: of each row, by column; of Arrow, those that the task reads, without nulls.
+        places: of each row, for messages: file and line, or row.
+        errors: why rows cannot be read, by their index.
+        is_text: whether all values are text, as those of CSV are.
+        kept: of Arrow, the columns that the output keeps; None where `values` has them.
+        position: how many bytes of the input, on disk, end with the rows.
+    """
+
+    values: list[dict[str, Any]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    errors: dict[int, RequestError] = field(default_factory=dict)
+    is_text: bool = False
+    kept: Any = None
+    position: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSelection:
+    """The columns that are read of an input, and the limits of a batch.
+
+    Attributes:
+        fields: the columns that the task reads, where there are such.
+        keep: the columns that the output keeps; None for all.
+        max_bytes: the limit of what a batch holds, approximately.
+    """
+
+    fields: Sequence[str]
+    keep: Sequence[str] | None
+    max_rows: int
+    max_bytes: int
+
+
+def read_batches(
+    sources: Sequence[InputFile], selection: RowSelection, num_skipped: int = 0
+) -> Iterator[RowBatch]:
+    """Yield the rows of several files, in order, after the first so many.
+
+    Raises:
+        InvalidInputError: a file cannot be read, is damaged or incomplete.
+        ChangedJobError: a file is not the one that was opened.
+    """
+    num_bytes = 0
+    for source in sources:
+        prefix = f"{source.path}, " if len(sources) > 1 else ""
+        read = _read_parquet if source.type.format == "parquet" else _read_lines
+        with _checked(source):
+            num_skipped -= yield from read(source, selection, prefix, num_bytes, num_skipped)
+        num_bytes += source.num_bytes
+
+
+@contextmanager
+def _checked(source: InputFile) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInputError:
+        source.check_unchanged()
+        raise
+    except OSError as error:
+        source.check_unchanged()
+        reason = error.strerror or error
+        raise InvalidInputError(f"{source.path} cannot be read: {reason}") from error
+    source.check_unchanged()
+
+
+# Yields the rows after those that are passed over; returns the number of these.
+_Reading: TypeAlias = Generator[RowBatch, None, int]
+
+
+def _read_lines(
+    source: InputFile, selection: RowSelection, prefix: str, num_bytes: int, num_skipped: int
+) -> _Reading:
+    with open_lines(source.path, source.type.compression) as (stream, position):
+        rows = _rows(source, stream, prefix)
+        num_passed = sum(1 for _ in islice(rows, num_skipped))
+        yield from collect_rows(
+            rows,
+            selection,
+            is_text=source.type.has_columns,
+            position=lambda: num_bytes + position(),
+        )
+    return num_passed
+
+
+def collect_rows(
+    rows: Iterable[_Row],
+    selection: RowSelection,
+    *,
+    is_text: bool = False,
+    position: Callable[[], int] = lambda: 0,
+) -> Iterator[RowBatch]:
+    """Yield rows in batches.
+
+    Args:
+        position: returns how many bytes of the input were read.
+    """
+    batch, num_bytes = RowBatch(is_text=is_text), 0
+    for place, values, error in rows:
+        if error is not None:
+            batch.errors[len(batch.values)] = error
+        batch.places.append(place)
+        batch.values.append(values)
+        num_bytes += _size(values)
+        if len(batch.values) >= selection.max_rows or num_bytes >= selection.max_bytes:
+            batch.position = position()
+            yield batch
+            batch, num_bytes = RowBatch(is_text=is_text), 0
+    if batch.values:
+        batch.position = position()
+        yield batch
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list) else 8
+
+
+def _rows(source: InputFile, stream: BufferedReader, prefix: str) -> Iterator[_Row]:
+    if source.type.format == "jsonl":
+        for line, values, error in json_rows(stream, _strict_json):
+            refused = None if error is None else type(error)(f"{prefix}{error}")
+            yield f"{prefix}line {line}", values, refused
+        return
+    rows = _cells(source, stream)
+    names = _header(source.path, rows)
+    for line, cells in rows:
+        place, error = f"{prefix}line {line}", None
+        if len(cells) != len(names):
+            error = MalformedRequestError(
+                f"{place} has {len(cells)} fields; the header has {len(names)}"
+            )
+        yield place, dict(zip(names, cells, strict=False)), error
+
+
+def _cells(source: InputFile, stream: BufferedReader) -> Iterator[tuple[int, list[str]]]:
+    return csv_rows(
+        source.path,
+        text_lines(source.path, stream),
+        DELIMITERS[source.type.format],
+        has_quotes=source.has_quotes,
+        advice="; --no-quotes reads quotes as ordinary characters",
+    )
+
+
+def _header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
+    _, names = next(rows, (0, []))
+    if not names:
+        raise InvalidInputError(f"{path} is empty; its first line must name the columns")
+    _check_names(path, names)
+    return names
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if repeated := repeated_names(names):
+        raise InvalidInputError(f"{path} has several columns {repeated[0]!r}; rename all but one")
+
+
+def _strict_json(line: bytes) -> Any:
+    return json.loads(line, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no JSON number, or out of their range")
+    return number
+
+
+def _read_parquet(
+    source: InputFile, selection: RowSelection, prefix: str, num_bytes: int, num_skipped: int
+) -> _Reading:
+    names = source.columns or {}
+    keep = names if selection.keep is None else selection.keep
+    columns = [name for name in names if name in keep or name in selection.fields]
+    batches = parquet_batches(
+        source.path,
+        columns,
+        max_rows=selection.max_rows,
+        max_bytes=selection.max_bytes,
+        num_skipped=num_skipped,
+    )
+    for start, share, batch in batches:
+        for rows in arrow_batches(batch, selection, f"{prefix}row ", start):
+            rows.position = num_bytes + int(source.num_bytes * share)
+            yield rows
+    return min(num_skipped, source.num_rows)
+
+
+def arrow_batches(
+    batch: Any, selection: RowSelection, place: str, num_before: int
+) -> Iterator[RowBatch]:
+    """Yield a record batch of pyarrow within the limits of a batch.
+
+    Args:
+        place: what precedes a row's number in its place.
+        num_before: the rows before the batch.
+    """
+    names = batch.schema.names
+    kept = batch.select([n for n in names if selection.keep is None or n in selection.keep])
+    read = batch.select([name for name in names if name in selection.fields])
+    num_bytes = max(1, kept.nbytes, read.nbytes)
+    num_fitting = selection.max_bytes * batch.num_rows // num_bytes
+    step = max(1, min(selection.max_rows, num_fitting))
+    for start in range(0, batch.num_rows, step):
+        values = [_without_nulls(row) for row in plain_rows(read.slice(start, step))]
+        first = num_before + start + 1
+        places = [f"{place}{number}" for number in range(first, first + len(values))]
+        yield RowBatch(values=values, places=places, kept=kept.slice(start, step))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a row without the fields that are null: a structure has all its fields in each row."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+
+
+def plain_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return rows of Arrow as values of Python.
+
+    Columns of times in nanoseconds, which Python lacks, are text with nine decimals, whatever the
+    value: 1970-01-01T00:00:00.000001000.
+
+    Raises:
+        InvalidInputError: a value is none of Python, such as text that is not UTF-8.
+    """
+    for index, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        if pa.types.is_temporal(column.type) and getattr(column.type, "unit", "") == "ns":
+            batch = batch.set_column(index, name, _time_texts(column))
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except ValueError as error:  # of text, a UnicodeDecodeError
+        raise InvalidInputError(
+            f"the columns {', '.join(batch.schema.names)} hold a value that cannot be read "
+            f"({first_line(error)}); is the file damaged?"
+        ) from error
+    return rows
+
+
+def _time_texts(column: Any) -> Any:
+    if pa.types.is_duration(column.type):  # as pyarrow has them
+        return column
+    text = pc.replace_substring(column.cast(pa.string()), " ", "T")
+    # +01:00 of Arrow's +0100
+    return pc.replace_substring_regex(text, r"([+-]\d\d)(\d\d)$", r"\1:\2")

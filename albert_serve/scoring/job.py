@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -19,22 +20,18 @@ from albert_serve import __version__
 from albert_serve.errors import InvalidInputError
 from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
-from albert_serve.scoring.answering import ScoredPart, Scorer, answer_records, check_head
+from albert_serve.scoring.answering import ScoredPart, Scorer, answer_batches, check_head
 from albert_serve.scoring.errors import StoppedError, writing
-from albert_serve.scoring.inputs import find_inputs
+from albert_serve.scoring.inputs import InputFile, RowBatch, find_inputs, read_batches
 from albert_serve.scoring.options import Counts, ScoreOptions, ScoreSummary
-from albert_serve.scoring.output.layout import Layout, make_layout
-from albert_serve.scoring.output.parts import PartFolder
-from albert_serve.scoring.output.writers import join, open_writer
-from albert_serve.scoring.records import InputFile, Record, read_records
+from albert_serve.scoring.output import Layout, join, make_layout, open_writer
+from albert_serve.scoring.parts import PartFolder
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tables import TableType, is_stream, type_by_name
 
 # The rows by which the columns of JSONL are known, where the output is a table.
 _FIRST_ROWS: Final = 1024
 _STDOUT: Final = "/dev/stdout"
-_BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-_LINE: Final = "{desc}: {percentage:.0f}% in {elapsed}, {remaining} left{postfix}"
 
 
 def score_files(
@@ -118,11 +115,7 @@ def _open_sources(
 
 @dataclass(kw_only=True)
 class _Job:
-    """One run of a job.
-
-    Attributes:
-        total: the counts of all rows so far, those of earlier runs among them.
-    """
+    """One run of a job."""
 
     scorer: Scorer
     sources: Sequence[InputFile]
@@ -130,10 +123,7 @@ class _Job:
     reader: RowReader
     options: ScoreOptions
     is_stopped: Callable[[], bool]
-    total: Counts = field(default_factory=Counts)
-    num_resumed_rows: int = 0
-    num_run_tokens: int = 0
-    num_parts: int = 0
+    summary: ScoreSummary = field(default_factory=ScoreSummary)
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -144,114 +134,97 @@ class _Job:
     def write_stream(self, target: Path) -> ScoreSummary:
         """Write a pipe or a device as the answers come."""
         with writing(target), _open_stream(target) as stream:
-            layout, records = self._begin()
+            layout, batches = self._begin()
             with (
-                open_writer(stream, layout, has_header=True) as writer,
-                closing(self._parts(records)) as parts,
+                open_writer(stream, layout, has_header=True) as write,
+                closing(self._parts(batches)) as parts,
             ):
                 for part in parts:
-                    writer.write(part.rows, part.results)
+                    write(part)
                     self._check_stopped("")
-        return self._summary()
+        return self._so_far()
 
     def write_parts(self, target: Path, *, is_folder: bool) -> ScoreSummary:
         """Write parts, and join them into a file."""
         resolved = target.resolve()
-        folder = resolved if is_folder else resolved.with_name(f"{resolved.name}.parts")
         with PartFolder.open(
-            folder,
+            resolved if is_folder else resolved.with_name(f"{resolved.name}.parts"),
+            self.kind.suffix,
             self._description(),
             # What came through a pipe cannot be read again.
             restart=self.options.restart or not self.is_resumable,
             is_temporary=not is_folder,
         ) as parts:
-            for entry in parts.entries:
-                self.total.add(Counts(**entry.counts))
-            self.num_parts = len(parts.entries)
-            self.num_resumed_rows = self.total.num_rows
-            layout, records = self._begin()
-            with closing(self._parts(records)) as answered:
+            for counts in parts.counts:
+                self.summary.add(Counts(**counts))
+            self.summary.num_parts = len(parts.counts)
+            self.summary.num_resumed_rows = self.summary.num_rows
+            layout, batches = self._begin()
+
+            def write(part: ScoredPart) -> None:
+                has_header = is_folder or not parts.counts
+                parts.write(asdict(part.counts), partial(_write_part, layout, part, has_header))
+
+            with closing(self._parts(batches)) as answered:
                 for part in answered:
-                    self._write(parts, layout, part, is_folder=is_folder)
+                    write(part)
                     self._check_stopped("; the same command goes on" if self.is_resumable else "")
-            if not parts.entries:  # so that an empty table has its columns
-                self._write(parts, layout, ScoredPart(), is_folder=is_folder)
+            if not parts.counts:  # so that an empty table has its columns
+                write(ScoredPart())
             if is_folder:
                 parts.finish()
             else:
                 parts.join(resolved, lambda stream: join(parts.files, stream, layout))
-        return self._summary()
+        return self._so_far()
 
-    def _begin(self) -> tuple[Layout, Iterator[Record]]:
-        """Return the output's layout, and the records that are left to answer."""
-        records = self._records(self.num_resumed_rows)
-        first: list[Record] = []
+    def _begin(self) -> tuple[Layout, Iterator[RowBatch]]:
+        """Return the output's layout, and the rows that are left to answer."""
+        num_skipped = self.summary.num_resumed_rows
+        batches = self._batches(num_skipped)
+        first: list[RowBatch] = []
         if self.kind.has_columns and all(source.columns is None for source in self.sources):
             # The first of all rows, whatever has been answered before.
-            start = self._records(0) if self.num_resumed_rows else records
-            first = list(islice(start, _FIRST_ROWS))
-            records = records if self.num_resumed_rows else chain(first, records)
-        layout = make_layout(self.kind, self.reader, self.sources, self.options.keep, first)
-        return layout, records
+            first = _first_rows(self._batches(0) if num_skipped else batches)
+            batches = batches if num_skipped else chain(first, batches)
+        return make_layout(self.kind, self.reader, self.sources, first), batches
 
-    def _records(self, num_skipped: int) -> Iterator[Record]:
-        return read_records(self.sources, self.reader.fields, self.options.keep, num_skipped)
+    def _batches(self, num_skipped: int) -> Iterator[RowBatch]:
+        return read_batches(self.sources, self.reader.selection, num_skipped)
 
-    def _parts(self, records: Iterator[Record]) -> Generator[ScoredPart, None, None]:
-        """Yield the parts, answered, and show the progress."""
-        num_bytes = sum(source.num_bytes for source in self.sources)
-        with self._progress(num_bytes if self.is_resumable else 0) as bar:
-            for part in answer_records(self.scorer, self.reader, records, self.options, self.total):
+    def _parts(self, batches: Iterator[RowBatch]) -> Generator[ScoredPart, None, None]:
+        """Yield the parts, answered; count them, and show the progress."""
+        summary, title = self.summary, self.scorer.task
+        num_bytes = sum(source.num_bytes for source in self.sources) if self.is_resumable else 0
+        shown: dict[str, Any] = {"unit": "rows"}
+        if num_bytes:
+            shown = {"total": num_bytes, "unit": "B", "unit_scale": True}
+        with progress_bar(title=title, **shown) as bar:
+            for part in answer_batches(self.scorer, self.reader, batches, self.options, summary):
                 yield part
                 pa.default_memory_pool().release_unused()
-                self.num_parts += 1
-                self.num_run_tokens += part.num_tokens
+                summary.num_parts += 1
+                summary.num_run_tokens += part.counts.num_tokens
                 self._advance(bar, part)
 
-    def _progress(self, num_bytes: int) -> tqdm[Any]:
-        if not num_bytes:
-            return progress_bar(title=self.scorer.task, unit="rows")
-        return progress_bar(
-            title=self.scorer.task, total=num_bytes, unit="B", bar_format=_BAR, line_format=_LINE
-        )
+    def _so_far(self) -> ScoreSummary:
+        """Return the summary of the rows so far."""
+        self.summary.duration_s = time.monotonic() - self.started_s
+        return self.summary
 
     def _advance(self, bar: tqdm[Any], part: ScoredPart) -> None:
-        duration_s = max(time.monotonic() - self.started_s, 1e-9)
-        num_run_rows = self.total.num_rows - self.num_resumed_rows
-        position = part.rows[-1].record.position
-        if not bar.n and self.num_resumed_rows:
+        summary, position = self._so_far(), part.batch.position
+        if not bar.n and summary.num_resumed_rows:
             # The rate is that of this run.
-            share = self.num_resumed_rows / self.total.num_rows
-            bar.initial = bar.n = int(position * share)
-        speed = f"{self.total.num_rows} rows, {num_run_rows / duration_s:.1f} rows/s"
-        if self.num_run_tokens:
-            speed += f", {self.num_run_tokens / duration_s:.0f} tokens/s"
+            bar.initial = bar.n = position * summary.num_resumed_rows // summary.num_rows
+        speed = f"{summary.num_rows} rows, {summary.rows_per_s:.1f} rows/s"
+        if summary.num_run_tokens:
+            speed += f", {summary.tokens_per_s:.0f} tokens/s"
         bar.set_postfix_str(speed, refresh=False)
-        bar.update(position - bar.n if bar.total else len(part.rows))
-
-    def _write(
-        self, parts: PartFolder, layout: Layout, part: ScoredPart, *, is_folder: bool
-    ) -> None:
-        has_header = is_folder or not parts.entries
-
-        def content(stream: BinaryIO) -> None:
-            with open_writer(stream, layout, has_header=has_header) as writer:
-                writer.write(part.rows, part.results)
-
-        parts.write(self.kind.suffix, asdict(part.counts()), content)
+        bar.update(position - bar.n if bar.total else part.counts.num_rows)
 
     def _check_stopped(self, advice: str) -> None:
         if self.is_stopped():
-            raise StoppedError(f"stopped after {self.total.num_rows} rows{advice}")
-
-    def _summary(self) -> ScoreSummary:
-        return ScoreSummary(
-            counts=self.total,
-            num_resumed_rows=self.num_resumed_rows,
-            num_run_tokens=self.num_run_tokens,
-            num_parts=self.num_parts,
-            duration_s=time.monotonic() - self.started_s,
-        )
+            raise StoppedError(f"stopped after {self.summary.num_rows} rows{advice}")
 
     def _description(self) -> dict[str, Any]:
         """Return what the rows of the output depend on."""
@@ -266,6 +239,22 @@ class _Job:
             "quotes": self.options.has_quotes,
             "inputs": [_input(source) for source in self.sources],
         }
+
+
+def _first_rows(batches: Iterator[RowBatch]) -> list[RowBatch]:
+    first: list[RowBatch] = []
+    num_rows = 0
+    for batch in batches:
+        first.append(batch)
+        num_rows += len(batch.values)
+        if num_rows >= _FIRST_ROWS:
+            break
+    return first
+
+
+def _write_part(layout: Layout, part: ScoredPart, has_header: bool, stream: BinaryIO) -> None:
+    with open_writer(stream, layout, has_header=has_header) as write:
+        write(part)
 
 
 def _input(source: InputFile) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,11 +16,12 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.scoring.answers import OUTPUT, RowResult
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import (
+    AnyTask,
     EncoderInput,
     Logits,
     Prepared,
-    Round,
     TaskSetup,
+    Work,
     open_task,
     prepare_request,
     read_cuts,
@@ -33,36 +33,6 @@ from albert_serve.tasks.load import load_setups, on_device
 # Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
 # vocabulary-wide logits.
 _BATCHES_AT_ONCE: Final = 8
-
-
-@dataclass(kw_only=True, slots=True)
-class _Request:
-    """The prepared items of one request, and their answers."""
-
-    items: list[Prepared[Any]]
-    is_list: bool
-    cuts: dict[str, int]
-    answers: dict[int, Any] = field(default_factory=dict)
-    error: AlbertServeError | None = None
-    num_tokens: int = 0
-
-    def result(self) -> RowResult:
-        """Return the result; all items have answers, or there is an error."""
-        if self.error is not None:
-            return RowResult.of_error(self.error)
-        answers = [self.answers[number] for number in range(len(self.items))]
-        values = {OUTPUT: to_jsonable_python(answers if self.is_list else answers[0])}
-        return RowResult(values=values | self._notes(), num_tokens=self.num_tokens)
-
-    def _notes(self) -> dict[str, Any]:
-        notes = {
-            "warnings": list(
-                dict.fromkeys(warning for item in self.items for warning in item.warnings)
-            ),
-            "truncated_tokens": sum(item.num_truncated for item in self.items),
-            "truncated_at": self.cuts,
-        }
-        return {name: value for name, value in notes.items() if value}
 
 
 def read_setup(bundle: Bundle, task: str) -> TaskSetup:
@@ -127,84 +97,79 @@ class LocalScorer:
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         """Return the results of requests, in order; of one that cannot be answered, its error."""
-        prepared = [self._prepare(request) for request in requests]
-        items = [
-            _Item(request=request, number=number, stage=item)
-            for request in prepared
-            for number, item in enumerate(request.items)
-        ]
-        # Each round runs the items that an earlier one has not answered.
-        while items:
-            items = [item for item in self._run_round(items) if item.request.error is None]
-        return [request.result() for request in prepared]
+        rows = [_Row(self._opened, request) for request in requests]
+        # Each round runs the inputs that an earlier one has decided.
+        while inputs := [(row, number) for row in rows for number in range(len(row.inputs))]:
+            self._run_round(inputs)
+        return [row.result() for row in rows]
 
-    def _prepare(self, request: TaskRequest) -> _Request:
-        is_list = isinstance(request.inputs, list)
-        try:
-            items = prepare_request(self._opened, request)
-        except AlbertServeError as error:
-            return _Request(items=[], is_list=is_list, cuts={}, error=error)
-        return _Request(items=items, is_list=is_list, cuts=read_cuts(request, items))
-
-    def _run_round(self, items: Sequence[_Item]) -> list[_Item]:
-        """Run one round, like lengths together; return the items with another round."""
-        places = [
-            _Place(item=item, part=part, encoder_input=encoder_input)
-            for item in items
-            for part, encoder_input in enumerate(item.stage.inputs)
-        ]
-        further = []
-        lengths = [len(place.encoder_input.ids) for place in places]
+    def _run_round(self, inputs: Sequence[tuple[_Row, int]]) -> None:
+        """Run inputs, of rows and by number, like lengths together."""
+        encoder_inputs = [row.inputs[number] for row, number in inputs]
+        lengths = [len(encoder_input.ids) for encoder_input in encoder_inputs]
         max_tokens = _BATCHES_AT_ONCE * self._engine.max_batch_tokens
-        for indices in group_by_length(lengths, max_tokens):
-            group = [places[index] for index in indices]
-            outcomes = _run(self._engine, [place.encoder_input for place in group])
-            for place, outcome in zip(group, outcomes, strict=True):
-                item = place.item
-                item.request.num_tokens += len(place.encoder_input.ids)
-                if isinstance(outcome, AlbertServeError):
-                    item.request.error = item.request.error or outcome
-                    continue
-                item.arrived[place.part] = outcome
-                # Finished at once to free the logits, which fill-mask has as wide as the
-                # vocabulary.
-                if len(item.arrived) == len(item.stage.inputs) and (after := _finish(item)):
-                    further.append(after)
-        return further
+        for group in group_by_length(lengths, max_tokens):
+            outcomes = _run(self._engine, [encoder_inputs[index] for index in group])
+            for index, outcome in zip(group, outcomes, strict=True):
+                row, number = inputs[index]
+                row.take(number, lengths[index], outcome)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Item:
-    """An item of a request, and its current round."""
+class _Row:
+    """The work of a row's request, and its result.
 
-    request: _Request
-    number: int
-    stage: Round[Any]
-    arrived: dict[int, Logits] = field(default_factory=dict)
+    Attributes:
+        inputs: those of the present round; none after the last, or an error.
+    """
 
+    def __init__(self, task: AnyTask, request: TaskRequest) -> None:
+        self._is_list = isinstance(request.inputs, list)
+        self._items: list[Prepared[Any]] = []
+        self._cuts: dict[str, int] = {}
+        self._error: AlbertServeError | None = None
+        self._num_tokens = 0
+        self._arrived: dict[int, Logits] = {}
+        try:
+            self._items = prepare_request(task, request)
+            self._cuts = read_cuts(request, self._items)
+        except AlbertServeError as error:
+            self._error = error
+        self._work = Work(self._items)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """An input, and its index in an item's round."""
+    @property
+    def inputs(self) -> list[EncoderInput]:
+        return [] if self._error is not None else self._work.inputs
 
-    item: _Item
-    part: int
-    encoder_input: EncoderInput
+    def take(self, number: int, num_tokens: int, outcome: Logits | AlbertServeError) -> None:
+        """Take the logits of an input, or its error; the last of a round ends it.
 
+        At once, to free the logits, which fill-mask has as wide as the vocabulary.
+        """
+        self._num_tokens += num_tokens
+        if isinstance(outcome, AlbertServeError):
+            self._error = self._error or outcome
+            self._arrived.clear()
+            return
+        self._arrived[number] = outcome
+        if self._error is None and len(self._arrived) == len(self._work.inputs):
+            try:
+                self._work.take([self._arrived.pop(index) for index in range(len(self._arrived))])
+            except AlbertServeError as error:
+                self._error = error
 
-def _finish(item: _Item) -> _Item | None:
-    """Store the item's answer, or return the item in its next round."""
-    logits = [item.arrived[part] for part in range(len(item.arrived))]
-    item.arrived.clear()
-    try:
-        outcome = item.stage.finish(logits)
-    except AlbertServeError as error:
-        item.request.error = item.request.error or error
-        return None
-    if isinstance(outcome, Round):
-        return _Item(request=item.request, number=item.number, stage=outcome)
-    item.request.answers[item.number] = outcome
-    return None
+    def result(self) -> RowResult:
+        """Return the result, after the last round."""
+        if self._error is not None:
+            return RowResult.of_error(self._error)
+        answers = self._work.answers
+        values = {OUTPUT: to_jsonable_python(answers if self._is_list else answers[0])}
+        notes: dict[str, Any] = {
+            "warnings": list(dict.fromkeys(w for item in self._items for w in item.warnings)),
+            "truncated_tokens": sum(item.num_truncated for item in self._items),
+            "truncated_at": self._cuts,
+        }
+        values |= {name: value for name, value in notes.items() if value}
+        return RowResult(values=values, num_tokens=self._num_tokens)
 
 
 def _run(engine: Runner, inputs: Sequence[EncoderInput]) -> list[Logits | AlbertServeError]:

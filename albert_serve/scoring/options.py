@@ -92,63 +92,51 @@ class Counts:
         self.first_error = self.first_error or other.first_error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreSummary:
-    """The counts and rates of a job.
+@dataclass(kw_only=True, slots=True)
+class ScoreSummary(Counts):
+    """The counts of a job's rows, of earlier runs too, and the rates of this run.
 
     Attributes:
-        counts: of all rows.
         num_resumed_rows: rows that an earlier run of the job had answered.
         num_run_tokens: tokens that this run computed.
         num_parts: the parts of the output.
         duration_s: the time of this run.
     """
 
-    counts: Counts
-    num_resumed_rows: int
-    num_run_tokens: int
-    num_parts: int
-    duration_s: float
+    num_resumed_rows: int = 0
+    num_run_tokens: int = 0
+    num_parts: int = 0
+    duration_s: float = 0.0
 
     @property
-    def num_rows(self) -> int:
-        """All rows."""
-        return self.counts.num_rows
+    def rows_per_s(self) -> float:
+        """The rows that this run answered in a second."""
+        return self._per_s(self.num_rows - self.num_resumed_rows)
 
     @property
-    def num_errors(self) -> int:
-        """All rows with an error."""
-        return self.counts.num_errors
-
-    @property
-    def first_error(self) -> str | None:
-        """The message of the first row with an error."""
-        return self.counts.first_error
+    def tokens_per_s(self) -> float:
+        """The tokens that this run computed in a second."""
+        return self._per_s(self.num_run_tokens)
 
     def __str__(self) -> str:
         notes = f"{self.num_rows} rows, {self.num_errors} with errors"
-        if self.counts.num_duplicates:
-            notes += f", {self.counts.num_duplicates} like an earlier one"
+        if self.num_duplicates:
+            notes += f", {self.num_duplicates} like an earlier one"
         if self.num_resumed_rows:
             notes += f", {self.num_resumed_rows} from an earlier run"
-        return f"{notes}, in {self.duration_s:.1f} s ({self._per_s(self._num_run_rows):.1f} rows/s)"
+        return f"{notes}, in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s)"
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as JSON."""
-        num_rows = self.counts.num_rows
+        values = asdict(self)
+        del values["num_run_tokens"]
         return {
-            **asdict(self.counts),
-            "duplicate_share": self.counts.num_duplicates / num_rows if num_rows else 0.0,
-            "num_resumed_rows": self.num_resumed_rows,
-            "num_parts": self.num_parts,
+            **values,
             "duration_s": round(self.duration_s, 3),
-            "rows_per_s": round(self._per_s(self._num_run_rows), 3),
-            "tokens_per_s": round(self._per_s(self.num_run_tokens), 1),
+            "duplicate_share": self.num_duplicates / self.num_rows if self.num_rows else 0.0,
+            "rows_per_s": round(self.rows_per_s, 3),
+            "tokens_per_s": round(self.tokens_per_s, 1),
         }
-
-    @property
-    def _num_run_rows(self) -> int:
-        return self.num_rows - self.num_resumed_rows
 
     def _per_s(self, count: int) -> float:
         return count / self.duration_s if self.duration_s else 0.0

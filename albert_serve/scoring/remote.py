@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, Self, TypeVar
 
@@ -27,8 +26,10 @@ from albert_serve.client.async_exchange import AsyncExchange
 from albert_serve.client.calls import Call
 from albert_serve.client.replies import Received, renumbered_places
 from albert_serve.client.requests import INFO
+from albert_serve.client.retries import PASSING
 from albert_serve.client.server import (
     MAX_REPLY_BYTES,
+    NUM_RETRIES,
     Server,
     authorization,
     service_url,
@@ -40,8 +41,6 @@ from albert_serve.errors import (
     DeadlineExceededError,
     InvalidInputError,
     MalformedRequestError,
-    NotReadyError,
-    QueueFullError,
     RequestError,
 )
 from albert_serve.scoring.answers import OUTPUT, RowResult
@@ -49,13 +48,17 @@ from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
 from albert_serve.scoring.options import NUM_CONCURRENT, WAIT_S
 
 _CALL_S: Final = 120.0
-_MAX_DELAY_S: Final = 10.0
+# Between the retries of the client and those of a request that it gave up.
+_DELAY_S: Final = 0.5
 # Of one request, while the service answers others.
 _MAX_DEADLINES: Final = 3
-# Over soon, unless the service is gone.
-_PASSING: Final = (DeadlineExceededError, NotReadyError, QueueFullError)
 # Of the row, not of the service.
-_OF_ROW: Final = (InvalidInputError, MalformedRequestError, BodyTooLargeError)
+_OF_ROW: Final = (
+    InvalidInputError,
+    MalformedRequestError,
+    BodyTooLargeError,
+    DeadlineExceededError,
+)
 _ANY: Final = TypeAdapter[Any](Any)
 
 _ResultT = TypeVar("_ResultT")
@@ -65,10 +68,8 @@ class RemoteScorer:
     """Answers with a service; for `with`.
 
     A service that is overloaded is asked again after the delay that it names, and one that is out
-    of reach until it answers, or has not answered anything for so long.
-
-    Requests are sent by an event loop in a thread of its own, so that an interrupted job cancels
-    those under way.
+    of reach until it answers, or has not answered anything for so long. An interrupted job cancels
+    the requests under way.
 
     Args:
         url: its address, such as "http://127.0.0.1:3000".
@@ -105,20 +106,23 @@ class RemoteScorer:
             base_url=service_url(url, model),
             headers=authorization(api_key),
             timeout_s=_CALL_S,
-            num_retries=0,
+            num_retries=NUM_RETRIES,
             max_concurrency=1,  # of one row, whose list may need several requests
             max_reply_bytes=MAX_REPLY_BYTES,
         )
         self._exchange = AsyncExchange(server, None)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        # With a factory it leaves the caller's thread without a current event loop.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         try:
-            self.identity, heads = self._wait(self._find_task())
-            self.heads: Sequence[str] = heads
+            info = self._runner.run(self._info())
+            tasks = {entry.name: entry for entry in info.tasks}
+            if task not in tasks:
+                raise ConfigError(f"{url} has no {task}; it has {', '.join(tasks)}")
         except BaseException:
             self.close()
             raise
+        self.identity = _identity(info)
+        self.heads: Sequence[str] = _heads(tasks[task])
 
     def __enter__(self) -> Self:
         return self
@@ -127,30 +131,9 @@ class RemoteScorer:
         self.close()
 
     def close(self) -> None:
-        """Cancel the requests, and close the connections."""
-        if self._loop.is_closed():
-            return
-        self._wait(self._cancel())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _cancel(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._exchange.aclose()
-
-    def _wait(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _find_task(self) -> tuple[dict[str, str], list[str]]:
-        info = await self._info()
-        tasks = {entry.name: entry for entry in info.tasks}
-        if self.task not in tasks:
-            raise ConfigError(f"{self._url} has no {self.task}; it has {', '.join(tasks)}")
-        return _identity(info), _heads(tasks[self.task])
+        """Close the connections."""
+        with self._runner:
+            self._runner.run(self._exchange.aclose())
 
     def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
         """Yield the results of each part's requests, in order; see `Scorer`.
@@ -161,7 +144,7 @@ class RemoteScorer:
             RequestError: it refuses all requests.
         """
         for requests in parts:
-            yield self._wait(self._run(requests))
+            yield self._runner.run(self._run(requests))
 
     async def _run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         self._answered_s = time.monotonic()
@@ -184,12 +167,11 @@ class RemoteScorer:
         return await self._until_answered(lambda: self._exchange.send(INFO))
 
     async def _answer(self, request: TaskRequest) -> RowResult:
-        body = request.model_dump(exclude_unset=True)
         replies: list[tuple[Received, int]] = []
         call: Call[Any] = Call(
             method="POST",
             path=f"/{self.task}",
-            body=body,
+            body=request.model_dump(exclude_unset=True),
             read=_ANY.validate_json,
             on_reply=lambda received, start: replies.append((received, start)),
         )
@@ -200,37 +182,33 @@ class RemoteScorer:
 
         try:
             answer = await self._until_answered(ask)
-        except (*_OF_ROW, DeadlineExceededError) as error:
-            return RowResult.of_error(error)
         except RequestError as error:
-            # Without an identifier it is not of the service, but of a proxy.
-            if type(error) is not RequestError or error.request_id is None:
+            # An engine's failure at the row; without an identifier it is a proxy's.
+            is_failure = type(error) is RequestError and error.request_id is not None
+            if not (is_failure or isinstance(error, _OF_ROW)):
                 raise
-            return RowResult.of_error(error)  # the engine failed at it
-        is_list = isinstance(request.inputs, list)
-        if isinstance(request, TextClassificationRequest) and not is_list:
+            return RowResult.of_error(error)
+        if isinstance(request, TextClassificationRequest) and not isinstance(request.inputs, list):
             answer = answer[0]
         return RowResult(values={OUTPUT: answer, **_notes(replies)})
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
-        delay_s = 0.5
+        """Ask beyond the client's retries, unless the service answers no request at all."""
         began_s = time.monotonic()
         num_deadlines = 0
         while True:
             try:
                 answer = await ask()
-            except _PASSING as error:
+            except PASSING as error:
                 num_deadlines += isinstance(error, DeadlineExceededError)
                 if num_deadlines >= _MAX_DEADLINES and self._answered_s > began_s:
                     raise
                 waited_s = time.monotonic() - self._answered_s
-                if waited_s + delay_s > self._wait_s:
+                if waited_s + _DELAY_S > self._wait_s:
                     raise ServiceUnavailableError(
                         f"{self._url} has not answered for {waited_s:.0f} s: {error}"
                     ) from error
-                asked_s = error.retry_after_s if isinstance(error, QueueFullError) else 0.0
-                await asyncio.sleep(max(delay_s, asked_s))
-                delay_s = min(2 * delay_s, _MAX_DELAY_S)
+                await asyncio.sleep(_DELAY_S)
             except AlbertServeError:
                 self._answered_s = time.monotonic()
                 raise

@@ -260,7 +260,7 @@ def spans(source: Source, tokenizer_file: Path) -> dict[tuple[int, ...], tuple[i
     """Where the answer is in the sequence of each question, as finetuning has it."""
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     return {
-        tuple(window.ids): (window.start, window.end)
+        tuple(window.ids): window.target
         for question in read_squad([SQUAD])
         for window in span_examples(question, tokenizer, length=source.config.max_positions)
     }

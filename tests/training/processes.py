@@ -300,11 +300,6 @@ def count_time(step_s: float) -> None:
     patch.object(Run, "step", step).start()
 
 
-def measure_bf16(is_faster: bool) -> None:
-    """The CPU is faster in bf16, or it is not."""
-    patch("training.system.precision.cpu_is_faster_in_bf16", lambda: is_faster).start()
-
-
 def get_signals(*numbers: int) -> None:
     for number in numbers:
         os.kill(os.getpid(), number)
@@ -354,15 +349,6 @@ def write_no_file_over(num_bytes: int) -> None:
     """As on a disk that is full: a larger file cannot be written whole."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-
-
-def fill_disk(file: Path) -> None:
-    """Write until nothing more fits."""
-    with suppress(OSError), file.open("wb", buffering=0) as stream:
-        for size in (1 << 16, 1 << 10, 1):
-            with suppress(OSError):
-                while True:
-                    stream.write(bytes(size))
 
 
 def sleep() -> None:

@@ -74,7 +74,7 @@ def test_distillation(clone: Path, vocab_dir: Path) -> None:
     (sentiment,) = printed_commands(DISTILLATION, "bert-base-uncased-SST-2")
     small = f"--embedding-size 16 --length 32 {TWO_STEPS}"
     run_printed([student], clone, {"training.distil": small})
-    run_printed([sentiment], clone, {"training.distil": "--steps 2 --length 32"})
+    run_printed([sentiment], clone, {"training.finetune": "--steps 2 --length 32"})
     model = load_checkpoint(clone / "runs" / "sentiment" / "checkpoint")
     assert model.tasks["text-classification"] == 3
     stages = read_stages(clone / "runs" / "sentiment" / "checkpoint")

@@ -23,12 +23,11 @@ from tests.training.support import (
     pretend_bf16,
     randomize,
 )
-from training.data.batch import ExampleBatch, PretrainBatch
+from training.data.batch import ExampleBatch, PretrainBatch, TokenisedExample
 from training.data.choices import ChoiceBatch, ChoiceExample, collate_choices
 from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
-from training.data.streams import LabelledExample
 from training.losses import (
     Score,
     Tally,
@@ -84,7 +83,7 @@ def classified(num_labels: int, targets: Sequence[float]) -> tuple[AlbertForTask
     model = AlbertForTasks(TINY, {"text-classification": num_labels})
     randomize(model, seed=3)
     examples = [
-        LabelledExample(ids=ids, types=[0] * len(ids), label=label)
+        TokenisedExample(ids=ids, types=[0] * len(ids), target=label)
         for ids, label in zip([[2, 7, 3], [2, 9, 8, 3], [2, 11, 3]], targets, strict=True)
     ]
     return model, collate_examples("text-classification", examples, row_length=8)
@@ -254,7 +253,7 @@ def test_code_is_compiled_once_for_any_shape_of_packed_rows(
     logits = compile_logits(cls_logits)
     for sizes, row_length in (([16, 16], 16), ([14, 3, 9, 12], 16), ([30, 31, 17], 32)):
         examples = [
-            LabelledExample(ids=[2, *[7] * (size - 2), 3], types=[0] * size, label=0)
+            TokenisedExample(ids=[2, *[7] * (size - 2), 3], types=[0] * size, target=0)
             for size in sizes
         ]
         batch = collate_examples("text-classification", examples, row_length=row_length)

@@ -16,7 +16,7 @@ import transformers
 from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     REPOSITORY,
-    checkpoint_state,
+    SQUAD,
     hf_load,
     read_metrics,
     refusal,
@@ -82,17 +82,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
 
 
-def test_a_budget_ends_a_run(pretrain_options: list[str], tmp_path: Path) -> None:
-    """And its seconds are counted on over an interruption."""
-    assert run(pretrain_options, tmp_path, "--budget", "0.3s") == 0
-    state = checkpoint_state(tmp_path)
-    assert 0 < state["step"] <= 80
-    assert state["step"] == 80 or state["elapsed_s"] >= 0.3
-    assert run(pretrain_options, tmp_path, "--budget", "0.3s") == 0
-    assert checkpoint_state(tmp_path)["step"] == state["step"]
-    hf_load("AlbertForPreTraining", tmp_path / "checkpoint")
-
-
 def test_recomputing_changes_no_bit(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
     """With dropout, which is drawn the same the second time."""
     assert run(tiny_options, tmp_path, "--recompute") == 0
@@ -130,10 +119,7 @@ def test_shards_of_another_tokenizer_are_refused(
     with (tmp_path / "vocab" / "tokenizer.json").open("a") as stream:
         stream.write("\n")
     assert run([*tiny_options, "--tokenizer", str(tmp_path / "vocab")], tmp_path / "run") == 1
-    message = capsys.readouterr().err
-    assert message.startswith("error: ")
-    assert "was prepared with another tokenizer than" in message
-    assert not (tmp_path / "run").exists()
+    assert "was prepared with another tokenizer than" in refusal(capsys, tmp_path / "run")
 
 
 @pytest.mark.extended
@@ -166,6 +152,7 @@ def test_text_is_held_out_as_files_or_as_shards(
         (["--seed", "1"], "seed 0, not 1"),
         (["--layers", "3"], "num_hidden_layers 2, not 3"),
         (["--sharing", "ffn"], "albert_sharing 'all', not 'ffn'"),
+        (["--corpus", str(SQUAD)], "corpus [['easy.txt', "),
     ],
 )
 def test_other_options_on_a_run_are_refused(
@@ -173,28 +160,16 @@ def test_other_options_on_a_run_are_refused(
 ) -> None:
     before = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
     assert run(pretrain_options, pretrained, *changes) == 1
-    assert capsys.readouterr().err == (
-        f"error: {pretrained} holds a run with {message}. "
-        "Give the same options to resume it, or another --output\n"
-    )
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {pretrained} holds a run with {message}")
+    assert error.endswith(". Give the same options to resume it, or another --output\n")
     assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
-
-
-def test_another_corpus_on_a_run_is_refused_before_it_is_tokenised(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text("Another text.")
-    before = {file: file.stat().st_mtime_ns for file in (pretrained / "shards").rglob("*")}
-    assert run(pretrain_options, pretrained, "--corpus", str(other)) == 1
-    assert "holds a run with corpus [['easy.txt'," in capsys.readouterr().err
-    after = {file: file.stat().st_mtime_ns for file in (pretrained / "shards").rglob("*")}
-    assert after == before
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--shards shards", "give either --corpus or --shards"),
         ("--corpus none.txt", "none.txt does not exist"),
         ("--corpus {empty}", "the corpus holds no sentence"),
         ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
@@ -204,7 +179,6 @@ def test_another_corpus_on_a_run_is_refused_before_it_is_tokenised(
         ("--heads 5", "hidden_size 32 is not a multiple of num_heads 5"),
         ("--groups 3", "num_groups 3 is over num_layers 2"),
         ("--parallel fsdp", "muon needs whole matrices; with --parallel fsdp take lamb or adamw"),
-        ("--micro-batch-size 3", "--batch-size 16 is no multiple of --micro-batch-size 3"),
         ("--initialize-from ./nowhere", "./nowhere is not there, and cannot be a model"),
         ("--initialize-from {start} --hidden-size 64", "hidden_size 64: "),
         ("--initialize-from {start} --preset base", "--preset goes with new weights; --initialize"),
@@ -227,22 +201,6 @@ def test_impossible_options_are_one_line_and_no_run(
     more = words.format(empty=empty, start=pretrained / "checkpoint").split()
     assert run([*pretrain_options, *more], folder) == 1
     assert message in refusal(capsys, folder)
-
-
-def test_text_is_given_as_files_or_as_shards(
-    pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run([*pretrain_options, "--shards", "shards"], tmp_path / "run")
-    assert "argument --shards: not allowed with argument --corpus" in capsys.readouterr().err
-
-
-def test_an_output_that_is_a_file(
-    pretrain_options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    (tmp_path / "run").write_text("")
-    assert run(pretrain_options, tmp_path / "run") == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
 @pytest.mark.parametrize("program", ["vocab", "pretrain", "distil", "finetune", "evaluate"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -71,20 +71,19 @@ class PretrainBatch(MicroBatch):
         return self.counts["sentence-order"]
 
 
-class TokenisedExample(Protocol):
-    """An example of a task: the tokens of one sequence, and the target of its loss."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenisedExample:
+    """The tokens of one sequence, and the target of its loss.
 
-    @property
-    def ids(self) -> list[int]:
-        """The token ids."""
+    Attributes:
+        target: a number, or numbers, as many for each example of a task: the label of a text, of
+            several labels 1 or 0 for each; the positions of an answer's first and last token, or
+            0, the [CLS], without one; a teacher's logits.
+    """
 
-    @property
-    def types(self) -> list[int]:
-        """The token types."""
-
-    @property
-    def target(self) -> Any:
-        """A number, or numbers; as many for each example."""
+    ids: list[int]
+    types: list[int]
+    target: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

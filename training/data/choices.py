@@ -20,7 +20,7 @@ from albert_serve.progress import progress
 from albert_serve.tasks.multiple_choice import with_choice
 from albert_serve.tasks.truncation import split_choice
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.batch import ExampleBatch, MicroBatch
+from training.data.batch import ExampleBatch, MicroBatch, TokenisedExample
 from training.data.collate import collate_examples
 from training.data.labelled.choices import ChoiceText
 from training.data.labelled.errors import raise_listed
@@ -38,19 +38,6 @@ _TOKENS_A_PASS: Final = 16_384
 _NUM_SPECIAL: Final = 3
 
 Tokens = NDArray[np.int32]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Choice:
-    """One sequence, [CLS] context [SEP] question choice [SEP], as a `TokenisedExample`.
-
-    Attributes:
-        target: none of its own; its question has one.
-    """
-
-    ids: list[int]
-    types: list[int]
-    target: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,17 +67,18 @@ class ChoiceExample:
         whole = (len(self.context) + len(choice) + _NUM_SPECIAL for choice in self.choices)
         return max(whole) > self.length
 
-    def sequences(self, tokenizer: AlbertTokenizer) -> list[_Choice]:
-        """Return the sequence of each choice, cut as the service cuts it."""
+    def sequences(self, tokenizer: AlbertTokenizer) -> list[TokenisedExample]:
+        """Return each as [CLS] context [SEP] question choice [SEP], cut as by the service."""
         cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
         sequences = []
         for choice in self.choices:
             num_first, num_second = self._split(choice)
             second = choice[len(choice) - num_second :].tolist()
             sequences.append(
-                _Choice(
+                TokenisedExample(
                     ids=[cls_id, *self.context[:num_first].tolist(), sep_id, *second, sep_id],
                     types=[0] * (num_first + 2) + [1] * (num_second + 1),
+                    target=0,  # its question has one
                 )
             )
         return sequences

@@ -33,7 +33,7 @@ Collate: TypeAlias = Callable[[Rows], MicroBatch]
 _ROUNDING: Final = 64
 
 
-class _ReadExample(NamedTuple):
+class ReadExample(NamedTuple):
     """An example and its tokens, unmasked.
 
     Attributes:
@@ -65,15 +65,15 @@ class Collator:
         """Collate rows of examples into a batch."""
         return self.batch(self.read(rows))
 
-    def read(self, rows: Rows) -> list[list[_ReadExample]]:
+    def read(self, rows: Rows) -> list[list[ReadExample]]:
         """Read the tokens of rows of examples."""
         parts = self.shards.parts
         return [
-            [_ReadExample(example, *example.tokens(parts[example.part])) for example in row]
+            [ReadExample(example, *example.tokens(parts[example.part])) for example in row]
             for row in rows
         ]
 
-    def batch(self, rows: Sequence[Sequence[_ReadExample]]) -> PretrainBatch:
+    def batch(self, rows: Sequence[Sequence[ReadExample]]) -> PretrainBatch:
         """Mask and pack rows of examples that were read."""
         packed = PackedRows(len(rows), self.length)
         positions: list[NDArray[np.int64]] = []
@@ -82,7 +82,7 @@ class Collator:
         labels: list[int] = []
         for line, row in enumerate(rows):
             for example, whole, second in row:
-                masked, chosen, of_chosen = self.masking.ranked(whole, example.mask_rng(self.seed))
+                masked, chosen, of_chosen = self.masking(whole, example.mask_rng(self.seed))
                 types = (np.arange(len(whole)) >= second).astype(np.int64)
                 positions.append(packed.add(line, masked, types) + chosen)
                 targets.append(whole[chosen])

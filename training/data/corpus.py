@@ -5,34 +5,29 @@ Files are streamed, so that memory is bounded whatever their size.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
-import json
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import sentencex
 
+from albert_serve.errors import AlbertServeError
+from albert_serve.tables import (
+    is_utf8,
+    json_rows,
+    open_lines,
+    parquet_batches,
+    parquet_schema,
+    text_lines,
+    type_by_name,
+)
 from training.errors import TrainingError
 
-# Drops the byte order mark that some editors put before UTF-8.
-_ENCODING: Final = "utf-8-sig"
-_DAMAGE: Final = (UnicodeDecodeError, EOFError, OSError, lzma.LZMAError, zlib.error)
-_CHUNK_BYTES: Final = 1 << 16
-# Otherwise a file without line ends, such as one of zeros, would be read into memory whole.
-MAX_LINE_CHARACTERS: Final = 1 << 26
 _MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
-_ROWS_A_BATCH: Final = 256
 _WHITESPACE: Final = re.compile(r"\s+")
 
 
@@ -40,8 +35,7 @@ class CorpusError(TrainingError):
     """A corpus file that cannot be read; the message names the file and the line."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A position between two documents of a list of files.
 
     Attributes:
@@ -125,7 +119,7 @@ def read_lines(file: Path) -> Iterator[str]:
     Raises:
         CorpusError: the file cannot be read, is damaged, or is not UTF-8.
     """
-    for line, _ in _read_lines(file):
+    for line, _ in _lines(file):
         yield line
 
 
@@ -146,22 +140,28 @@ def _is_visible_file(file: Path, folder: Path) -> bool:
     return file.is_file() and not is_hidden
 
 
-def _size(file: Path) -> int:
+@contextmanager
+def _corpus_errors() -> Iterator[None]:
+    """Raise the errors of a file that is read as CorpusError; for `with`."""
     try:
+        yield
+    except (AlbertServeError, OSError) as error:
+        raise CorpusError(str(error)) from error
+
+
+def _size(file: Path) -> int:
+    with _corpus_errors():
         return file.stat().st_size
-    except OSError as error:
-        raise CorpusError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _read_file(file: Path) -> Iterator[tuple[str, int]]:
     """Yield documents, each with the number of bytes of the file read so far."""
+    read: Callable[[Path], Iterator[tuple[str, int]]] = _read_text
     if file.suffix == ".parquet":
-        documents = _read_parquet(file)
+        read = _read_parquet
     elif ".jsonl" in file.suffixes:
-        documents = _read_jsonl(file)
-    else:
-        documents = _read_text(file)
-    for text, position in documents:
+        read = _read_jsonl
+    for text, position in read(file):
         for piece in _cut(text):
             yield piece, position
 
@@ -177,68 +177,21 @@ def _cut(text: str) -> Iterator[str]:
         yield text
 
 
-def _read_lines(file: Path) -> Iterator[tuple[str, int]]:
+def _lines(file: Path) -> Iterator[tuple[str, int]]:
     """Yield lines, each with the number of bytes of the file read so far."""
-    open_content = _OPENERS.get(file.suffix, _open_plain)
-    try:
-        with (
-            file.open("rb") as raw,
-            io.TextIOWrapper(open_content(raw), encoding=_ENCODING) as stream,
-        ):
-            lines = iter(partial(stream.readline, MAX_LINE_CHARACTERS), "")
-            for number, line in enumerate(lines, start=1):
-                if len(line) == MAX_LINE_CHARACTERS and not line.endswith("\n"):
-                    raise CorpusError(
-                        f"{file}, line {number}: longer than {MAX_LINE_CHARACTERS:,} characters; "
-                        "is the file text?"
-                    )
-                yield line, raw.tell()
-    except _DAMAGE as error:
-        raise CorpusError(f"{file}: {error}; is the file complete and UTF-8?") from error
-
-
-def _open_plain(raw: IO[bytes]) -> IO[bytes]:
-    return raw
-
-
-def _open_zstd(raw: IO[bytes]) -> Any:
-    return pa.CompressedInputStream(raw, "zstd")
-
-
-_OPENERS: Final[dict[str, Callable[..., Any]]] = {
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-    ".zst": _open_zstd,
-}
-
-
-def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
-    for number, (line, position) in enumerate(_read_lines(file), start=1):
-        if line.strip():
-            yield _parse_record(line, f"{file}, line {number}"), position
-
-
-def _parse_record(line: str, place: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{place}: not JSON: {error}") from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise CorpusError(f'{place}: no "text" field that is a string')
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise CorpusError(f"{place}: half of a surrogate pair in the text: {error}") from error
-    return text
+    compression = type_by_name(file.name).compression
+    with _corpus_errors(), open_lines(file, compression) as (stream, position):
+        for number, line in enumerate(text_lines(file, stream), start=1):
+            if not is_utf8(line):
+                raise CorpusError(f"{file}, line {number} is not UTF-8")
+            yield line, position()
 
 
 def _read_text(file: Path) -> Iterator[tuple[str, int]]:
     paragraph: list[str] = []
     size = position = 0
-    for line, position in _read_lines(file):
+    for line, position in _lines(file):
+        line = line.replace("\r\n", "\n")
         if line.strip() and size < _MAX_DOCUMENT_CHARACTERS:
             paragraph.append(line)
             size += len(line)
@@ -250,22 +203,29 @@ def _read_text(file: Path) -> Iterator[tuple[str, int]]:
         yield "".join(paragraph), position
 
 
+def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
+    compression = type_by_name(file.name).compression
+    with _corpus_errors(), open_lines(file, compression) as (stream, position):
+        for number, record, error in json_rows(stream):
+            if error is not None:
+                raise CorpusError(f"{file}, {error}")
+            yield _checked(record.get("text"), f"{file}, line {number}"), position()
+
+
 def _read_parquet(file: Path) -> Iterator[tuple[str, int]]:
-    try:
-        # With a buffer, a row group is read page by page.
-        with pq.ParquetFile(file, buffer_size=_CHUNK_BYTES, pre_buffer=False) as table:
-            names = table.schema_arrow.names
-            if "text" not in names:
-                raise CorpusError(f'{file}: no column "text", only {", ".join(names) or "none"}')
-            size, num_rows = _size(file), table.metadata.num_rows
-            for number, text in enumerate(_text_column(table), start=1):
-                if not isinstance(text, str):
-                    raise CorpusError(f"{file}, row {number}: the text is {text!r}, not a string")
-                yield text, size * number // num_rows
-    except (*_DAMAGE, pa.ArrowException) as error:
-        raise CorpusError(f"{file}: {error}; is the file complete, and Parquet?") from error
+    with _corpus_errors():
+        schema, _ = parquet_schema(file)
+        if "text" not in schema.names:
+            raise CorpusError(f'{file}: no column "text", only {", ".join(schema.names) or "none"}')
+        size = _size(file)
+        for start, share, batch in parquet_batches(file, ["text"]):
+            for number, text in enumerate(batch.column(0).to_pylist(), start=start + 1):
+                yield _checked(text, f"{file}, row {number}"), round(share * size)
 
 
-def _text_column(table: pq.ParquetFile) -> Iterator[Any]:
-    for batch in table.iter_batches(_ROWS_A_BATCH, columns=["text"], use_threads=False):
-        yield from batch.column(0).to_pylist()
+def _checked(text: object, place: str) -> str:
+    if not isinstance(text, str):
+        raise CorpusError(f'{place}: "text" is {text!r}, not a string')
+    if not text.isascii() and not is_utf8(text):
+        raise CorpusError(f"{place}: half of a surrogate pair in the text")
+    return text

@@ -53,10 +53,10 @@ class MaskRates:
         if not self.changes or not isinstance(batch, PretrainBatch):
             return batch
         rate = self.first + (self.last - self.first) * done
-        return thinned(batch, rate)
+        return _thinned(batch, rate)
 
 
-def thinned(batch: PretrainBatch, rate: float) -> PretrainBatch:
+def _thinned(batch: PretrainBatch, rate: float) -> PretrainBatch:
     """Return a batch with fewer masks: the tokens of the others are the original ones."""
     rows, targets, rates = (part.numpy() for part in (batch.rows, batch.targets, batch.rates))
     is_real, is_kept = targets != IGNORED, rates <= rate + _EPSILON

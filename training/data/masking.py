@@ -37,23 +37,13 @@ class NgramMasking:
 
     def __call__(
         self, ids: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Mask one sequence of ids (S,).
-
-        Returns:
-            The ids with replacements (S,), and the positions to predict in ascending order.
-        """
-        masked, chosen, _ = self.ranked(ids, rng)
-        return masked, chosen
-
-    def ranked(
-        self, ids: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Mask one sequence of ids (S,), and rank the masks.
 
         Returns:
-            The ids and positions of a call, and the rate from which on each position is among
-            those to predict: that of all is at most `rate`, and 0 for the first span.
+            The ids with replacements (S,), the positions to predict in ascending order, and the
+            rate from which on each position is among them: at most `rate`, and 0 for the first
+            span.
         """
         chosen, rates = self._choose(ids, rng)
         masked = ids.copy()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -23,25 +22,11 @@ from training.data.questions import Question
 MARKER: Final = SPECIAL_TOKENS[4]
 STOP_WORDS: Final[frozenset[str]] = ENGLISH_STOP_WORDS
 _WORD: Final = re.compile(r"\w+(?:['’-]\w+)*")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanSettings:
-    """Settings of recurring spans.
-
-    Attributes:
-        passage_words: maximum words of a passage, unless one sentence has more.
-        span_words: maximum words of a span; at least two.
-        question_words: minimum of a question's words beside the span, and maximum of all.
-        num_questions: maximum questions of a passage.
-        stop_words: lower-cased words with which no span begins or ends.
-    """
-
-    passage_words: int = 200
-    span_words: int = 10
-    question_words: tuple[int, int] = (4, 40)
-    num_questions: int = 2
-    stop_words: Collection[str] = STOP_WORDS
+# The longest span; it has two words or more.
+_SPAN_WORDS: Final = 10
+# The fewest words of a question beside the span, and the most of all.
+_QUESTION_WORDS: Final = (4, 40)
+_QUESTIONS_A_PASSAGE: Final = 2
 
 
 class _Word(NamedTuple):
@@ -84,21 +69,26 @@ def passages(sentences: Sequence[str], max_words: int) -> Iterator[list[str]]:
         yield passage
 
 
-def recurring_spans(sentences: Sequence[str], settings: SpanSettings) -> list[list[Occurrence]]:
+def recurring_spans(
+    sentences: Sequence[str], stop_words: Collection[str] = STOP_WORDS
+) -> list[list[Occurrence]]:
     """Return the occurrences of each span of two words or more that stands in several sentences.
 
     Longer spans come first, and their places are no others': only the longest are taken. Spans do
     not cross punctuation, and neither begin nor end with a stop word.
+
+    Args:
+        stop_words: lower-cased.
     """
     words = list(_words(sentences))
     runs = _runs(words)
     is_taken = [False] * len(words)
     spans: list[list[Occurrence]] = []
-    for size in range(settings.span_words, 1, -1):
+    for size in range(_SPAN_WORDS, 1, -1):
         places: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
         for index, run in enumerate(runs):
             ends = {words[index].key, words[index + size - 1].key} if run >= size else {""}
-            if run >= size and ends.isdisjoint(settings.stop_words):
+            if run >= size and ends.isdisjoint(stop_words):
                 places[tuple(word.key for word in words[index : index + size])].append(index)
         for indices in places.values():
             free: list[int] = []
@@ -142,40 +132,40 @@ def _occurrence(words: Sequence[_Word], index: int, size: int) -> Occurrence:
 
 
 def span_questions(
-    sentences: Sequence[str], settings: SpanSettings, rng: np.random.Generator, name: str
+    sentences: Sequence[str],
+    rng: np.random.Generator,
+    name: str,
+    stop_words: Collection[str] = STOP_WORDS,
 ) -> Iterator[Question]:
     """Yield questions of a passage, of spans and occurrences drawn at random.
 
     Args:
         name: of the passage, with which the questions' ids begin.
     """
-    spans = recurring_spans(sentences, settings)
+    spans = recurring_spans(sentences, stop_words)
     num_questions = 0
     for index in rng.permutation(len(spans)).tolist():
-        if num_questions == settings.num_questions:
+        if num_questions == _QUESTIONS_A_PASSAGE:
             return
-        occurrences = spans[index]
-        asking = [each.sentence for each in occurrences]
+        span = spans[index]
         fitting = sorted(
-            {each for each in asking if _can_ask(sentences, each, spans[index], settings)}
+            {each.sentence for each in span if _can_ask(sentences, each.sentence, span)}
         )
         if not fitting:
             continue
         asked = fitting[int(rng.integers(len(fitting)))]
-        others = [each for each in occurrences if each.sentence != asked]
+        others = [each for each in span if each.sentence != asked]
         answer = others[int(rng.integers(len(others)))]
-        yield _question(sentences, occurrences, asked, answer, f"{name}-{num_questions}")
+        yield _question(sentences, span, asked, answer, f"{name}-{num_questions}")
         num_questions += 1
 
 
-def _can_ask(
-    sentences: Sequence[str], number: int, span: Sequence[Occurrence], settings: SpanSettings
-) -> bool:
+def _can_ask(sentences: Sequence[str], number: int, span: Sequence[Occurrence]) -> bool:
     """Whether a sentence says enough beside the span, but not the span, and is not too long."""
     own = [each for each in span if each.sentence == number]
     text = sentences[number][own[0].begin : own[0].end]
     blanked = _blanked(sentences[number], own)
-    least, most = settings.question_words
+    least, most = _QUESTION_WORDS
     is_answered = text.lower() in blanked.lower()  # as "John Smith" by "John Smith's"
     num_words = len(_WORD.findall(blanked.replace(MARKER, "")))
     return not is_answered and least <= num_words and len(_WORD.findall(sentences[number])) <= most

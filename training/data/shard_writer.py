@@ -1,16 +1,13 @@
-"""Crash-safe writer of a tokenised corpus, part by part.
+"""Writer of a tokenised corpus, part by part, that goes on where an earlier process stopped.
 
-A part is written under a temporary name and renamed, then recorded in `partial.json`. After the
-last part, that file becomes `shards.json`: a folder that has one is complete. Parts of another
-corpus are removed when the first part of the new one is written; other files never are.
+A part counts once it is recorded in `partial.json`, which becomes `shards.json` after the last. A
+part that was not recorded is written again, to the same bytes: parts depend on the documents alone.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.files import put_in_place, sync
+from albert_serve.files import sync, write_atomically
+from training.data.corpus import Place
 from training.data.shards import (
     ARRAYS,
     PARTIAL_FILE,
@@ -27,156 +25,118 @@ from training.data.shards import (
     Part,
     PartRecord,
     ShardError,
-    open_part,
-    part_name,
 )
-from training.system.locking import locked_folder
+from training.data.tokenization import Tokenised
 
-_HALF: Final = ".half"
-_PART: Final = re.compile(rf"part-[0-9]{{5,}}({re.escape(_HALF)})?")
-_FILES: Final = (SHARDS_FILE, PARTIAL_FILE, PARTIAL_FILE + _HALF)
+_BOUND_BYTES: Final = 8
+# Each array has a header, and each of the two bounds one additional entry.
+_EMPTY_BYTES: Final = 3 * 128 + 2 * _BOUND_BYTES
 
 
 class ShardWriter:
-    """Writer of a corpus' parts into a folder; resumes the corpus if the folder has some of it.
+    """Gathers documents into parts of at most `part_bytes`, and writes these.
 
     Attributes:
         manifest: the parts written so far, also by an earlier process.
-    """
-
-    def __init__(self, folder: Path, *, tokenizer_sha256: str, fingerprint: str) -> None:
-        self._folder = folder
-        self.manifest = Manifest(
-            tokenizer_sha256=tokenizer_sha256, fingerprint=fingerprint, parts=()
-        )
-        self._is_begun = False
-        known = _read_partial(folder)
-        if known is not None and replace(known, parts=()) == self.manifest:
-            self.manifest = replace(known, parts=_intact_parts(folder, known.parts))
-
-    def add(self, part: Part, end: tuple[int, int, int]) -> None:
-        """Write the next part; `end` is the position in the corpus right after it.
-
-        Raises:
-            ShardError: it cannot be written; earlier parts are kept.
-        """
-        name = part_name(len(self.manifest.parts))
-        try:
-            self._begin()
-            half = self._folder / (name + _HALF)
-            _write_part(half, part)
-            record = PartRecord(
-                name=name,
-                num_tokens=part.num_tokens,
-                num_sentences=part.num_sentences,
-                num_documents=part.num_documents,
-                end=end,
-            )
-            os.rename(half, self._folder / name)
-            self._record((*self.manifest.parts, record))
-        except OSError as error:
-            _clear_half(self._folder / (name + _HALF))
-            raise self._error(error) from error
-
-    def complete(self) -> None:
-        """Mark the corpus as complete.
-
-        Raises:
-            ShardError: it cannot be written.
-        """
-        try:
-            self._begin()
-            os.replace(self._folder / PARTIAL_FILE, self._folder / SHARDS_FILE)
-            sync(self._folder)
-        except OSError as error:
-            raise self._error(error) from error
-
-    def _begin(self) -> None:
-        """Remove parts of another corpus, once."""
-        if self._is_begun:
-            return
-        self._record(self.manifest.parts)
-        (self._folder / SHARDS_FILE).unlink(missing_ok=True)
-        sync(self._folder)
-        kept = {part.name for part in self.manifest.parts}
-        for path in sorted(self._folder.iterdir()):
-            if path.is_dir() and _PART.fullmatch(path.name) and path.name not in kept:
-                _remove_part(path)
-        self._is_begun = True
-
-    def _record(self, parts: tuple[PartRecord, ...]) -> None:
-        manifest = replace(self.manifest, parts=parts)
-        half = self._folder / (PARTIAL_FILE + _HALF)
-        half.write_bytes(manifest.to_json())
-        put_in_place(half, self._folder / PARTIAL_FILE)
-        sync(self._folder)
-        self.manifest = manifest
-
-    def _error(self, error: OSError) -> ShardError:
-        return ShardError(
-            f"{self._folder} cannot be written: {error.strerror or error}; whole parts are kept "
-            f"({len(self.manifest.parts)}), with that mended the same command resumes from them"
-        )
-
-
-@contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Create the folder, and lock it against other processes; for `with`.
-
-    A folder that stays empty is removed again.
 
     Raises:
-        ShardError: it cannot be created, another process holds the lock, or it has other files.
+        ShardError: the folder has parts of another corpus.
     """
-    with ExitStack() as stack:
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, *, part_bytes: int, vocab_size: int
+    ) -> None:
+        self._folder = folder
+        self._part_bytes = part_bytes
+        self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
+        self.manifest = manifest
+        if (folder / PARTIAL_FILE).is_file():
+            self.manifest = Manifest.read(folder / PARTIAL_FILE)
+            check_same_corpus(folder, self.manifest, manifest.fingerprint)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._documents: list[Tokenised] = []
+        self._num_bytes = _EMPTY_BYTES
+
+    @property
+    def end(self) -> Place:
+        """The position in the corpus right after the last part."""
+        return self.manifest.parts[-1].end if self.manifest.parts else Place()
+
+    def write(self, documents: Iterable[Tokenised]) -> None:
+        """Write documents, and mark the corpus as complete.
+
+        Raises:
+            ShardError: there is no sentence, or a part cannot be written; earlier ones are kept.
+        """
+        for document in documents:
+            if not len(document.lengths):
+                continue
+            num_more = len(document.tokens) * self._dtype.itemsize
+            num_more += (len(document.lengths) + 1) * _BOUND_BYTES
+            if self._documents and self._num_bytes + num_more > self._part_bytes:
+                self._write_part()
+            self._documents.append(document)
+            self._num_bytes += num_more
+        if self._documents:
+            self._write_part()
+        if not self.manifest.parts:
+            raise ShardError("the corpus holds no sentence")
+        os.replace(self._folder / PARTIAL_FILE, self._folder / SHARDS_FILE)
+        sync(self._folder)
+
+    def _write_part(self) -> None:
+        name = f"part-{len(self.manifest.parts):05}"
+        part = _join(self._documents, self._dtype)
+        record = PartRecord(
+            name=name,
+            num_tokens=part.num_tokens,
+            num_sentences=part.num_sentences,
+            num_documents=part.num_documents,
+            end=self._documents[-1].end,
+        )
+        manifest = replace(self.manifest, parts=(*self.manifest.parts, record))
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            is_ours = stack.enter_context(locked_folder(folder))
+            (self._folder / name).mkdir(exist_ok=True)
+            for array in ARRAYS:
+                _save(self._folder / name / f"{array}.npy", getattr(part, array))
+            sync(self._folder / name)
+            write_atomically(self._folder / PARTIAL_FILE, manifest.to_json())
+            sync(self._folder)
         except OSError as error:
-            raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
-        if not is_ours:
-            raise ShardError(f"{folder} is being prepared by another process; wait for it")
-        try:
-            _refuse_others(folder)
-            yield
-        finally:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
-
-
-def _refuse_others(folder: Path) -> None:
-    names = {path.name for path in folder.iterdir()}
-    if names & set(_FILES):
-        return
-    for name in sorted(names):
-        if not _PART.fullmatch(name):
             raise ShardError(
-                f"{folder} holds {name} and no tokenised corpus; give a new or an empty folder"
-            )
+                f"{self._folder} cannot be written: {error.strerror or error}; whole parts are "
+                f"kept ({len(self.manifest.parts)}), with that mended the same command resumes "
+                "from them"
+            ) from error
+        self.manifest = manifest
+        self._clear()
 
 
-def _read_partial(folder: Path) -> Manifest | None:
-    try:
-        return Manifest.read(folder / PARTIAL_FILE)
-    except ShardError:
-        return None
+def check_same_corpus(folder: Path, known: Manifest, fingerprint: str) -> None:
+    """Check that the parts in a folder are of a corpus.
+
+    Raises:
+        ShardError: they are of another.
+    """
+    if known.fingerprint != fingerprint:
+        raise ShardError(
+            f"{folder} holds another corpus, or tokens of another tokenizer; delete it, or name a "
+            "new folder"
+        )
 
 
-def _intact_parts(folder: Path, records: tuple[PartRecord, ...]) -> tuple[PartRecord, ...]:
-    """Return the parts before the first of which a file is missing or truncated."""
-    for number, record in enumerate(records):
-        try:
-            open_part(folder, record)
-        except ShardError:
-            return records[:number]
-    return records
+def _join(documents: list[Tokenised], dtype: np.dtype[Any]) -> Part:
+    return Part(
+        tokens=np.concatenate([document.tokens.astype(dtype) for document in documents]),
+        sentences=_bounds(np.concatenate([document.lengths for document in documents])),
+        documents=_bounds(np.array([len(document.lengths) for document in documents])),
+    )
 
 
-def _write_part(folder: Path, part: Part) -> None:
-    folder.mkdir(exist_ok=True)
-    for name in ARRAYS:
-        _save(folder / f"{name}.npy", getattr(part, name))
-    sync(folder)
+def _bounds(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def _save(file: Path, array: NDArray[Any]) -> None:
@@ -187,18 +147,3 @@ def _save(file: Path, array: NDArray[Any]) -> None:
         stream.write(array.data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _clear_half(folder: Path) -> None:
-    """Remove a part that could not be written, to free its disk space."""
-    with suppress(OSError, ShardError):
-        _remove_part(folder)
-
-
-def _remove_part(folder: Path) -> None:
-    for name in ARRAYS:
-        (folder / f"{name}.npy").unlink(missing_ok=True)
-    try:
-        folder.rmdir()
-    except OSError as error:
-        raise ShardError(f"{folder} cannot be removed: {error.strerror}; move it away") from error

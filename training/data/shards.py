@@ -14,21 +14,23 @@ folder with it is complete; until then the same list is in `partial.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.files import sha256_of
+from training.data.corpus import Place
 from training.errors import TrainingError
 
 ARRAYS: Final = ("tokens", "sentences", "documents")
 SHARDS_FILE: Final = "shards.json"
 PARTIAL_FILE: Final = "partial.json"
-_FORMAT: Final = 2
 _TOKEN_DTYPES: Final = (np.uint16, np.int32)
 # bincount converts its input to int64, so that it gets one piece at a time.
 _TOKENS_A_COUNT: Final = 1 << 22
@@ -67,26 +69,20 @@ class Part:
         """Documents, each of at least one sentence."""
         return len(self.documents) - 1
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the three arrays."""
-        return self.tokens.nbytes + self.sentences.nbytes + self.documents.nbytes
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartRecord:
     """The entry of a part in `shards.json`.
 
     Attributes:
-        end: position in the corpus right after it: number of whole files read, of documents of
-            the next one, and of bytes of all files on disk.
+        end: position in the corpus right after it.
     """
 
     name: str
     num_tokens: int
     num_sentences: int
     num_documents: int
-    end: tuple[int, int, int]
+    end: Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,41 +94,31 @@ class Manifest:
         fingerprint: hash of everything that the tokens depend on.
     """
 
+    format: Literal[2] = 2
     tokenizer_sha256: str
     fingerprint: str
-    parts: tuple[PartRecord, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all parts."""
-        return sum(part.num_tokens for part in self.parts)
+    parts: tuple[PartRecord, ...] = ()
 
     def to_json(self) -> bytes:
         """Serialise the manifest."""
-        return (json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n").encode()
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     @classmethod
     def read(cls, file: Path) -> Manifest:
         """Read a manifest that `to_json` serialised.
 
         Raises:
-            ShardError: the file is missing, damaged, or of another format.
+            ShardError: the file cannot be read, is damaged, or is of another format.
         """
         try:
-            entries = json.loads(file.read_bytes())
-            if entries.pop("format", 1) != _FORMAT:
-                raise ShardError(f"{file} is of another version of this program")
-            parts = tuple(_part_record(part) for part in entries.pop("parts"))
-            manifest = cls(**entries, parts=parts)
+            return TypeAdapter(cls).validate_json(file.read_bytes())
         except OSError as error:
             raise ShardError(f"{file} cannot be read: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = error if isinstance(error, ShardError) else f"{file} is damaged: {error!r}"
-            raise ShardError(str(reason)) from error
-        for number, part in enumerate(parts):
-            if part.name != part_name(number):
-                raise ShardError(f"{file} is damaged: part {number} is called {part.name!r}")
-        return manifest
+        except ValidationError as error:
+            raise ShardError(
+                f"{file} is damaged, or of another version of this program; delete {file.parent} "
+                "and prepare it again"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,16 +140,6 @@ class Shards:
         """Tokens of all parts."""
         return sum(part.num_tokens for part in self.parts)
 
-    @property
-    def num_sentences(self) -> int:
-        """Sentences of all parts."""
-        return sum(part.num_sentences for part in self.parts)
-
-    @property
-    def num_documents(self) -> int:
-        """Documents of at least one sentence."""
-        return sum(part.num_documents for part in self.parts)
-
     def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
         """Count the occurrences of each token; (vocab_size,) int64.
 
@@ -171,7 +147,7 @@ class Shards:
             ShardError: an id is not below `vocab_size`.
         """
         counts = np.zeros(vocab_size, np.int64)
-        for tokens in self._pieces():
+        for tokens in chain.from_iterable(map(_pieces, self.parts)):
             highest = int(tokens.max())
             if highest >= vocab_size:
                 raise ShardError(
@@ -180,11 +156,6 @@ class Shards:
                 )
             counts += np.bincount(tokens, minlength=vocab_size)
         return counts
-
-    def _pieces(self) -> Iterator[NDArray[Any]]:
-        for part in self.parts:
-            for begin in range(0, part.num_tokens, _TOKENS_A_COUNT):
-                yield part.tokens[begin : begin + _TOKENS_A_COUNT]
 
     @classmethod
     def open(cls, folder: Path, tokenizer_file: Path | None = None) -> Shards:
@@ -203,53 +174,42 @@ class Shards:
         manifest = _read_manifest(folder)
         if tokenizer_file is not None:
             _check_tokenizer(folder, manifest, tokenizer_file)
-        try:
-            parts = tuple(open_part(folder, record) for record in manifest.parts)
-        except ShardError as error:
-            raise ShardError(f"{error}; delete {folder} and prepare it again") from error
         return cls(
-            parts=parts,
+            parts=tuple(_open_part(folder, record) for record in manifest.parts),
             tokenizer_sha256=manifest.tokenizer_sha256,
             fingerprint=manifest.fingerprint,
         )
 
 
-def _part_record(entry: Mapping[str, Any]) -> PartRecord:
-    num_files, num_documents, num_bytes = map(int, entry["end"])
-    return PartRecord(
-        name=entry["name"],
-        num_tokens=entry["num_tokens"],
-        num_sentences=entry["num_sentences"],
-        num_documents=entry["num_documents"],
-        end=(num_files, num_documents, num_bytes),
-    )
+def _pieces(part: Part) -> Iterator[NDArray[Any]]:
+    for begin in range(0, part.num_tokens, _TOKENS_A_COUNT):
+        yield part.tokens[begin : begin + _TOKENS_A_COUNT]
 
 
-def part_name(number: int) -> str:
-    """Return the folder's name of a part, counted from 0."""
-    return f"part-{number:05}"
-
-
-def open_part(folder: Path, record: PartRecord) -> Part:
-    """Memory-map a part, and check it against its record.
-
-    Raises:
-        ShardError: a file is missing or damaged; the message names it.
-    """
-    arrays = {name: _open_array(folder / record.name / f"{name}.npy") for name in ARRAYS}
-    part = Part(**arrays)
-    if part.tokens.dtype not in _TOKEN_DTYPES or part.tokens.ndim != 1:
-        raise ShardError(f"{folder / record.name}: tokens.npy holds no token ids")
-    if not _are_bounds(part.documents, part.num_sentences):
-        raise ShardError(f"{folder / record.name}: documents.npy and sentences.npy contradict")
-    if not _are_bounds(part.sentences, part.num_tokens):
-        raise ShardError(f"{folder / record.name}: sentences.npy and tokens.npy contradict")
-    sizes = (part.num_tokens, part.num_sentences, part.num_documents)
-    recorded = (record.num_tokens, record.num_sentences, record.num_documents)
-    if sizes != recorded:
+def _open_part(folder: Path, record: PartRecord) -> Part:
+    """Memory-map a part, and check it against its record."""
+    part_folder = folder / record.name
+    try:
+        # Plain arrays, since slices of np.memmap cost several times as much.
+        arrays = {
+            name: np.asarray(np.load(part_folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS
+        }
+    except (OSError, ValueError, EOFError) as error:
         raise ShardError(
-            f"{folder / record.name} holds {sizes} tokens, sentences and documents, "
-            f"not {recorded} as recorded"
+            f"{part_folder} lacks files, or they are damaged: {error}; delete {folder} and prepare "
+            "it again"
+        ) from error
+    part = Part(**arrays)
+    sizes = (part.num_tokens, part.num_sentences, part.num_documents)
+    if (
+        part.tokens.dtype not in _TOKEN_DTYPES
+        or not _are_bounds(part.documents, part.num_sentences)
+        or not _are_bounds(part.sentences, part.num_tokens)
+        or sizes != (record.num_tokens, record.num_sentences, record.num_documents)
+    ):
+        raise ShardError(
+            f"{part_folder}: the files contradict each other, or {SHARDS_FILE}; delete {folder} "
+            "and prepare it again"
         )
     return part
 
@@ -257,13 +217,7 @@ def open_part(folder: Path, record: PartRecord) -> Part:
 def _read_manifest(folder: Path) -> Manifest:
     file = folder / SHARDS_FILE
     if file.is_file():
-        try:
-            manifest = Manifest.read(file)
-        except ShardError as error:
-            raise ShardError(f"{error}; delete {folder} and prepare it again") from error
-        if not manifest.parts:
-            raise ShardError(f"{file} names no part; delete {folder} and prepare it again")
-        return manifest
+        return Manifest.read(file)
     if (folder / PARTIAL_FILE).is_file():
         raise ShardError(f"{folder} is not whole; give the command that was preparing it again")
     raise ShardError(f"{folder} holds no {SHARDS_FILE}; make it with python -m training.prepare")
@@ -279,14 +233,6 @@ def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer_file: Path) -> 
             f"{folder} was prepared with another tokenizer than {tokenizer_file}; "
             "give that one, or prepare the corpus again with this one"
         )
-
-
-def _open_array(file: Path) -> NDArray[Any]:
-    try:
-        # A plain array, since slices of np.memmap cost several times as much.
-        return np.asarray(np.load(file, mmap_mode="r"))
-    except (OSError, ValueError, EOFError) as error:
-        raise ShardError(f"{file} is missing or damaged: {error}") from error
 
 
 def _are_bounds(bounds: NDArray[Any], end: int) -> bool:

@@ -19,7 +19,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.texts import Label, LabelledText
+from training.data.labelled.texts import LabelledText
 from training.data.packing import Plan, Position, best_row_length, shortest_row_length
 from training.errors import TrainingError
 from training.model.heads import Task
@@ -297,23 +297,9 @@ def example_stream(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelledExample:
-    """A tokenised text and its label."""
-
-    ids: list[int]
-    types: list[int]
-    label: Label
-
-    @property
-    def target(self) -> Label:
-        """The label."""
-        return self.label
-
-
 def labelled_examples(
     texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
-) -> tuple[list[LabelledExample], int]:
+) -> tuple[list[TokenisedExample], int]:
     """Tokenise the texts, and return how many were cut to `length` tokens.
 
     Of a pair, the longer text is cut first.
@@ -331,6 +317,6 @@ def labelled_examples(
         else:
             num_cut += fitted.num_truncated > 0
             ids, types = fitted.encoding.ids, fitted.encoding.types
-            examples.append(LabelledExample(ids=ids, types=types, label=text.label))
+            examples.append(TokenisedExample(ids=ids, types=types, target=text.label))
     raise_listed(errors)
     return examples, num_cut

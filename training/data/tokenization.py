@@ -12,9 +12,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,14 +45,6 @@ class Tokenised:
     end: Place
 
 
-class _Encoded(NamedTuple):
-    """The documents of a chunk: tokens, tokens a sentence, sentences a document."""
-
-    tokens: NDArray[np.int32]
-    lengths: NDArray[np.int32]
-    num_sentences: NDArray[np.int32]
-
-
 def tokenise(
     documents: Iterable[Document], tokenizer_file: Path, *, num_workers: int
 ) -> Generator[list[Tokenised]]:
@@ -68,7 +60,7 @@ def tokenise(
     """
     chunks = _chunks(documents)
     if num_workers == 1:
-        return (_take_apart(chunk, _encode(tokenizer_file, _texts(chunk))) for chunk in chunks)
+        return (_encode(tokenizer_file, chunk) for chunk in chunks)
     return _tokenise_in_parallel(chunks, tokenizer_file, num_workers)
 
 
@@ -81,14 +73,14 @@ def _tokenise_in_parallel(
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
     )
-    pending: deque[tuple[list[Document], Future[_Encoded]]] = deque()
+    pending: deque[Future[list[Tokenised]]] = deque()
     try:
         for chunk in chunks:
-            pending.append((chunk, pool.submit(_encode, tokenizer_file, _texts(chunk))))
+            pending.append(pool.submit(_encode, tokenizer_file, chunk))
             if len(pending) >= _CHUNKS_A_WORKER * num_workers:
-                yield _result(*pending.popleft())
+                yield pending.popleft().result()
         while pending:
-            yield _result(*pending.popleft())
+            yield pending.popleft().result()
     except BrokenProcessPool as error:
         raise ShardError(
             "a worker was killed, most likely for want of memory; "
@@ -112,28 +104,28 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _result(chunk: list[Document], future: Future[_Encoded]) -> list[Tokenised]:
-    return _take_apart(chunk, future.result())
-
-
-def _encode(tokenizer_file: Path, texts: list[str]) -> _Encoded:
+def _encode(tokenizer_file: Path, documents: list[Document]) -> list[Tokenised]:
     tokenizer = _load_tokenizer(tokenizer_file)
-    sentences = [split_sentences(text) for text in texts]
+    sentences = [split_sentences(document.text) for document in documents]
     flat = list(chain.from_iterable(sentences))
-    ids = [
-        np.asarray(encoding.ids, np.int32)
-        for begin in range(0, len(flat), _SENTENCES_A_BATCH)
-        for encoding in tokenizer.encode_batch_fast(
+    encodings = chain.from_iterable(
+        tokenizer.encode_batch_fast(
             flat[begin : begin + _SENTENCES_A_BATCH], add_special_tokens=False
         )
-    ]
-    lengths = np.asarray([len(sentence) for sentence in ids], np.int32)
-    document = np.repeat(np.arange(len(texts)), [len(split) for split in sentences])
-    return _Encoded(
-        tokens=np.concatenate([np.zeros(0, np.int32), *ids]),
-        lengths=lengths[lengths > 0],
-        num_sentences=np.bincount(document[lengths > 0], minlength=len(texts)).astype(np.int32),
+        for begin in range(0, len(flat), _SENTENCES_A_BATCH)
     )
+    tokenised = []
+    for document, its in zip(documents, sentences, strict=True):
+        every = [encoding.ids for encoding in islice(encodings, len(its))]
+        ids = [sentence for sentence in every if sentence]
+        tokenised.append(
+            Tokenised(
+                tokens=np.fromiter(chain.from_iterable(ids), np.int32),
+                lengths=np.array([len(sentence) for sentence in ids], np.int32),
+                end=document.end,
+            )
+        )
+    return tokenised
 
 
 @cache
@@ -144,20 +136,6 @@ def _load_tokenizer(file: Path) -> Tokenizer:
     # As in SentencePiece, "[SEP]" in a text is five characters, not the end of a segment.
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _take_apart(chunk: list[Document], encoded: _Encoded) -> list[Tokenised]:
-    by_document = np.split(encoded.lengths, np.cumsum(encoded.num_sentences)[:-1])
-    num_tokens = [int(lengths.sum()) for lengths in by_document]
-    tokens = np.split(encoded.tokens, np.cumsum(num_tokens)[:-1])
-    return [
-        Tokenised(tokens=tokens[number], lengths=by_document[number], end=document.end)
-        for number, document in enumerate(chunk)
-    ]
-
-
-def _texts(chunk: list[Document]) -> list[str]:
-    return [document.text for document in chunk]
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,7 @@ _UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[
 _MAX_WORDS: Final = 1 << 19
 
 
-@dataclass(frozen=True, slots=True)
-class _AlignedWord:
+class _AlignedWord(NamedTuple):
     """One word in both tokenizers' pieces.
 
     Attributes:
@@ -67,8 +66,7 @@ def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> _AlignedWord
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AlignedSequence:
+class AlignedSequence(NamedTuple):
     """One sequence in the teacher's tokens, with the spans of both tokenizers.
 
     Attributes:
@@ -93,19 +91,10 @@ class Aligner:
         self._starts_word = np.array([piece.startswith("▁") for piece in self._pieces])
         self._starts_word[: len(SPECIAL_TOKENS)] = True
         self._teacher = teacher
-        self._words: dict[tuple[int, ...], _AlignedWord] = {}
-
-    def word(self, ids: Sequence[int]) -> _AlignedWord:
-        """Align one word in the student's pieces; a special token is a word of its own."""
-        key = tuple(ids)
-        word = self._words.get(key)
-        if word is None:
-            if len(self._words) >= _MAX_WORDS:
-                self._words.clear()
-            word = self._words[key] = self._align(key)
-        return word
+        self._aligned = lru_cache(maxsize=_MAX_WORDS)(self._align)
 
     def _align(self, ids: tuple[int, ...]) -> _AlignedWord:
+        """Align one word in the student's pieces; a special token is a word of its own."""
         teacher = self._teacher
         special = {_CLS_ID: teacher.cls_id, _SEP_ID: teacher.sep_id, _UNK_ID: teacher.unk_id}
         if ids[0] in special:
@@ -125,7 +114,7 @@ class Aligner:
         student_spans: list[int] = []
         num_spans = num_first = 0
         for begin, end in self._word_ranges(ids):
-            word = self.word(ids[begin:end].tolist())
+            word = self._aligned(tuple(ids[begin:end].tolist()))
             if begin < second:
                 num_first += len(word.teacher_ids)
             teacher_ids += word.teacher_ids
@@ -145,8 +134,7 @@ class Aligner:
         return pairwise([*begins, len(ids)])
 
 
-@dataclass(frozen=True, slots=True)
-class SpanMeans:
+class SpanMeans(NamedTuple):
     """Assignment of rows to spans, with weights by which sums become means.
 
     Attributes:

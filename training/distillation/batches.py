@@ -1,78 +1,57 @@
 """Batches of distillation: the student's masked rows, and the same text in the teacher's tokens.
 
 Shape legend: B rows, S positions, T = B * S student's tokens, C sequences, N teacher's tokens of
-the longest sequence, R gathered positions of the teacher.
+the longest sequence, R rows of hidden states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from training.data.batch import PretrainBatch
-from training.data.collate import Collator, Rows
+from training.data.collate import Collator, ReadExample, Rows
 from training.distillation.alignment import AlignedSequence, Aligner, SpanMeans, span_means
 from training.distillation.teacher import TeacherBatch
 
 # The teacher's sequences are padded to a multiple of this.
-_ROUNDING = 8
+_ROUNDING: Final = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudentSpans:
-    """The span of each of the student's tokens, with shapes that are the same in each batch.
-
-    The index of a span is that of its first token among all T.
+@dataclass(frozen=True, slots=True)
+class SpanRows:
+    """The rows (R,) of a model's hidden states that belong to spans.
 
     Attributes:
-        spans: (T,) index of the token's span; T where the teacher has no counterpart.
-        weights: (T,) 1 / tokens of that span.
-        is_span: (T,) bool, whether a span begins at the token.
+        rows: indices into the flattened states.
+        spans: the span of each row: the index of its first token among the student's T.
+        weights: 1 / rows of that span, by which sums become means.
     """
 
-    spans: Tensor
-    weights: Tensor
-    is_span: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TeacherSpans:
-    """The teacher's inputs, and the rows of its hidden states that belong to each span.
-
-    Attributes:
-        ids: (C, N) of the teacher's tokens, unmasked.
-        types: (C, N).
-        is_real: (C, N) bool, attention mask, False for padding.
-        rows: (R,) gathered positions, as indices into the flattened (C * N).
-        spans: (R,) index of each row's span.
-        weights: (R,) 1 / teacher's tokens of that span.
-    """
-
-    ids: Tensor
-    types: Tensor
-    is_real: Tensor
     rows: Tensor
     spans: Tensor
     weights: Tensor
 
-    @property
-    def batch(self) -> TeacherBatch:
-        """The teacher's inputs."""
-        return TeacherBatch(self.ids, self.types, self.is_real)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistilBatch(PretrainBatch):
-    """A micro-batch of distillation: the student's masked rows, and the teacher's inputs."""
+    """A micro-batch of distillation: the student's masked rows, and the teacher's inputs.
+
+    Attributes:
+        teacher_tokens: the text in the teacher's tokens, unmasked.
+        is_span: (T,) bool, whether a span of both models begins at the student's token.
+    """
 
     task: str = "distillation"
-    student_spans: StudentSpans
-    teacher: _TeacherSpans
+    student_rows: SpanRows
+    teacher_tokens: TeacherBatch
+    teacher_rows: SpanRows
+    is_span: Tensor
 
     @property
     def num_spans(self) -> int:
@@ -96,82 +75,62 @@ class DistilCollator:
     def __call__(self, rows: Rows) -> DistilBatch:
         """Collate rows of examples into a batch."""
         read = self.student.read(rows)
-        spans = _SpanLists(num_tokens=len(read) * self.student.length)
+        aligned, students, teachers = zip(*self._aligned(read), strict=True)
+        tokens = self._padded(aligned)
+        width = tokens.ids.shape[1]
+        student_rows = _joined(students)
+        teacher_rows = _joined(
+            [each._replace(rows=line * width + each.rows) for line, each in enumerate(teachers)]
+        )
+        is_span = torch.zeros(len(read) * self.student.length, dtype=torch.bool)
+        is_span[student_rows.spans] = True
+        batch, num_spans = self.student.batch(read), int(is_span.sum())
+        return DistilBatch(
+            tokens=batch.tokens,
+            rows=batch.rows,
+            targets=batch.targets,
+            rates=batch.rates,
+            firsts=batch.firsts,
+            labels=batch.labels,
+            num_tokens=batch.num_tokens,
+            counts={**batch.counts, "hidden-states": num_spans, "attention-relations": num_spans},
+            student_rows=student_rows,
+            teacher_tokens=tokens,
+            teacher_rows=teacher_rows,
+            is_span=is_span,
+        )
+
+    def _aligned(
+        self, read: Sequence[Sequence[ReadExample]]
+    ) -> Iterator[tuple[AlignedSequence, SpanMeans, SpanMeans]]:
+        """Yield each sequence, and the rows of its spans in both models."""
         for line, row in enumerate(read):
             begin = line * self.student.length
             for _, ids, second in row:
-                spans.add(begin, self.aligner.sequence(ids, second), self.max_teacher)
+                aligned = self.aligner.sequence(ids, second)
+                students, teachers = span_means(
+                    aligned.student_spans, aligned.teacher_spans, self.max_teacher
+                )
+                yield (
+                    aligned,
+                    students._replace(rows=begin + students.rows, spans=begin + students.spans),
+                    teachers._replace(spans=begin + teachers.spans),
+                )
                 begin += len(ids)
-        student, num_spans = self.student.batch(read), int(spans.is_span.sum())
-        return DistilBatch(
-            tokens=student.tokens,
-            rows=student.rows,
-            targets=student.targets,
-            rates=student.rates,
-            firsts=student.firsts,
-            labels=student.labels,
-            num_tokens=student.num_tokens,
-            counts={
-                **student.counts,
-                "hidden-states": num_spans,
-                "attention-relations": num_spans,
-            },
-            student_spans=spans.student_spans(),
-            teacher=spans.teacher_spans(self.pad_id),
-        )
+
+    def _padded(self, sequences: Sequence[AlignedSequence]) -> TeacherBatch:
+        """Cut the teacher's sequences to its positions, and pad them on the right."""
+        sizes = [min(len(each.teacher_ids), self.max_teacher) for each in sequences]
+        shape = (len(sequences), -(-max(sizes) // _ROUNDING) * _ROUNDING)
+        ids, types = np.full(shape, self.pad_id, np.int64), np.zeros(shape, np.int64)
+        for line, (size, each) in enumerate(zip(sizes, sequences, strict=True)):
+            ids[line, :size], types[line, :size] = (
+                each.teacher_ids[:size],
+                each.teacher_types[:size],
+            )
+        is_real = torch.arange(shape[1]) < torch.tensor(sizes)[:, None]
+        return TeacherBatch(torch.from_numpy(ids), torch.from_numpy(types), is_real)
 
 
-@dataclass
-class _SpanLists:
-    """Sequences and spans, gathered over a batch."""
-
-    num_tokens: int
-    sequences: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
-    means: list[SpanMeans] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.spans = np.full(self.num_tokens, self.num_tokens, np.int64)
-        self.weights = np.zeros(self.num_tokens, np.float32)
-        self.is_span = np.zeros(self.num_tokens, np.bool_)
-
-    def add(self, begin: int, aligned: AlignedSequence, max_teacher: int) -> None:
-        """Add the sequence whose first token is at `begin`."""
-        students, teachers = span_means(aligned.student_spans, aligned.teacher_spans, max_teacher)
-        self.spans[begin + students.rows] = begin + students.spans
-        self.weights[begin + students.rows] = students.weights
-        self.is_span[begin + students.spans] = True
-        self.means.append(SpanMeans(teachers.rows, begin + teachers.spans, teachers.weights))
-        self.sequences.append(
-            (aligned.teacher_ids[:max_teacher], aligned.teacher_types[:max_teacher])
-        )
-
-    def student_spans(self) -> StudentSpans:
-        return StudentSpans(
-            spans=torch.from_numpy(self.spans),
-            weights=torch.from_numpy(self.weights),
-            is_span=torch.from_numpy(self.is_span),
-        )
-
-    def teacher_spans(self, pad_id: int) -> _TeacherSpans:
-        longest = max(len(ids) for ids, _ in self.sequences)
-        width = -(-longest // _ROUNDING) * _ROUNDING
-        shape = (len(self.sequences), width)
-        ids, types = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
-        is_real = np.zeros(shape, np.bool_)
-        for line, (sequence_ids, sequence_types) in enumerate(self.sequences):
-            size = len(sequence_ids)
-            ids[line, :size], types[line, :size] = sequence_ids, sequence_types
-            is_real[line, :size] = True
-        rows = [line * width + means.rows for line, means in enumerate(self.means)]
-        return _TeacherSpans(
-            ids=torch.from_numpy(ids),
-            types=torch.from_numpy(types),
-            is_real=torch.from_numpy(is_real),
-            rows=_joined(rows),
-            spans=_joined([means.spans for means in self.means]),
-            weights=torch.from_numpy(np.concatenate([means.weights for means in self.means])),
-        )
-
-
-def _joined(parts: Sequence[NDArray[np.int64]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts))
+def _joined(parts: Sequence[SpanMeans]) -> SpanRows:
+    return SpanRows(*(torch.from_numpy(np.concatenate(each)) for each in zip(*parts, strict=True)))

@@ -1,31 +1,38 @@
-"""Distillation: how a teacher teaches the student of a pretraining job."""
+"""Distillation: its configuration, and how a teacher teaches the student of a pretraining job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Final
+import argparse
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, replace
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import LossName
 from training.data.shards import Shards
+from training.data.streams import PackedStream
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilCollator
-from training.distillation.config import DistilConfig
 from training.distillation.losses import DistillationLoss, Objectives, student_states
 from training.distillation.start import (
     check_start,
     default_layers,
     shared_pieces,
+    sizes_of,
     start_from_teacher,
 )
 from training.distillation.teacher import Teacher, TeacherError, describe_model
-from training.loop.step import Run
-from training.losses import LOSS_OF
+from training.loop.progress import RunError
+from training.losses import LOSS_OF, LossFunction
 from training.model.heads import AlbertForTasks, head_sizes
+from training.run.flags import Options, flag
 from training.run.job import PretrainingJob
+from training.run.options import Count, Parsed, Weight
+from training.run.pretraining import CorpusRunConfig
 from training.run.recipes import Recipe
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
@@ -33,8 +40,71 @@ from training.run.recipes import Recipe
 _LEAST_SHARED: Final = 0.5
 
 
+def _parse_pair(text: str) -> tuple[int, int]:
+    """Parse a student's and a teacher's layer, such as `2:4`."""
+    ours, colon, theirs = text.partition(":")
+    if not (colon and ours.isdecimal() and theirs.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no pair of layers; write 2:4")
+    return int(ours), int(theirs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Teaching(Options, title="teacher"):
+    """The teacher, and what is learnt from it."""
+
+    teacher: str = flag("a model's folder, or its name on the Hugging Face hub", MISSING)
+    start: Literal["teacher", "local", "random"] | None = flag(
+        "the student's initialization: the teacher's embeddings and one of its layers (teacher), "
+        "attention to neighbours, or random weights"
+    )
+    start_layers: tuple[Count, ...] = flag(
+        "the teacher's layers that initialise the student's (the one at two thirds)", ()
+    )
+    hidden_layers: tuple[Annotated[tuple[int, int], Parsed(_parse_pair)], ...] = flag(
+        "layers whose hidden states are matched (those at each third of the depth)",
+        (),
+        metavar="STUDENT:TEACHER",
+    )
+    relation_heads: Count | None = flag(
+        "number of relation heads (the teacher's number of attention heads)"
+    )
+    hidden_weight: Weight = flag("hidden-state loss", 3.0)
+    relation_weight: Weight = flag("relation loss", 0.0)
+    masked_weight: Weight = flag("masked-token loss", 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilConfig(CorpusRunConfig, _Teaching):
+    """Configuration of a distillation run, by the names of the command's flags.
+
+    Raises:
+        RunError: a value is not allowed, options contradict each other, or the run has no end.
+        TeacherError: nothing is learnt from the teacher.
+    """
+
+    def __post_init__(self) -> None:
+        """Check that the run has an end, and that the teacher is used."""
+        super().__post_init__()
+        if not self.has_end:
+            raise RunError("a run needs an end: give --steps or --budget")
+        if not (self.hidden_weight or self.relation_weight):
+            raise TeacherError(
+                "--hidden-weight and --relation-weight are both 0, so that nothing is learnt from "
+                "the teacher; without one, train with training.pretrain"
+            )
+
+
+def student_sizes(config: DistilConfig, recipe: Recipe, teacher: Teacher) -> dict[str, Any]:
+    """Return the sizes of a new student that are not given: the teacher's, or the preset's."""
+    if config.initialize_from is not None:
+        return {}
+    if config.preset is None:
+        return sizes_of(teacher)
+    return {"activation": sizes_of(teacher)["activation"]} if recipe.start == "teacher" else {}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Distillation:
+class Teaching:
     """A teacher, and how it teaches a student.
 
     Attributes:
@@ -49,11 +119,8 @@ class Distillation:
     @classmethod
     def choose(
         cls, config: DistilConfig, recipe: Recipe, sizes: AlbertConfig, teacher: Teacher
-    ) -> Distillation:
+    ) -> Teaching:
         """Choose the layers to match and to start from, where the configuration leaves them open.
-
-        Args:
-            sizes: of the student.
 
         Raises:
             TeacherError: the teacher cannot teach such a student.
@@ -87,49 +154,62 @@ class Distillation:
             },
         }
 
-    def build(self, job: PretrainingJob) -> Run:
-        """Build the run of a job at step 0, with the teacher's losses.
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationJob(PretrainingJob):
+    """A distillation run: a pretraining run with a teacher."""
+
+    teaching: Teaching
+
+    def masked_stream(self) -> PackedStream:
+        """Return the task stream of masked rows, and of the same text for the teacher.
 
         Raises:
-            RunError: the batch is not divisible, or the optimizer cannot be sharded.
             TeacherError: the teacher does not read the language of the corpus.
         """
-        job.check()
-        tokenizer = job.tokenizer
-        _check_vocabulary(self.teacher, tokenizer, job.shards)
+        teacher, streams = self.teaching.teacher, self.streams
+        _check_vocabulary(teacher, self.tokenizer, self.shards)
         collate = DistilCollator(
-            student=job.collator,
-            aligner=Aligner(tokenizer, self.teacher.tokenizer),
-            pad_id=self.teacher.tokenizer.pad_id,
-            max_teacher=self.teacher.max_positions,
+            student=streams.collator,
+            aligner=Aligner(self.tokenizer, teacher.tokenizer),
+            pad_id=teacher.tokenizer.pad_id,
+            max_teacher=teacher.max_positions,
         )
-        stream = replace(job.masked_stream(collate), further_losses=self.objectives.names)
-        loss = DistillationLoss(
-            teacher=self.teacher,
-            objectives=self.objectives,
-            student=torch.compile(student_states) if job.compiles else student_states,
-        )
-        return job.assemble(
-            self._student(job, tokenizer),
-            stream,
-            {**LOSS_OF, "distillation": loss},
-            {
-                "fill-mask": self.config.masked_weight,
-                "hidden-states": self.config.hidden_weight,
-                "attention-relations": self.config.relation_weight,
-            },
-        )
+        return replace(streams.masked(collate), further_losses=self.teaching.objectives.names)
 
-    def _student(self, job: PretrainingJob, tokenizer: AlbertTokenizer) -> AlbertForTasks:
+    @property
+    def loss_of(self) -> Mapping[str, LossFunction]:
+        """The loss function of rows with a teacher."""
+        self.teaching.teacher.model.to(self.world.device)
+        loss = DistillationLoss(
+            teacher=self.teaching.teacher,
+            objectives=self.teaching.objectives,
+            student=torch.compile(student_states) if self.compiles else student_states,
+        )
+        return {**LOSS_OF, "distillation": loss}
+
+    @property
+    def loss_weights(self) -> Mapping[LossName, float]:
+        """The weights of the losses."""
+        config = self.teaching.config
+        return {
+            **self.recipe.loss_weights,
+            "fill-mask": config.masked_weight,
+            "hidden-states": config.hidden_weight,
+            "attention-relations": config.relation_weight,
+        }
+
+    def model(self) -> AlbertForTasks:
         """Return the student with its initial weights."""
-        if job.start.folder is not None or job.recipe.start != "teacher":
-            return job.model()
-        torch.manual_seed(job.recipe.seed)
-        sizes = job.architecture
-        model = AlbertForTasks(sizes, head_sizes(sizes, job.recipe.tasks))
-        counts = job.shards.token_counts(sizes.vocab_size)
-        kept = start_from_teacher(model, self.teacher, tokenizer, counts, self.start_layers)
-        if job.world.is_main:
+        if self.start.folder is not None or self.recipe.start != "teacher":
+            return super().model()
+        torch.manual_seed(self.recipe.seed)
+        sizes = self.architecture
+        model = AlbertForTasks(sizes, head_sizes(sizes, self.recipe.tasks))
+        counts = self.shards.token_counts(sizes.vocab_size)
+        layers = self.teaching.start_layers
+        kept = start_from_teacher(model, self.teaching.teacher, self.tokenizer, counts, layers)
+        if self.world.is_main:
             print(
                 f"embeddings of {sizes.embedding_size} keep {kept:.1%} of the variance of the "
                 "teacher's"
@@ -158,11 +238,7 @@ def _start_layers(
 
 
 def _check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:
-    """Check that a student of these sizes can match the teacher's layers and relations.
-
-    Raises:
-        TeacherError: it cannot.
-    """
+    """Check that a student of these sizes can match the teacher's layers and relations."""
     if objectives.layers and config.hidden_size != teacher.hidden_size:
         raise TeacherError(
             f"hidden states are {teacher.hidden_size} wide in {teacher.name} and "
@@ -193,11 +269,7 @@ def _check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Tea
 
 
 def _check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:
-    """Check that the teacher's vocabulary covers the corpus.
-
-    Raises:
-        TeacherError: too few of the corpus' tokens are pieces of the teacher's vocabulary.
-    """
+    """Check that enough of the corpus' tokens are pieces of the teacher's vocabulary."""
     counts = shards.token_counts(tokenizer.vocab_size)
     shared = shared_pieces(teacher, tokenizer)
     part = float(np.sum(counts * shared) / max(1, counts.sum()))

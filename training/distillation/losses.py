@@ -6,19 +6,18 @@ heads, D = H / N.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from training.data.batch import LossName
-from training.distillation.batches import DistilBatch, StudentSpans
-from training.distillation.teacher import Teacher
+from training.distillation.batches import DistilBatch, SpanRows
+from training.distillation.teacher import LayerStates, Teacher
 from training.losses import PretrainSums, Reading, Score, head_sums, mark_dynamic, scores_of
-from training.model.albert import Attention, Batch, Packing, project
+from training.model.albert import Attention, Batch, project
 from training.model.heads import AlbertForTasks
 
 
@@ -44,75 +43,11 @@ class Objectives:
         return hidden + (relations if self.num_relation_heads else ())
 
 
-class TeacherTargets(NamedTuple):
-    """Means of the teacher's states over each span, at the position of the student's first token.
-
-    Attributes:
-        hidden: of each matched layer, (T, H).
-        attention: queries, keys and values, (T, H); empty if relations are not matched.
-    """
-
-    hidden: tuple[Tensor, ...]
-    attention: tuple[Tensor, ...]
-
-
-class StudentStates(NamedTuple):
-    """A student's outputs.
-
-    Attributes:
-        heads: the sums of pretraining.
-        hidden: of each matched layer, (B, S, H).
-        attention: queries, keys and values of the last layer, (B, S, H); empty if relations are
-            not matched.
-    """
-
-    heads: PretrainSums
-    hidden: tuple[Tensor, ...]
-    attention: tuple[Tensor, ...]
-
-
-class _DistilSums(NamedTuple):
-    """The sums of pretraining, and the distillation losses as means over spans.
-
-    Attributes:
-        unexplained: unexplained fraction of the variance of the teacher's hidden states, mean over
-            the layers.
-        relations: KL divergence (nats) of the student's relations from the teacher's, mean over
-            queries, keys and values.
-        agreement: fraction of the relations whose strongest span is the same.
-    """
-
-    heads: PretrainSums
-    unexplained: Tensor | None
-    relations: Tensor | None
-    agreement: Tensor | None
-
-
-def span_sums(rows_RH: Tensor, spans_R: Tensor, weights_R: Tensor, num_tokens: int) -> Tensor:
-    """Return weighted sums (T, H) of rows by span, in fp32; rows of the span T are dropped."""
-    sums_TH = rows_RH.new_zeros(num_tokens + 1, rows_RH.shape[-1], dtype=torch.float32)
-    sums_TH = sums_TH.index_add(0, spans_R, rows_RH.float() * weights_R[:, None])
-    return sums_TH[:num_tokens]
-
-
-def teacher_targets(teacher: Teacher, batch: DistilBatch, objectives: Objectives) -> TeacherTargets:
-    """Run the teacher on an unmasked batch, and return the means of its states over spans."""
-    spans = batch.teacher
-    states = teacher.states(
-        spans.batch,
-        [layer for _, layer in objectives.layers],
-        with_attention=objectives.num_relation_heads > 0,
-    )
-    num_tokens = len(batch.student_spans.spans)
-
-    def means(state_CNH: Tensor) -> Tensor:
-        rows_RH = state_CNH.flatten(0, 1)[spans.rows]
-        return span_sums(rows_RH, spans.spans, spans.weights, num_tokens)
-
-    return TeacherTargets(
-        tuple(means(state) for state in states.hidden),
-        tuple(means(state) for state in states.attention),
-    )
+def mean_states(state_H: Tensor, rows: SpanRows, num_tokens: int) -> Tensor:
+    """Return the means (T, H) of states (..., H) over each span, in fp32, at its first token."""
+    rows_RH = state_H.flatten(0, 1)[rows.rows]
+    means_TH = rows_RH.new_zeros(num_tokens, rows_RH.shape[-1], dtype=torch.float32)
+    return means_TH.index_add(0, rows.spans, rows_RH.float() * rows.weights[:, None])
 
 
 def student_states(
@@ -120,7 +55,7 @@ def student_states(
     model: AlbertForTasks,
     tokens: Batch,
     reading: Reading,
-) -> StudentStates:
+) -> tuple[PretrainSums, LayerStates]:
     """Run the student; takes only tensors, so that it can be compiled.
 
     The comparison with the teacher is separate: its cost is negligible beside the layers.
@@ -128,47 +63,59 @@ def student_states(
     states = list(model.albert.states(tokens))
     read_RH = states[-1].flatten(0, 1)[reading.positions]
     with_attention = objectives.num_relation_heads > 0
-    return StudentStates(
-        head_sums(model, read_RH, reading),
+    return head_sums(model, read_RH, reading), LayerStates(
         tuple(states[layer] for layer, _ in objectives.layers),
         _last_attention(model, states[-2]) if with_attention else (),
     )
 
 
 def compare(
-    objectives: Objectives,
-    student: StudentStates,
-    targets: TeacherTargets,
-    spans: StudentSpans,
-    packing: Packing,
-) -> _DistilSums:
-    """Compare a student's states with its teacher's, span by span."""
-    unexplained = relations = agreement = None
+    objectives: Objectives, student: LayerStates, teacher: LayerStates, batch: DistilBatch
+) -> dict[LossName, Score]:
+    """Compare a student's states with its teacher's, span by span, and return the scores.
+
+    The loss of hidden states is the unexplained fraction of the variance, mean over the layers, and
+    its accuracy the explained one; the loss of relations is their divergence (nats), mean over
+    queries, keys and values, and its accuracy the fraction whose strongest span is the same.
+    """
+    num_tokens, count = len(batch.is_span), batch.num_spans
+
+    def both(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        for our, their in zip(ours, theirs, strict=True):
+            yield (
+                mean_states(our, batch.student_rows, num_tokens),
+                mean_states(their, batch.teacher_rows, num_tokens),
+            )
+
+    scores: dict[LossName, Score] = {}
     if objectives.layers:
         parts = [
-            unexplained_variance(_pooled(state, spans), target_TH, spans.is_span)
-            for state, target_TH in zip(student.hidden, targets.hidden, strict=True)
+            unexplained_variance(states_TH, targets_TH, batch.is_span)
+            for states_TH, targets_TH in both(student.hidden, teacher.hidden)
         ]
-        unexplained = torch.stack(parts).mean()
+        error = torch.stack(parts).mean()
+        scores["hidden-states"] = Score(
+            loss=error * count, right=(1 - error.detach()) * count, count=count
+        )
     if objectives.num_relation_heads:
-        shape = packing.sequences.shape
-        mask_BSS = _relation_mask(packing.sequences, spans.is_span.view(shape))
+        assert batch.tokens.packing is not None
+        sequences_BS = batch.tokens.packing.sequences
+        shape = sequences_BS.shape
+        mask_BSS = _relation_mask(sequences_BS, batch.is_span.view(shape))
         results = [
             relation_divergence(
-                _pooled(state, spans).view(*shape, -1),
-                target_TH.view(*shape, -1),
+                states_TH.view(*shape, -1),
+                targets_TH.view(*shape, -1),
                 mask_BSS,
                 objectives.num_relation_heads,
             )
-            for state, target_TH in zip(student.attention, targets.attention, strict=True)
+            for states_TH, targets_TH in both(student.attention, teacher.attention)
         ]
-        relations = torch.stack([divergence for divergence, _ in results]).mean()
-        agreement = torch.stack([right for _, right in results]).mean()
-    return _DistilSums(student.heads, unexplained, relations, agreement)
-
-
-def _pooled(state_BSH: Tensor, spans: StudentSpans) -> Tensor:
-    return span_sums(state_BSH.flatten(0, 1), spans.spans, spans.weights, len(spans.spans))
+        divergence, agreement = (torch.stack(each).mean() for each in zip(*results, strict=True))
+        scores["attention-relations"] = Score(
+            loss=divergence * count, right=agreement * count, count=count
+        )
+    return scores
 
 
 def unexplained_variance(states_TH: Tensor, targets_TH: Tensor, is_span_T: Tensor) -> Tensor:
@@ -231,36 +178,17 @@ class DistillationLoss:
 
     teacher: Teacher
     objectives: Objectives
-    student: Callable[..., StudentStates] = student_states
+    student: Callable[..., tuple[PretrainSums, LayerStates]] = student_states
 
     def __call__(self, model: AlbertForTasks, batch: DistilBatch) -> dict[LossName, Score]:
         """Return the scores of a batch by the loss' name."""
-        targets = teacher_targets(self.teacher, batch, self.objectives)
-        packing = batch.tokens.packing
-        assert packing is not None
+        teacher = self.teacher.states(
+            batch.teacher_tokens,
+            [layer for _, layer in self.objectives.layers],
+            with_attention=self.objectives.num_relation_heads > 0,
+        )
         reading = Reading.of(model, batch)
         if self.student is not student_states:
             mark_dynamic(reading)
-        states = self.student(self.objectives, model, batch.tokens, reading)
-        sums = compare(self.objectives, states, targets, batch.student_spans, packing)
-        return distil_scores(batch, sums)
-
-
-def distil_scores(batch: DistilBatch, sums: _DistilSums) -> dict[LossName, Score]:
-    """Return the scores by the loss' name.
-
-    The loss of hidden states is the unexplained fraction of the variance, and its accuracy the
-    explained one; the loss of relations is their divergence, and its accuracy their agreement.
-    """
-    scores = scores_of(batch, sums.heads)
-    count = batch.num_spans
-    if sums.unexplained is not None:
-        error = sums.unexplained
-        scores["hidden-states"] = Score(
-            loss=error * count, right=(1 - error.detach()) * count, count=count
-        )
-    if sums.relations is not None and sums.agreement is not None:
-        scores["attention-relations"] = Score(
-            loss=sums.relations * count, right=sums.agreement * count, count=count
-        )
-    return scores
+        sums, student = self.student(self.objectives, model, batch.tokens, reading)
+        return {**scores_of(batch, sums), **compare(self.objectives, student, teacher, batch)}

@@ -24,8 +24,8 @@ from albert_serve.progress import progress
 from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tasks.truncation import fit
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.batch import ExampleBatch, LossName
-from training.distillation.teacher import describe_model, load_frozen, num_positions
+from training.data.batch import ExampleBatch, LossName, TokenisedExample
+from training.distillation.teacher import describe_model, load_encoder, num_positions
 from training.loop.distributed import World
 from training.losses import LogitsFunction, LossFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
@@ -61,7 +61,8 @@ class TaskTeacher:
         Raises:
             TeacherError: it cannot be loaded, or is no classifier.
         """
-        model, tokenizer = load_frozen(reference, "AutoModelForSequenceClassification", device)
+        model, tokenizer = load_encoder(reference, "AutoModelForSequenceClassification")
+        model.to(device).eval().requires_grad_(requires_grad=False)
         config = model.config
         return cls(
             reference=reference,
@@ -150,18 +151,9 @@ def _classify(
     return world.sum_tensors(logits_NK), num_cut
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _PseudoLabelledExample:
-    """A tokenised text, and the teacher's logits (K,)."""
-
-    ids: list[int]
-    types: list[int]
-    target: Tensor
-
-
 def pseudo_labelled_examples(
     texts: Sequence[_Text], logits_NK: Tensor, tokenizer: AlbertTokenizer, *, length: int
-) -> list[_PseudoLabelledExample]:
+) -> list[TokenisedExample]:
     """Tokenise texts, cut to `length` tokens, with their teacher's logits."""
     fitted = [
         fit(tokenizer, text, pair, max_positions=length, truncation="truncate")
@@ -171,7 +163,7 @@ def pseudo_labelled_examples(
     if num_cut:
         print(f"{num_cut:,} of {len(texts):,} texts are cut to {length} tokens")
     return [
-        _PseudoLabelledExample(ids=each.encoding.ids, types=each.encoding.types, target=logits)
+        TokenisedExample(ids=each.encoding.ids, types=each.encoding.types, target=logits)
         for each, logits in zip(fitted, logits_NK, strict=True)
     ]
 

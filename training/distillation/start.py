@@ -53,26 +53,21 @@ def sizes_of(teacher: Teacher) -> dict[str, Any]:
         TeacherError: the teacher's layers are not built as BERT's.
     """
     config = teacher.model.config
-    for name in ("hidden_act", "intermediate_size", "layer_norm_eps"):
-        if not hasattr(config, name):
-            raise TeacherError(
-                f"{teacher.name} is a {config.model_type}, whose config has no {name}; give a "
-                "student of it its sizes by --preset, and --start local"
-            )
-    if config.hidden_act not in _ACTIVATIONS:
+    try:
+        return {
+            "hidden_size": teacher.hidden_size,
+            "num_layers": teacher.num_layers,
+            "num_heads": config.num_attention_heads,
+            "ffn_size": config.intermediate_size,
+            "max_positions": teacher.max_positions,
+            "activation": _ACTIVATIONS[config.hidden_act],
+            "layer_norm_eps": config.layer_norm_eps,
+        }
+    except (AttributeError, KeyError) as error:
         raise TeacherError(
-            f"{teacher.name} has the activation {config.hidden_act}; a student that starts from a "
-            f"teacher's layer has {', '.join(_ACTIVATIONS)}"
-        )
-    return {
-        "hidden_size": teacher.hidden_size,
-        "num_layers": teacher.num_layers,
-        "num_heads": config.num_attention_heads,
-        "ffn_size": config.intermediate_size,
-        "max_positions": teacher.max_positions,
-        "activation": _ACTIVATIONS[config.hidden_act],
-        "layer_norm_eps": config.layer_norm_eps,
-    }
+            f"{teacher.name} is a {config.model_type} whose layers are not built as BERT's "
+            f"({error}); give a student of it its sizes by --preset, and --start local"
+        ) from error
 
 
 def default_layers(num_groups: int, num_layers: int) -> tuple[int, ...]:
@@ -88,7 +83,7 @@ def default_layers(num_groups: int, num_layers: int) -> tuple[int, ...]:
 
 
 def check_start(config: AlbertConfig, teacher: Teacher, layers: Sequence[int]) -> None:
-    """Check that a model of these sizes can start from these layers of a teacher.
+    """Check that a model of these sizes can start from these layers, from 1, of a teacher.
 
     Raises:
         TeacherError: it cannot.
@@ -100,15 +95,13 @@ def check_start(config: AlbertConfig, teacher: Teacher, layers: Sequence[int]) -
                 f"{name} is {sizes[name]} in {teacher.name} and {getattr(config, name)} in the "
                 "student; --start teacher copies a whole layer, so that they have to be equal"
             )
-    if config.embedding_size > config.hidden_size:
-        raise TeacherError(
-            f"--embedding-size {config.embedding_size} is over the teacher's hidden size "
-            f"{config.hidden_size}; --start teacher needs an equal or a smaller one"
-        )
-    if config.max_positions > teacher.max_positions:
-        raise TeacherError(
-            f"--max-positions {config.max_positions}: {teacher.name} has {teacher.max_positions}"
-        )
+    most = {"embedding_size": teacher.hidden_size, "max_positions": teacher.max_positions}
+    for name, size in most.items():
+        if getattr(config, name) > size:
+            raise TeacherError(
+                f"{name} {getattr(config, name)}: with --start teacher at most {size}, "
+                f"which {teacher.name} has"
+            )
     if len(layers) != config.num_attentions or config.num_attentions != config.num_ffns:
         raise TeacherError(
             f"--start-layers names {len(layers)} layers of the teacher; "
@@ -136,12 +129,8 @@ def start_from_teacher(
 
     Args:
         token_counts: (V,) occurrences of each token in the corpus.
-        layers: the teacher's layers, from 1, one for each of the student's own.
-
-    Raises:
-        TeacherError: sizes or layers do not match.
+        layers: as `check_start` allows them, one for each of the student's own.
     """
-    check_start(model.config, teacher, layers)
     encoder = model.albert.encoder
     with torch.no_grad():
         for number, layer in enumerate(layers):

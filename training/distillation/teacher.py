@@ -6,13 +6,15 @@ Shape legend: C sequences, N teacher's tokens of the longest, H teacher's hidden
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from albert_serve.progress import is_quiet
@@ -27,7 +29,8 @@ class TeacherError(TrainingError):
     """A teacher that cannot be loaded, or that cannot teach this student."""
 
 
-class TeacherBatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TeacherBatch:
     """Right-padded sequences: ids, types and attention mask, each (C, N)."""
 
     ids: Tensor
@@ -35,12 +38,12 @@ class TeacherBatch(NamedTuple):
     is_real: Tensor
 
 
-class _TeacherStates(NamedTuple):
-    """A teacher's outputs.
+class LayerStates(NamedTuple):
+    """The states of a model that are compared.
 
     Attributes:
-        hidden: of the requested layers, each (C, N, H).
-        attention: queries, keys and values of the last layer, each (C, N, H); empty if they were
+        hidden: of the requested layers, each (..., H).
+        attention: queries, keys and values of the last layer, each (..., H); empty if they were
             not requested.
     """
 
@@ -139,7 +142,7 @@ class Teacher:
     @torch.no_grad()
     def states(
         self, batch: TeacherBatch, layers: Sequence[int], *, with_attention: bool
-    ) -> _TeacherStates:
+    ) -> LayerStates:
         """Run the encoder on a batch.
 
         Args:
@@ -149,28 +152,19 @@ class Teacher:
         inputs = {"input_ids": batch.ids, "attention_mask": batch.is_real}
         if self.num_types > 1:
             inputs["token_type_ids"] = batch.types
-        with self._captured_attention() as captured:
-            out = self.model(**inputs, output_hidden_states=True)
-        attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
-        return _TeacherStates(tuple(out.hidden_states[layer] for layer in layers), attention)
-
-    @contextmanager
-    def _captured_attention(self) -> Iterator[dict[str, Tensor]]:
-        """Capture the last layer's queries, keys and values by forward hooks; for `with`."""
         captured: dict[str, Tensor] = {}
-
-        def keep(name: str) -> Any:
-            return lambda module, inputs, output: captured.__setitem__(name, output)
-
         handles = [
-            module.register_forward_hook(keep(name))
-            for name, module in self.attention_parts().items()
+            module.register_forward_hook(partial(_keep, captured, name))
+            for name, module in (self.attention_parts() if with_attention else {}).items()
         ]
         try:
-            yield captured
+            out = self.model(**inputs, output_hidden_states=True)
         finally:
             for handle in handles:
                 handle.remove()
+        # A shared layer is applied several times, and its last states stay.
+        attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
+        return LayerStates(tuple(out.hidden_states[layer] for layer in layers), attention)
 
     def attention_parts(self) -> dict[str, nn.Module]:
         """Return the last layer's query, key and value maps, by their names in BERT and ALBERT."""
@@ -181,29 +175,24 @@ class Teacher:
         }
 
 
+def _keep(
+    captured: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Tensor
+) -> None:
+    """Keep a module's output, as a forward hook."""
+    captured[name] = output
+
+
 def load_teacher(name: str, device: torch.device) -> Teacher:
     """Load an encoder and its tokenizer from a folder, or from the hub by its name.
 
     Raises:
         TeacherError: `transformers` is not installed; there is no such model; it is no encoder,
-            has no tokenizer, lacks weights, or has weights that are not finite.
+            has no tokenizer, or lacks weights.
     """
     # Hidden states and relations do not need the pooler.
-    model, tokenizer = load_frozen(name, "AutoModel", device, optional=("pooler",))
-    return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
-
-
-def load_frozen(
-    name: str, auto_class: str, device: torch.device, *, optional: Sequence[str] = ()
-) -> tuple[Any, Any]:
-    """Load an encoder as `load_encoder` does, onto a device and in evaluation mode.
-
-    Raises:
-        TeacherError: as `load_teacher`.
-    """
-    model, tokenizer = load_encoder(name, auto_class, optional=optional)
+    model, tokenizer = load_encoder(name, "AutoModel", optional=("pooler",))
     model.to(device).eval().requires_grad_(requires_grad=False)
-    return model, tokenizer
+    return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))
 
 
 def load_encoder(
@@ -219,7 +208,12 @@ def load_encoder(
     Raises:
         TeacherError: as `load_teacher`.
     """
-    transformers = _transformers()
+    try:
+        transformers: Any = import_module("transformers")
+    except ImportError as error:
+        raise TeacherError(
+            "a teacher needs the package transformers: pip install transformers"
+        ) from error
     if is_quiet():
         transformers.utils.logging.disable_progress_bar()
     config = _loaded(name, transformers.AutoConfig.from_pretrained)
@@ -256,26 +250,12 @@ def describe_model(name: str, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise TeacherError(
-            "a teacher needs the package transformers: pip install transformers"
-        ) from error
-    return transformers
-
-
 def _loaded(name: str, load: Any, **options: Any) -> Any:
     try:
         return load(name, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise TeacherError(f"teacher {name} cannot be loaded: {reason}") from error
-    except Exception as error:  # safetensors and tokenizers raise types of their own
-        if type(error).__module__.partition(".")[0] in ("builtins", "safetensors"):
-            raise TeacherError(f"teacher {name} cannot be loaded: {error}") from error
-        raise
 
 
 def _check_kind(name: str, config: Any) -> None:
@@ -299,6 +279,3 @@ def _check_weights(
         raise TeacherError(
             f"{name} lacks {len(missing)} weights of its model, {missing[0]} among them"
         )
-    for key, tensor in model.named_parameters():
-        if not bool(torch.isfinite(tensor).all()):
-            raise TeacherError(f"{name}: {key} holds values that are not finite")

@@ -21,8 +21,9 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import TokenisedExample
 from training.data.labelled.texts import LabelledText
-from training.data.streams import LabelledExample, labelled_examples
+from training.data.streams import labelled_examples
 from training.evaluation.calibration import Bin, expected_calibration_error, reliability
 from training.evaluation.early_exit import early_exit_figures, logits_by_layer
 from training.evaluation.metrics import metric_figures, predictions_of
@@ -223,7 +224,7 @@ def classify(
 
 
 def _logits(
-    model: AlbertForTasks, examples: Sequence[LabelledExample], head: Task
+    model: AlbertForTasks, examples: Sequence[TokenisedExample], head: Task
 ) -> NDArray[np.float32]:
     """Return the logits (N, K) of the examples."""
     items = [

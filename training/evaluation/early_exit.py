@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from albert_serve.progress import progress
 from albert_serve.tasks.grouping import group_by_length
-from training.data.batch import pad
-from training.data.streams import LabelledExample
+from training.data.batch import TokenisedExample, pad
 from training.evaluation.metrics import metric_figures
 from training.glue.tasks import Metric
 from training.model.heads import AlbertForTasks
@@ -25,7 +24,7 @@ _TOKENS_A_BATCH: Final = 8192
 
 @torch.inference_mode()
 def logits_by_layer(
-    model: AlbertForTasks, examples: Sequence[LabelledExample]
+    model: AlbertForTasks, examples: Sequence[TokenisedExample]
 ) -> NDArray[np.float32]:
     """Return the logits (N, L, K) of texts after each layer of a model that has exits."""
     device = next(model.parameters()).device

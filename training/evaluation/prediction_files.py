@@ -51,7 +51,8 @@ def write_glue(
 
 def _prediction(answers: TextPredictions, value: Any, task: GlueTask | None) -> str:
     if task is not None and task.scale is not None:
-        return f"{min(max(float(value), task.scale.least), task.scale.most):.3f}"
+        least, most = task.scale
+        return f"{min(max(float(value), least), most):.3f}"
     if task is not None and task.submitted == "numbers":
         return str(int(value))
     if answers.problem == "regression":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,19 +13,24 @@ from typing import Any, NamedTuple
 import torch
 
 from albert_serve.config import AlbertConfig
+from albert_serve.files import sha256_of
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.corpus import find_files
 from training.data.examples import MIN_LENGTH
-from training.evaluation.validation import Validation
+from training.data.labelled.folders import CHOICES, files_of_split
+from training.evaluation.metrics import LOWEST
+from training.evaluation.validation import HEADS_MEAN, Validation
+from training.finetuning.classification import Classification
 from training.finetuning.data import DataContext
-from training.finetuning.heads import label_config, place
+from training.finetuning.model import label_config, load_start, place
 from training.finetuning.pretraining import check_order_length, mask_rates
 from training.finetuning.questions import choose_head
 from training.finetuning.settings import FinetuneSettings
-from training.finetuning.start import changed_config, describe_attention, load_start
-from training.finetuning.streams import Streams
-from training.finetuning.validating import selection_of, validation_of
+from training.finetuning.streams import Measured, Streams
 from training.loop.distributed import World
 from training.loop.progress import Progress, RunError
+from training.loop.provenance import file_names
+from training.loop.selection import Selection
 from training.loop.step import Mixture, Run
 from training.model.checkpoint import read_config, read_tasks
 from training.run.driver import build_run
@@ -56,7 +64,7 @@ def prepare_finetuning(
         RunError: options do not go together, or not with the checkpoint.
     """
     hf, stored = read_config(start), read_tasks(start)
-    config = _architecture(settings, hf, world)
+    config = _architecture(settings, hf)
     placed = place(settings, stored, hf)
     context = DataContext(
         settings=settings,
@@ -76,8 +84,8 @@ def prepare_finetuning(
     if validated := [each for each in streams.datasets if each.held_out]:
         every = settings.validate_every or streams.steps_an_epoch("--validate-every")
         row_length = min(settings.length, config.max_positions)
-        validation = validation_of(validated, every=every, row_length=row_length)
-        selection = selection_of(validated, settings)
+        validation = _validation_of(validated, every=every, row_length=row_length)
+        selection = _selection_of(validated, settings)
     torch.manual_seed(settings.seed)
     model = load_start(
         start,
@@ -110,18 +118,20 @@ def prepare_finetuning(
     )
 
 
-def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any], world: World) -> AlbertConfig:
+def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any]) -> AlbertConfig:
     """Return the sizes of the model.
 
     Raises:
         RunError: sequences are longer than its positions, or too short.
     """
-    config = changed_config(
-        AlbertConfig.from_hf(hf),
-        max_positions=settings.max_positions,
-        dropout=settings.dropout,
-        classifier_dropout=settings.classifier_dropout,
-    )
+    changes: dict[str, Any] = {
+        "max_positions": settings.max_positions,
+        "hidden_dropout": settings.dropout,
+        "attention_dropout": settings.dropout,
+        "classifier_dropout": settings.classifier_dropout,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    config = replace(AlbertConfig.from_hf(hf), **given)
     # Without --length, windows of questions have 384 tokens, or as many as the model has positions.
     has_default = settings.has_questions_alone and settings.question_length != settings.length
     if not has_default and not MIN_LENGTH <= settings.length <= config.max_positions:
@@ -130,6 +140,57 @@ def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any], world: Worl
             f"{config.max_positions} positions"
         )
     check_order_length(settings, config.max_positions)
-    if notice := describe_attention(config, world.device):
-        print(notice)
     return config
+
+
+def _validation_of(datasets: Sequence[Measured], *, every: int, row_length: int) -> Validation:
+    """Return the validation on the held-out data of all."""
+    each = [one.validation(every=every, row_length=row_length) for one in datasets]
+    if len(each) == 1:
+        return each[0]
+    classifiers = [one for one in datasets if isinstance(one, Classification)]
+    return Validation(
+        batches=[batch for one in each for batch in one.batches],
+        every=every,
+        tasks=tuple(one.task for one in classifiers),
+        metrics={one.task: one.figures for one in classifiers},
+        deciding={one.task: one.figure for one in classifiers},
+    )
+
+
+def _selection_of(datasets: Sequence[Measured], settings: FinetuneSettings) -> Selection:
+    """Return the selection of the best validation; of several classifiers by their mean.
+
+    Raises:
+        RunError: of a figure of several the lowest is the best.
+    """
+    figures = [one.figure for one in datasets]
+    figure, chance = figures[0], datasets[0].chance
+    if len(datasets) > 1:
+        if lowest := [each for each in figures if each in LOWEST]:
+            raise RunError(
+                f"--metric {lowest[0]}: with several classifiers validated, the mean of their "
+                "metrics decides, of which the highest is the best; take another"
+            )
+        chances = [one.chance for one in datasets if one.chance is not None]
+        figure, chance = HEADS_MEAN, statistics.fmean(chances)
+    files = [each.validation for each in settings.classifiers if each.validation]
+    return Selection(
+        figure=figure,
+        chance=chance,
+        measured="; ".join(map(_describe_held_out, figures, files)),
+        patience=settings.patience,
+    )
+
+
+def _describe_held_out(figure: str, held_out: Sequence[Path]) -> str:
+    """Describe a figure of held-out files by their names and their content."""
+    hashes = "".join(sha256_of(file) for path in held_out for file in _files_at(path))
+    content = hashlib.sha256(hashes.encode()).hexdigest()[:12]
+    return f"{figure} of {', '.join(file_names(held_out))} (content {content})"
+
+
+def _files_at(path: Path) -> list[Path]:
+    """Return a file, or those of a folder: the held-out ones if its names tell splits."""
+    of_split = files_of_split(path, "validation", suffixes=CHOICES) if path.is_dir() else []
+    return of_split or find_files([path])

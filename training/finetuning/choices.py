@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
 from training.data.labelled.choices import read_choice_splits
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.evaluation.validation import Validation
-from training.finetuning.data import TRAINING, VALIDATION, DataContext
-from training.finetuning.settings import FinetuneSettings
-from training.loop.progress import RunError
-from training.run.flags import flag_name
+from training.finetuning.data import TRAINING, VALIDATION, DataContext, check_metric
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +22,12 @@ class Choices:
     Attributes:
         figure: of validation, that decides: `accuracy` or `loss`.
         held_out: examples of validation.
-        labels: keys of `config.json` that name labels, of which multiple choice has none.
     """
 
     examples: Sequence[ChoiceExample]
     tokenizer: AlbertTokenizer
     figure: str = "accuracy"
     held_out: Sequence[ChoiceExample] = ()
-    labels: dict[str, Any] = field(default_factory=dict)
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out questions, in batches of like lengths."""
@@ -60,34 +54,16 @@ def build_choices(context: DataContext) -> Choices:
         RunError: options do not fit the data.
     """
     settings = context.settings
-    _check(settings)
+    check_metric(settings.metric, ("accuracy", "loss"), "multiple choice")
     files = {TRAINING: labelled_files(settings.multiple_choice, "train", suffixes=CHOICES)}
     if settings.validation:
         held_out = labelled_files(settings.validation, "validation", suffixes=CHOICES)
         files[VALIDATION] = held_out
-    errors: list[str] = []
-    texts = read_choice_splits(files, settings.columns, settings.choice_columns, errors)
-    examples = context.tokenise(texts, choice_examples, "questions", errors)
+    texts = read_choice_splits(files, settings.columns, settings.choice_columns)
+    examples = context.tokenise(texts, choice_examples, "questions")
     return Choices(
         examples=examples[TRAINING],
         tokenizer=context.tokenizer,
         figure=settings.metric or "accuracy",
         held_out=examples.get(VALIDATION, ()),
     )
-
-
-def _check(settings: FinetuneSettings) -> None:
-    if settings.text_classification:
-        raise RunError(
-            "--text-classification and --multiple-choice do not go together: a checkpoint has "
-            "one head named classifier"
-        )
-    for name in ("labels", "class_weights", "problem_type"):
-        if getattr(settings, name):
-            raise RunError(
-                f"{flag_name(name)} goes with --text-classification, not --multiple-choice"
-            )
-    if settings.metric not in (None, "accuracy", "loss"):
-        raise RunError(
-            f"--metric {settings.metric} is none of multiple choice; take accuracy or loss"
-        )

@@ -15,10 +15,9 @@ from torch import Tensor
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
 from training.data.batch import TokenisedExample
-from training.data.collate import collate_examples
 from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
-from training.data.streams import LabelledExample, labelled_examples
+from training.data.streams import labelled_examples
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
@@ -28,8 +27,13 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.validation import Validation
 from training.finetuning.config import ClassifierConfig
-from training.finetuning.data import TRAINING, VALIDATED_TOGETHER, VALIDATION, DataContext
-from training.finetuning.settings import FinetuneSettings
+from training.finetuning.data import (
+    TRAINING,
+    VALIDATION,
+    DataContext,
+    check_metric,
+    validation_batches,
+)
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
@@ -46,7 +50,6 @@ from training.losses import (
 )
 from training.model.checkpoint import label_keys
 from training.model.heads import Task
-from training.run.flags import flag_name
 
 # The metrics that `--metric` can name.
 _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
@@ -76,18 +79,14 @@ class Classification:
     official: tuple[Metric, ...]
     metric: str | None
     examples: Sequence[TokenisedExample]
-    held_out: Sequence[LabelledExample]
+    held_out: Sequence[TokenisedExample]
     loss: LossFunction
 
     def __post_init__(self) -> None:
         """Check that `--metric` is one of these labels."""
-        allowed = self._allowed
-        if self.metric not in (None, "loss", *allowed):
-            has_one = self.problem == "single_label_classification"
-            what = f"{len(self.names)} labels" if has_one else self.problem
-            raise RunError(
-                f"--metric {self.metric} is none of {what}; take {', '.join(allowed)} or loss"
-            )
+        is_single = self.problem == "single_label_classification"
+        what = f"{len(self.names)} labels" if is_single else self.problem
+        check_metric(self.metric, (*self._allowed, "loss"), what)
 
     @property
     def _allowed(self) -> tuple[Metric, ...]:
@@ -101,16 +100,8 @@ class Classification:
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
-        examples = sorted(self.held_out, key=lambda example: len(example.ids))
         return Validation(
-            batches=[
-                collate_examples(
-                    self.task,
-                    examples[begin : begin + VALIDATED_TOGETHER],
-                    row_length=row_length,
-                )
-                for begin in range(0, len(examples), VALIDATED_TOGETHER)
-            ],
+            batches=validation_batches(self.task, self.held_out, row_length=row_length),
             every=every,
             tasks=(self.task,),
             metrics={self.task: self.figures},
@@ -124,7 +115,7 @@ class Classification:
     @property
     def chance(self) -> float:
         """The deciding figure of constant answers to the held-out texts."""
-        targets = np.array([example.label for example in self.held_out])
+        targets = np.array([example.target for example in self.held_out])
         return chance_level(self.figure, targets, len(self.names), self.problem, self.figures)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
@@ -152,8 +143,6 @@ def build_classification(
     # Only the default classifier has classifiers after each layer, or a teacher.
     is_adaptive = context.settings.adaptive_depth and task == CLASSIFICATION
     teacher = context.settings.teacher if config.head is None else None
-    if is_adaptive and teacher is not None:
-        raise RunError("--adaptive-depth goes with labelled texts, not with --teacher")
     if is_adaptive and config.problem != "single_label_classification":
         raise RunError(f"--adaptive-depth goes with one label a text; this is {config.problem}")
     logits: LogitsFunction = exit_logits if is_adaptive else cls_logits
@@ -173,10 +162,7 @@ def _labelled(
 ) -> Classification:
     """Return the data of labelled texts."""
     problem = config.problem
-    errors: list[str] = []
-    splits = _read(config, errors)
-    if errors:
-        context.tokenise(splits.texts, labelled_examples, "texts", errors)  # raises them
+    splits = _read(config)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
@@ -194,14 +180,13 @@ def _labelled(
     )
 
 
-def _read(config: ClassifierConfig, errors: list[str]) -> LabelledSplits:
-    """Read the files, and append their errors."""
+def _read(config: ClassifierConfig) -> LabelledSplits:
     files = {TRAINING: config.text_classification}
     if config.validation:
         files[VALIDATION] = config.validation
     if config.task is not None:
-        return read_task(TASKS[config.task], files, errors)
-    return read_splits(files, config.labels or None, config.columns, config.problem, errors=errors)
+        return read_task(TASKS[config.task], files)
+    return read_splits(files, config.labels or None, config.columns, config.problem)
 
 
 def _taught(
@@ -221,10 +206,9 @@ def _taught(
     )
 
     settings, world = context.settings, context.world
-    _check_teacher(settings)
     texts = read_texts(config.text_classification, config.columns)
     teacher = TaskTeacher.load(reference, world.device)
-    held_out: Mapping[str, Sequence[LabelledExample]] = {}
+    held_out: Mapping[str, Sequence[TokenisedExample]] = {}
     if config.validation:
         files = {VALIDATION: config.validation}
         splits = read_splits(files, teacher.names, config.columns, teacher.problem)
@@ -289,25 +273,8 @@ def _class_weights(
             f"--class-weights {' '.join(map(str, asked))}: give `balanced`, or one number for "
             f"each of {len(names)} labels ({', '.join(names)})"
         )
-    labels = np.array([text.label for text in texts])
-    present = np.unique(labels)
+    counts = np.bincount([text.label for text in texts], minlength=len(names))
+    present = counts > 0
     weights = np.ones(len(names))
-    from sklearn.utils.class_weight import compute_class_weight  # its import takes a second
-
-    weights[present] = compute_class_weight("balanced", classes=present, y=labels)
+    weights[present] = len(texts) / (present.sum() * counts[present])
     return torch.from_numpy(weights).float()
-
-
-def _check_teacher(settings: FinetuneSettings) -> None:
-    """Refuse options of labelled texts.
-
-    Raises:
-        RunError: there are some.
-    """
-    if settings.labels:
-        raise RunError("--labels goes with labelled texts; with --teacher the labels are its own")
-    for name in ("problem_type", "class_weights"):
-        if getattr(settings, name):
-            raise RunError(f"{flag_name(name)} goes with labelled texts, not with --teacher")
-    if not settings.truncation:
-        raise RunError("--no-truncation goes with labelled texts, not with --teacher")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import QuestionHead
@@ -15,11 +16,39 @@ from training.finetuning.recipes import DEFAULTS
 from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
 from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
-from training.run.flags import Options, flag
+from training.run.flags import Options, flag, flag_name
 from training.run.labelled import ChoiceFiles, LabelledTexts
 from training.run.options import Count, Parsed, Part, Positive, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
+# Options of the labels of a classifier's texts, and of their columns.
+_OF_LABELS: Final = ("problem_type", "labels", "class_weights")
+OF_TEXTS: Final = (
+    *_OF_LABELS,
+    *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
+)
+_OF_PAIRS: Final = ("order_share", "order_length", "order_sentences", "order_short_rate")
+# Options, each with the data of which one has to be given with it.
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "question_head": ("question_answering",),
+        "teacher": ("text_classification",),
+        **dict.fromkeys(("mask_rate", *_OF_PAIRS), ("pretraining",)),
+        **dict.fromkeys(OF_TEXTS, ("text_classification", "multiple_choice", "task")),
+    }
+)
+# Options that exclude others. A checkpoint has one head named `classifier`; the labels of a teacher
+# are its own, and it cuts texts.
+_EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "multiple_choice": ("text_classification", "heads", *_OF_LABELS),
+        "teacher": ("adaptive_depth", "no_truncation", *_OF_LABELS),
+    }
+)
+
+
+def _shown(name: str) -> str:
+    return "--head" if name == "heads" else flag_name(name)
 
 
 def _parse_class_weight(text: str) -> str | float:
@@ -97,19 +126,6 @@ class _Pretraining(MaskedText, title="continued pretraining"):
         "fraction of the documents cut into pairs of a random shorter length (0.1)"
     )
 
-    def __post_init__(self) -> None:
-        """Check that there is text for the options of continued pretraining."""
-        super().__post_init__()
-        if self.pretraining:
-            return
-        if self.mask_rate:
-            raise RunError("--mask-rate is of the masked rows of --pretraining; give its text")
-        order = (self.order_share, self.order_length, self.order_sentences, self.order_short_rate)
-        if any(value is not None for value in order):
-            raise RunError(
-                "--order-share is a fraction of the steps on --pretraining; give its text"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Training(Optimization, title="training"):
@@ -185,13 +201,22 @@ class FinetuneConfig(
         super().__post_init__()
         if not (self.has_end or self.epochs or self.recipe):
             raise RunError("a run needs an end: give --steps, --epochs, --budget or --recipe paper")
-        if self.heads and self.multiple_choice:
-            raise RunError(
-                "--head and --multiple-choice do not go together: multiple choice takes the place "
-                "of the default classifier"
-            )
-        if self.question_head is not None and not self.question_answering:
-            raise RunError("--question-head is of question answering; give --question-answering")
+        for name, data in _NEEDS.items():
+            if self._has(name) and not any(map(self._has, data)):
+                raise RunError(f"{_shown(name)} goes with {' or '.join(map(_shown, data))}")
+        for name, others in _EXCLUDES.items():
+            if self._has(name) and (given := list(filter(self._has, others))):
+                raise RunError(
+                    f"{_shown(name)} does not go with {' and '.join(map(_shown, given))}"
+                )
+
+    def _has(self, name: str) -> bool:
+        return getattr(self, name) not in (None, (), False)
+
+    @property
+    def no_truncation(self) -> bool:
+        """Whether longer texts are an error."""
+        return not self.truncation
 
     @property
     def classifiers(self) -> tuple[ClassifierConfig, ...]:

@@ -9,17 +9,21 @@ from typing import Final, TypeVar
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import ExampleBatch, TokenisedExample
+from training.data.collate import collate_examples
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.streams import Division
 from training.finetuning.settings import FinetuneSettings
 from training.loop.distributed import World
+from training.loop.progress import RunError
+from training.model.heads import Task
 from training.system.precision import PrecisionName
 
 # The splits of labelled data.
 TRAINING: Final = "training"
 VALIDATION: Final = "validation"
 # Examples of a batch of validation.
-VALIDATED_TOGETHER: Final = 64
+_VALIDATED_TOGETHER: Final = 64
 _Text = TypeVar("_Text")
 _Example = TypeVar("_Example")
 
@@ -56,29 +60,47 @@ class DataContext:
         texts: Mapping[str, Sequence[_Text]],
         make: Callable[..., tuple[Sequence[_Example], int]],
         title: str,
-        errors: Sequence[str] = (),
     ) -> dict[str, Sequence[_Example]]:
         """Tokenise the texts of each split, cut to --length, and report how many were cut.
 
         Args:
             make: `labelled_examples` or `choice_examples`.
             title: the name of what is tokenised.
-            errors: of the data, which are raised with those of texts that are too long.
 
         Raises:
-            CorpusError: there are errors, or texts are too long and may not be cut.
+            CorpusError: texts are too long and may not be cut; those of all splits are listed.
         """
         length, truncation = self.settings.length, self.settings.truncation
-        every = list(errors)
-        if truncation:
-            raise_listed(every)
+        errors: list[str] = []
         examples: dict[str, Sequence[_Example]] = {}
         for split, its in texts.items():
-            with collecting(every):
+            with collecting(errors):
                 examples[split], num_cut = make(
                     its, self.tokenizer, length=length, truncation=truncation
                 )
                 if num_cut:
                     print(f"{num_cut:,} of {len(its):,} {title} are cut to {length} tokens")
-        raise_listed(every)
+        raise_listed(errors)
         return examples
+
+
+def validation_batches(
+    task: Task, examples: Sequence[TokenisedExample], *, row_length: int
+) -> list[ExampleBatch]:
+    """Return held-out examples in batches of like lengths, in rows of this length or longer."""
+    ordered = sorted(examples, key=lambda example: len(example.ids))
+    longest = max(row_length, max((len(example.ids) for example in ordered), default=0))
+    return [
+        collate_examples(task, ordered[begin : begin + _VALIDATED_TOGETHER], row_length=longest)
+        for begin in range(0, len(ordered), _VALIDATED_TOGETHER)
+    ]
+
+
+def check_metric(metric: str | None, allowed: Sequence[str], data: str) -> None:
+    """Check that `--metric`, if it is given, is a figure of the data.
+
+    Raises:
+        RunError: it is not.
+    """
+    if metric not in (None, *allowed):
+        raise RunError(f"--metric {metric} is none of {data}; take {', '.join(allowed)}")

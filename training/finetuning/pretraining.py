@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from training.data.examples import MIN_LENGTH, ExampleSettings
+from training.data.examples import MIN_LENGTH, SentenceTask
 from training.data.mask_rate import MaskRates
-from training.data.packing import Plan
 from training.data.streams import PackedStream
 from training.finetuning.data import DataContext
 from training.finetuning.settings import FinetuneSettings
@@ -16,7 +15,7 @@ from training.loop.progress import RunError
 from training.model.checkpoint import read_config
 from training.prepare import prepare
 from training.run.recipes import RECIPES
-from training.run.text_streams import masking_collator, pair_length, pair_stream, slice_rows
+from training.run.text_streams import TextStreams
 
 # Fraction of the tokens that is predicted, the paper's.
 _MASK_RATE: Final = RECIPES["paper"].mask_rate
@@ -53,47 +52,41 @@ def pretraining_streams(context: DataContext, num_rows: int) -> list[PackedStrea
         RunError: the rows cannot be divided among the processes.
     """
     settings, world = context.settings, context.world
-    length, seed = settings.length, settings.seed
-    tokens_a_batch = (settings.micro_batch_size or num_rows) * length
-    given = f"--batch-size {num_rows} of pretraining"
-    slicing = slice_rows(num_rows, length, tokens_a_batch, world, given)
+    rows_option = f"--batch-size {num_rows} of pretraining"
+    if num_rows % world.size:  # before text is prepared, which takes long
+        raise RunError(f"{rows_option} is no multiple of the {world.size} processes")
     with main_first(world):
         shards = prepare(
             settings.pretraining, context.start / "tokenizer.json", settings.output / "shards"
         )
-    examples = _example_settings(settings, context.start)
-    rate = mask_rates(settings).highest
-    masked = PackedStream(
-        plan=Plan(shards=shards, settings=examples, seed=seed),
-        collate=masking_collator(shards, context.tokenizer, examples, mask_rate=rate, seed=seed),
-        slicing=slicing,
+    recipe = RECIPES["small"]
+    streams = TextStreams(
+        shards=shards,
+        tokenizer=context.tokenizer,
+        world=world,
+        num_rows=num_rows,
+        length=settings.length,
+        tokens_a_batch=(settings.micro_batch_size or num_rows) * settings.length,
+        sentence_task=_sentence_task(settings, context.start),
+        short_rate=recipe.short_rate,
+        mask_rate=mask_rates(settings).highest,
+        seed=settings.seed,
+        rows_option=rows_option,
     )
     if not settings.order_share:
-        return [masked]
-    recipe, short_rate = RECIPES["small"], settings.order_short_rate
-    pairs = pair_stream(
-        shards,
-        ExampleSettings(
-            length=pair_length(settings.order_length, context.architecture.max_positions),
-            sentence_task="pairs",
-            short_rate=recipe.short_rate if short_rate is None else short_rate,
-            min_sentences=settings.order_sentences or recipe.order_sentences,
-        ),
-        world,
-        num_rows=None,
-        tokens_a_step=num_rows * length,
-        tokens_a_batch=tokens_a_batch,
-        seed=seed,
+        return [streams.masked()]
+    short_rate = settings.order_short_rate
+    pairs = streams.pairs(
+        length=settings.order_length,
+        max_positions=context.architecture.max_positions,
+        short_rate=recipe.short_rate if short_rate is None else short_rate,
+        min_sentences=settings.order_sentences or recipe.order_sentences,
     )
-    return [masked, pairs]
+    return [streams.masked(), pairs]
 
 
-def _example_settings(settings: FinetuneSettings, start: Path) -> ExampleSettings:
-    """Return the settings with the sentence task of the checkpoint's pretraining.
-
-    Masked rows have none where steps of their own learn sentence order.
-    """
+def _sentence_task(settings: FinetuneSettings, start: Path) -> SentenceTask:
+    """Return that of the checkpoint's pretraining; none beside steps that learn sentence order."""
     if settings.order_share:
-        return ExampleSettings(length=settings.length, sentence_task="none")
-    task = read_config(start).get("albert_sentence_task")
-    return ExampleSettings(length=settings.length, sentence_task="nsp" if task == "nsp" else "sop")
+        return "none"
+    return "nsp" if read_config(start).get("albert_sentence_task") == "nsp" else "sop"

@@ -6,10 +6,9 @@ Shape legend: C windows, S positions, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,14 +17,12 @@ from torch.nn import functional as F
 from albert_serve.bundle.weights import QuestionHead, question_head_of
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.batch import ExampleBatch, LossName
-from training.data.collate import collate_examples
-from training.data.questions import Question, SpanExample, read_located, span_examples
+from training.data.batch import ExampleBatch, LossName, TokenisedExample
+from training.data.questions import Question, read_located, span_examples
 from training.evaluation.questions import HeldOutQuestions, lay_questions
 from training.evaluation.torch_engine import Item
 from training.evaluation.validation import Validation
-from training.finetuning.data import VALIDATED_TOGETHER, DataContext
-from training.loop.progress import RunError
+from training.finetuning.data import DataContext, check_metric, validation_batches
 from training.losses import (
     LogitsFunction,
     LossFunction,
@@ -37,8 +34,6 @@ from training.losses import (
 from training.model.heads import AlbertForTasks, Task
 from training.model.start_conditioned import StartConditionedHead
 
-_METRICS: Final = ("f1", "exact_match", "loss")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
@@ -48,28 +43,17 @@ class Questions:
         figure: what decides which validation is best: `f1`, `exact_match` or `loss`.
         items: the questions as they are asked; none where the loss decides.
         windows: of the questions, as in training.
-        labels: keys of `config.json` that name labels, of which questions have none.
     """
 
     held_out: Sequence[Question]
     items: Sequence[Item]
     figure: str
-    windows: Sequence[SpanExample]
-    labels: dict[str, Any] = field(default_factory=dict)
+    windows: Sequence[TokenisedExample]
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation: by the answers, or by the loss of the windows."""
-        windows = sorted(self.windows, key=lambda window: len(window.ids))
-        batches = [
-            collate_examples(
-                "question-answering",
-                windows[begin : begin + VALIDATED_TOGETHER],
-                row_length=max(row_length, len(windows[-1].ids)),
-            )
-            for begin in range(0, len(windows), VALIDATED_TOGETHER)
-        ]
         return Validation(
-            batches=batches,
+            batches=validation_batches("question-answering", self.windows, row_length=row_length),
             every=every,
             tasks=("question-answering",),
             questions=None if self.figure == "loss" else HeldOutQuestions(items=self.items),
@@ -92,9 +76,8 @@ def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questi
     """
     settings, tokenizer = context.settings, context.tokenizer
     max_positions = context.architecture.max_positions
+    check_metric(settings.metric, ("f1", "exact_match", "loss"), "questions")
     figure = settings.metric or "f1"
-    if figure not in _METRICS:
-        raise RunError(f"--metric {figure} is none of questions; take {', '.join(_METRICS)}")
     questions, _ = read_located(settings.validation)
     asked = questions if figure != "loss" else []
     length = settings.window_length(max_positions)
@@ -112,7 +95,7 @@ def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questi
 
 def question_examples(
     files: Sequence[Path], tokenizer: AlbertTokenizer, *, length: int
-) -> list[SpanExample]:
+) -> list[TokenisedExample]:
     """Read the questions, repair their answers' places, and return their windows.
 
     Args:

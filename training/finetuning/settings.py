@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
-from training.data.questions import some_unanswerable
-from training.finetuning.config import ClassifierConfig, FinetuneConfig
+from training.data.questions import read_squad
+from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
 from training.glue.files import training_files
 from training.glue.tasks import TASKS
-from training.loop.progress import RunError, read_record
-from training.optim.optimizers import OptimizerName, ScheduleName
+from training.loop.progress import RunError
 from training.run.flags import flags_of
 from training.run.labelled import with_task_data
 from training.run.recipes import Hyperparameters
@@ -32,11 +31,6 @@ _NOT_RECORDED: Final = frozenset(
         *("output", "device", "save_every", "report_every", "keep", "micro_batch_size"),
         *("validation", "validate_every", "metric", "precision"),
     }
-)
-# Fields of the labels and columns of a classifier's texts.
-OF_TEXTS: Final = (
-    *("problem_type", "labels", "class_weights"),
-    *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
 )
 # What a run records of a further classifier.
 _OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
@@ -53,15 +47,6 @@ class FinetuneSettings(FinetuneConfig):
 
     length: int
     batch_size: tuple[int, ...]
-    optimizer: OptimizerName
-    lr: float
-    adamw_lr: float
-    weight_decay: float
-    schedule: ScheduleName
-    warmup: float
-    decay: float
-    sentence_weight: float
-    clip_norm: float
     seed: int
     question_length: int | None
 
@@ -137,7 +122,7 @@ def _hyperparameters(config: FinetuneConfig) -> dict[str, Any]:
         if config.has_end or config.epochs:
             del values["steps"]
     missing = {name: value for name, value in values.items() if getattr(config, name) in (None, ())}
-    windows = length or _known_question_length(config.output)
+    windows = length or DEFAULT_MAX_SEQ_LEN
     return {**missing, "question_length": windows if config.question_answering else None}
 
 
@@ -145,20 +130,12 @@ def _recipe_name(config: FinetuneConfig) -> str:
     if config.task is not None:
         return config.task
     if config.has_questions_alone:
-        return SQUAD_2 if some_unanswerable(config.question_answering) else SQUAD_1
+        has_answers = all(each.answers for each in read_squad(config.question_answering))
+        return SQUAD_1 if has_answers else SQUAD_2
     raise RunError(
         f"--recipe {config.recipe} differs from task to task; give --task, or "
         "--question-answering alone"
     )
-
-
-def _known_question_length(folder: Path) -> int:
-    """Return the length of windows of the run in a folder, or else the service's.
-
-    Versions that recorded none had its --length.
-    """
-    known = read_record(folder)
-    return int(known.get("question_length", known.get("length", DEFAULT_MAX_SEQ_LEN)))
 
 
 def _with_files(config: _ConfigT) -> _ConfigT:
@@ -167,48 +144,49 @@ def _with_files(config: _ConfigT) -> _ConfigT:
     Raises:
         CorpusError: a folder has none.
     """
+    validation: Sequence[Path] = config.validation
     if config.task == RACE:
         return _with_race(config)
     if config.task is not None:
         assert config.data is not None
         files = training_files(TASKS[config.task], config.data)
-        return _with(config, files.train, config.validation or files.validation)
-    if not config.text_classification:
+        train, validation = files.train, validation or files.validation or ()
+    elif config.text_classification:
+        train = labelled_files(config.text_classification, "train")
+        validation = _held_out_texts(config)
+    else:
         folders = getattr(config, "multiple_choice", ())
-        validation = config.validation or tuple(filter(_has_held_out_choices, folders))
-        return replace(config, validation=validation)
-    return _with_own_files(config)
+        return replace(
+            config, validation=tuple(validation or filter(_has_held_out_choices, folders))
+        )
+    return replace(config, text_classification=tuple(train), validation=tuple(validation))
 
 
-def _with_own_files(config: _ConfigT) -> _ConfigT:
-    """Return the configuration with the files in folders; held-out ones if none are given."""
-    train, validation = config.text_classification, list(config.validation)
+def _held_out_texts(config: ClassifierConfig) -> Sequence[Path]:
+    """Return the files of validation: where none are given, those in the training folders."""
+    validation = list(config.validation)
     if not validation and getattr(config, "teacher", None) is None:
-        folders = [path for path in train if path.is_dir()]
+        folders = [path for path in config.text_classification if path.is_dir()]
         validation = [file for folder in folders for file in files_of_split(folder, "validation")]
         if validation:
             print(f"validation on {', '.join(map(str, validation))}")
-    held_out = validation and labelled_files(validation, "validation")
-    return _with(config, labelled_files(train, "train"), held_out)
-
-
-def _with(config: _ConfigT, train: Sequence[Path], validation: Sequence[Path] | None) -> _ConfigT:
-    return replace(config, text_classification=tuple(train), validation=tuple(validation or ()))
+    return labelled_files(validation, "validation") if validation else ()
 
 
 def _with_race(config: _ConfigT) -> _ConfigT:
     assert config.data is not None
     errors: list[str] = []
-    train: list[Path] = []
-    validation = list(config.validation)
-    with collecting(errors):
-        train = race_files(config.data, "train")
-    if not validation:
-        with collecting(errors):
-            validation = race_files(config.data, "dev")
+    splits: dict[Literal["train", "dev"], Sequence[Path]] = {
+        "train": (),
+        "dev": config.validation,
+    }
+    for split, files in splits.items():
+        if not files:
+            with collecting(errors):
+                splits[split] = race_files(config.data, split)
     raise_listed(list(dict.fromkeys(errors)))  # both if the folder is none
-    changes: dict[str, Any] = {"multiple_choice": tuple(train), "validation": tuple(validation)}
-    return replace(config, **changes)
+    changes: dict[str, Any] = {"multiple_choice": tuple(splits["train"])}
+    return replace(config, validation=tuple(splits["dev"]), **changes)
 
 
 def _has_held_out_choices(path: Path) -> bool:

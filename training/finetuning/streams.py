@@ -5,37 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypedDict
+from typing import Final, TypeAlias
 
 from albert_serve.bundle.weights import QuestionHead
+from training.data.batch import TokenisedExample
 from training.data.choices import choice_stream
 from training.data.labelled.errors import collecting, raise_listed
-from training.data.streams import Division, ExampleStream, TaskStream, example_stream
+from training.data.streams import ExampleStream, TaskStream, example_stream
 from training.errors import EvaluationError
-from training.finetuning.choices import build_choices
+from training.finetuning.choices import Choices, build_choices
 from training.finetuning.classification import Classification, build_classification
 from training.finetuning.data import DataContext
-from training.finetuning.heads import Placed
+from training.finetuning.model import Placed
 from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.questions import (
+    Questions,
     build_held_out_questions,
     conditioned_loss,
     question_examples,
 )
 from training.finetuning.settings import FinetuneSettings
-from training.finetuning.validating import Measured
 from training.loop.progress import RunError
 from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.order_losses import order_loss
 
+# The data of a task that may be validated.
+Measured: TypeAlias = Classification | Choices | Questions
 # The data of other tasks than classifiers', in the order of --weights and --batch-size.
 _OTHERS: Final = ("multiple_choice", "question_answering", "pretraining")
-
-
-class _StreamOptions(TypedDict):
-    batch_size: int
-    seed: int
-    division: Division
 
 
 @dataclass(kw_only=True)
@@ -67,8 +64,6 @@ class Streams:
             RunError: there is none, or options do not go together.
         """
         settings = self.settings
-        if settings.teacher is not None and not settings.text_classification:
-            raise RunError("--teacher labels texts; give them with --text-classification")
         sizes = self._batch_sizes()
         errors: list[str] = []  # of all data, to be listed at once
         for task, size in sizes.items():
@@ -104,22 +99,32 @@ class Streams:
         """Return the task stream of labelled data, and keep what may be validated."""
         context = self.context
         architecture, tokenizer = context.architecture, context.tokenizer
-        options = _StreamOptions(
-            batch_size=size, seed=self.settings.seed, division=context.division
-        )
+        seed, division = self.settings.seed, context.division
         if task == "multiple-choice":
             choices = build_choices(context)
             self.datasets.append(choices)
-            return choice_stream(choices.examples, tokenizer, architecture, **options)
+            return choice_stream(
+                choices.examples,
+                tokenizer,
+                architecture,
+                batch_size=size,
+                seed=seed,
+                division=division,
+            )
         if task == "question-answering":
             length = self.settings.window_length(architecture.max_positions)
             files = self.settings.question_answering
-            windows = question_examples(files, tokenizer, length=length)
-            return example_stream(task, windows, architecture, **options)
-        (config,) = (each.config for each in self.placed if each.task == task)
-        texts = build_classification(task, config, context)
-        self.datasets.append(texts)
-        return example_stream(task, texts.examples, architecture, **options)
+            examples: Sequence[TokenisedExample] = question_examples(
+                files, tokenizer, length=length
+            )
+        else:
+            (config,) = (each.config for each in self.placed if each.task == task)
+            texts = build_classification(task, config, context)
+            self.datasets.append(texts)
+            examples = texts.examples
+        return example_stream(
+            task, examples, architecture, batch_size=size, seed=seed, division=division
+        )
 
     @property
     def loss_of(self) -> Mapping[str, LossFunction]:

@@ -80,23 +80,15 @@ def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def read_task(
-    task: GlueTask, files: Mapping[str, Sequence[Path]], errors: list[str] | None = None
-) -> LabelledSplits:
+def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSplits:
     """Read the files of each split, the training split first, and report rows left out.
-
-    Args:
-        errors: as of `read_splits`.
 
     Raises:
         CorpusError: as `read_splits`.
     """
-    splits = read_splits(
-        files, task.labels or None, task.columns, task.problem, task.scale or ANY_SCORE, errors
+    return read_splits(
+        files, task.labels or None, task.columns, task.problem, task.scale or ANY_SCORE
     )
-    for file, count in splits.num_left_out.items():
-        print(f"{file}: {count:,} rows without a text or a label are left out")
-    return splits
 
 
 def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:

@@ -7,8 +7,7 @@ of the original MRPC and STS benchmark. Diagnostics (AX) has no training data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
@@ -39,7 +38,7 @@ class GlueTask:
 
     Attributes:
         title: the name in tables of the literature.
-        columns: of its official files; others, such as the Hub's, have common ones.
+        columns: of its files, official or the Hub's, by the names that data sets commonly have.
         labels: names of the labels 0, 1, ...; the files have the names or the numbers. Empty for a
             regression.
         scale: of a regression's scores.
@@ -70,40 +69,23 @@ class GlueTask:
         return "single_label_classification" if self.scale is None else "regression"
 
 
-_single = partial(Columns, delimiter="\t", or_common=True)
-_pairs = partial(Columns, pairs="required", delimiter="\t", or_common=True)
-_SENTENCES: Final = _pairs(
-    text="sentence1",
-    pair="sentence2",
-    label="label",
-    headerless=("index", "sentence1", "sentence2", "label"),
-)
+_SINGLE: Final = Columns(delimiter="\t")
+_PAIRS: Final = Columns(delimiter="\t", needs_pair=True)
+_SENTENCES: Final = replace(_PAIRS, headerless=("index", "sentence1", "sentence2", "label"))
 _ENTAILMENT: Final = ("entailment", "not_entailment")
 
 TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
     {
         "cola": GlueTask(
             title="CoLA",
-            columns=_single(
-                text="sentence",
-                label="label",
-                headerless=("source", "label", "original_label", "sentence"),
-            ),
+            columns=replace(_SINGLE, headerless=("source", "label", "original_label", "sentence")),
             labels=("unacceptable", "acceptable"),
             metrics=("matthews_correlation",),
         ),
-        "sst2": GlueTask(
-            title="SST-2",
-            columns=_single(text="sentence", label="label"),
-            labels=("negative", "positive"),
-        ),
+        "sst2": GlueTask(title="SST-2", columns=_SINGLE, labels=("negative", "positive")),
         "mrpc": GlueTask(
             title="MRPC",
-            columns=_pairs(
-                text="#1 String",
-                pair="#2 String",
-                label="Quality",
-            ),
+            columns=_PAIRS,
             labels=("not_equivalent", "equivalent"),
             metrics=("f1", "accuracy"),
             train=("train.tsv", "msr_paraphrase_train.txt"),
@@ -111,17 +93,15 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         ),
         "stsb": GlueTask(
             title="STS-B",
-            columns=_pairs(
-                text="sentence1",
-                pair="sentence2",
-                label="score",
+            columns=replace(
+                _PAIRS,
                 # Some rows end with the two sources.
                 headerless=(
                     *("genre", "filename", "year", "old_index", "score"),
                     *("sentence1", "sentence2", "source1", "source2"),
                 ),
             ),
-            scale=Scale(least=0, most=5),
+            scale=(0, 5),
             metrics=("pearson", "spearman"),
             train=("train.tsv", "sts-train.tsv"),
             dev={_ONLY_DEV: ("dev.tsv", "sts-dev.tsv")},
@@ -129,22 +109,13 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         "qqp": GlueTask(
             title="QQP",
             # A few rows of the official files are broken off, and some have an empty question.
-            columns=_pairs(
-                text="question1",
-                pair="question2",
-                label="is_duplicate",
-                short_rows="leave out",
-            ),
+            columns=replace(_PAIRS, short_rows="leave out"),
             labels=("not_duplicate", "duplicate"),
             metrics=("f1", "accuracy"),
         ),
         "mnli": GlueTask(
             title="MNLI",
-            columns=_pairs(
-                text="sentence1",
-                pair="sentence2",
-                label="gold_label",
-            ),
+            columns=_PAIRS,
             labels=("entailment", "neutral", "contradiction"),
             dev={"matched": ("dev_matched.tsv",), "mismatched": ("dev_mismatched.tsv",)},
             test={
@@ -155,12 +126,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         ),
         "qnli": GlueTask(
             title="QNLI",
-            columns=_pairs(
-                text="question",
-                pair="sentence",
-                label="label",
-                headerless=("index", "question", "sentence", "label"),
-            ),
+            columns=replace(_PAIRS, headerless=("index", "question", "sentence", "label")),
             labels=_ENTAILMENT,
             submitted="names",
         ),

@@ -27,25 +27,6 @@ from training.system.precision import PrecisionName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """The origin of a run's checkpoints, which is written into each of them.
-
-    Attributes:
-        program: module that trains, such as `training.pretrain`.
-        stage: the settings and data of this run, for the checkpoint's `training.json`.
-        start: folder of the checkpoint whose weights the run starts from; None for new weights.
-        tokenizer_from: folder of the tokenizer.
-        extra_config: additional keys of the checkpoint's `config.json`.
-    """
-
-    program: str
-    stage: Mapping[str, Any]
-    start: Path | None
-    tokenizer_from: Path
-    extra_config: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRun:
     """A run that has ended, or was stopped.
 
@@ -104,8 +85,12 @@ def train_run(
     config: RunFolder,
     run: Run,
     record: Mapping[str, Any],
-    origin: Origin,
     *,
+    program: str,
+    stage: Mapping[str, Any],
+    start: Path | None,
+    tokenizer_from: Path,
+    extra_config: Mapping[str, Any],
     alarm: PlateauAlarm | None = None,
     validation: Validation | None = None,
     flops_a_token: float = 0.0,
@@ -116,6 +101,9 @@ def train_run(
     Args:
         run: at step 0.
         record: content of the folder's `run.json`, whose settings `is_known_run` has compared.
+        program, stage, extra_config: as in `Saver`.
+        start: folder of the checkpoint whose weights the run starts from; None for new weights.
+        tokenizer_from: folder of the tokenizer.
         alarm, validation, flops_a_token, peak_flops: as in `Trainer`.
 
     Raises:
@@ -125,12 +113,12 @@ def train_run(
     saver = Saver(
         folder=config.output,
         checkpoints=Checkpoints(folder=config.output, num_kept=config.keep),
-        tokenizer=read_tokenizer(origin.tokenizer_from),
+        tokenizer=read_tokenizer(tokenizer_from),
         every_s=config.save_every,
-        program=origin.program,
-        stage=origin.stage,
-        earlier_stages=read_stages(origin.start) if origin.start is not None else (),
-        extra_config=origin.extra_config,
+        program=program,
+        stage=stage,
+        earlier_stages=read_stages(start) if start is not None else (),
+        extra_config=extra_config,
     )
     is_main = run.world.is_main
     if saver.resume(run) and is_main:

@@ -33,7 +33,6 @@ from training.run.options import Numbers, Parsed
 
 _HELP = "help"
 _METAVAR = "metavar"
-_ONE_OF = "one_of"
 
 
 class OptionError(RunError):
@@ -45,16 +44,13 @@ def flag(
     default: Any = None,
     *,
     metavar: str | None = None,
-    one_of: bool = False,
 ) -> Any:
     """Return a field that is a flag; its help ends with the default, unless it says it itself.
 
     Args:
         default: `MISSING` of a flag that must be given.
-        one_of: whether exactly one of the fields of this kind is given.
     """
-    metadata = {_HELP: help_, _METAVAR: metavar, _ONE_OF: one_of}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={_HELP: help_, _METAVAR: metavar})
 
 
 class _Kind(NamedTuple):
@@ -150,19 +146,13 @@ def flags_of(config: type[Options]) -> Iterator[Field[Any]]:
 def add_flags(parser: argparse.ArgumentParser, config: type[Options]) -> None:
     """Add the flags of a configuration, in the groups of the classes that declare them."""
     kinds = _kinds(config)
-    groups: dict[str, argparse._ActionsContainer] = {}
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for each in flags_of(config):
         title = _declaring(config, each.name).title
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        group = groups[title]
-        if each.metadata[_ONE_OF]:
-            exclusive = f"one of {title}"
-            if exclusive not in groups:
-                groups[exclusive] = group.add_mutually_exclusive_group(required=True)
-            group = groups[exclusive]
         is_required = each.default is MISSING
-        group.add_argument(
+        groups[title].add_argument(
             flag_name(each.name),
             default=None if is_required else each.default,
             required=is_required,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -13,18 +14,16 @@ import torch
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName
-from training.data.collate import Collate, Collator, Slicing
 from training.data.corpus import find_files
-from training.data.examples import ExampleSettings
-from training.data.packing import Plan
 from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out, unigram_entropy
-from training.loop.distributed import World
+from training.loop.distributed import World, join_world
 from training.loop.flops import peak_flops, train_flops_per_token
 from training.loop.plateau import PlateauAlarm
-from training.loop.progress import Progress, RunError
+from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
+from training.loop.reproducibility import run_precision
 from training.loop.step import Mixture, Run
 from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.model.checkpoint import load_checkpoint
@@ -33,11 +32,11 @@ from training.model.initialization import start_local
 from training.model.resizing import grow_depth
 from training.order_losses import order_loss
 from training.prepare import prepare
-from training.run.driver import Origin, TrainedRun, build_run, train_run
+from training.run.driver import TrainedRun, build_run, train_run
 from training.run.options import should_compile
-from training.run.pretraining import PretrainingConfig, Start
+from training.run.pretraining import CorpusRunConfig, Start
 from training.run.recipes import RECIPES, Recipe
-from training.run.text_streams import masking_collator, pair_length, pair_stream, slice_rows
+from training.run.text_streams import TextStreams
 from training.system.precision import PrecisionName
 
 # Default tokens of a micro-batch.
@@ -46,7 +45,7 @@ _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
 _VALIDATION_TOKENS: Final = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PretrainingJob:
     """A pretraining run with all decided that its configuration leaves open.
 
@@ -56,7 +55,7 @@ class PretrainingJob:
         compiles: whether the model and its losses are compiled.
     """
 
-    config: PretrainingConfig
+    config: CorpusRunConfig
     recipe: Recipe
     architecture: AlbertConfig
     start: Start
@@ -71,51 +70,23 @@ class PretrainingJob:
         return self.start.open_tokenizer()
 
     @property
-    def example_settings(self) -> ExampleSettings:
-        """The settings for cutting examples."""
-        return ExampleSettings(
-            length=self.recipe.length,
-            sentence_task=self.recipe.sentence_task,
-            short_rate=self.recipe.short_rate,
-        )
-
-    @property
-    def slicing(self) -> Slicing:
-        """The division of a step's rows into micro-batches.
-
-        Raises:
-            RunError: the rows are not divisible.
-        """
-        rows, size = self.recipe.batch_size, self.world.size
-        slicing = slice_rows(
-            rows, self.recipe.length, self._tokens_a_batch, self.world, f"--batch-size {rows}"
-        )
-        rows_a_batch = self.config.micro_batch_size
-        if rows_a_batch is None:
-            return slicing
-        if rows % (rows_a_batch * size):
-            raise RunError(
-                f"--batch-size {rows} is no multiple of --micro-batch-size {rows_a_batch} "
-                f"times {size} processes"
-            )
-        return replace(slicing, rows_a_batch=rows_a_batch)
-
-    @property
-    def _tokens_a_batch(self) -> int:
-        """The maximum tokens of a micro-batch."""
-        if self.config.micro_batch_size is None:
-            return _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
-        return self.config.micro_batch_size * self.recipe.length
-
-    @property
-    def collator(self) -> Collator:
-        """The collate function of masked rows."""
-        return masking_collator(
-            self.shards,
-            self.tokenizer,
-            self.example_settings,
-            mask_rate=self.recipe.mask_rates.highest,
-            seed=self.recipe.seed,
+    def streams(self) -> TextStreams:
+        """The task streams."""
+        recipe, most_rows = self.recipe, self.config.micro_batch_size
+        tokens_a_batch = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
+        return TextStreams(
+            shards=self.shards,
+            tokenizer=self.tokenizer,
+            world=self.world,
+            num_rows=recipe.batch_size,
+            length=recipe.length,
+            tokens_a_batch=most_rows * recipe.length if most_rows else tokens_a_batch,
+            sentence_task=recipe.sentence_task,
+            short_rate=recipe.short_rate,
+            mask_rate=recipe.mask_rates.highest,
+            seed=recipe.seed,
+            rows_option=f"--batch-size {recipe.batch_size}",
+            num_workers=self._num_workers,
         )
 
     @property
@@ -139,44 +110,33 @@ class PretrainingJob:
             start_local(model, self.shards.token_counts(self.architecture.vocab_size))
         return model
 
-    def masked_stream(self, collate: Collate) -> PackedStream:
-        """Return the task stream of masked rows."""
-        plan = Plan(shards=self.shards, settings=self.example_settings, seed=self.recipe.seed)
-        return PackedStream(
-            plan=plan, collate=collate, slicing=self.slicing, num_workers=self._num_workers
-        )
-
     def pair_stream(self) -> PackedStream:
         """Return the task stream of pairs in both orders.
 
         Raises:
             RunError: the rows are not divisible.
         """
-        recipe = self.recipe
-        return pair_stream(
-            self.shards,
-            ExampleSettings(
-                length=pair_length(recipe.order_length, self.architecture.max_positions),
-                sentence_task="pairs",
-                short_rate=recipe.short_rate,
-                min_sentences=recipe.order_sentences,
-            ),
-            self.world,
-            num_rows=recipe.order_batch_size,
-            tokens_a_step=recipe.batch_size * recipe.length,
-            tokens_a_batch=self._tokens_a_batch,
-            seed=recipe.seed,
-            num_workers=self._num_workers,
+        return self.streams.pairs(
+            length=self.recipe.order_length,
+            max_positions=self.architecture.max_positions,
+            short_rate=self.recipe.short_rate,
+            min_sentences=self.recipe.order_sentences,
+            num_rows=self.recipe.order_batch_size,
         )
 
-    def check(self) -> None:
-        """Check that the optimizer can be sharded.
+    def masked_stream(self) -> PackedStream:
+        """Return the task stream of masked rows."""
+        return self.streams.masked()
 
-        Raises:
-            RunError: it cannot.
-        """
-        if self.config.parallel == "fsdp" and self.recipe.optimizer == "muon":
-            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+    @property
+    def loss_of(self) -> Mapping[str, LossFunction]:
+        """The loss function of masked rows, by the name of their batches' task."""
+        return compiled_losses() if self.compiles else LOSS_OF
+
+    @property
+    def loss_weights(self) -> Mapping[LossName, float]:
+        """The weights of the losses."""
+        return self.recipe.loss_weights
 
     def build(self) -> Run:
         """Build the run at step 0.
@@ -184,46 +144,38 @@ class PretrainingJob:
         Raises:
             RunError: the batch is not divisible, or the optimizer cannot be sharded.
         """
-        self.check()
-        stream = self.masked_stream(self.collator)
-        return self.assemble(self.model(), stream, compiled_losses() if self.compiles else LOSS_OF)
-
-    def assemble(
-        self,
-        model: AlbertForTasks,
-        stream: PackedStream,
-        loss_of: Mapping[str, LossFunction],
-        loss_weights: Mapping[LossName, float] | None = None,
-    ) -> Run:
-        """Build the run at step 0 of a model on a task stream, beside one of pairs if there is."""
-        model.albert.encoder.recomputes = self.config.recompute
-        share = self.recipe.order_share
+        config, share = self.config, self.recipe.order_share
+        if config.parallel == "fsdp" and self.recipe.optimizer == "muon":
+            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+        stream, model = self.masked_stream(), self.model()
+        model.albert.encoder.recomputes = config.recompute
         return build_run(
             model,
             Mixture(
                 streams=[stream, self.pair_stream()] if share else [stream],
                 weights=[1 - share, share] if share else [1.0],
-                loss_weights={**self.recipe.loss_weights, **(loss_weights or {})},
+                loss_weights=self.loss_weights,
                 mask_rates=self.recipe.mask_rates,
             ),
-            {**loss_of, "sentence-order": order_loss(compiles=self.compiles)},
+            {**self.loss_of, "sentence-order": order_loss(compiles=self.compiles)},
             self.recipe,
-            progress=Progress(
-                num_steps=num_steps(self.config, self.recipe), budget_s=self.config.budget
-            ),
+            progress=Progress(num_steps=num_steps(config, self.recipe), budget_s=config.budget),
             world=self.world,
             precision=self.precision,
-            parallelism=self.config.parallel,
+            parallelism=config.parallel,
         )
 
 
-def num_steps(config: PretrainingConfig, recipe: Recipe) -> int | None:
+def num_steps(config: CorpusRunConfig, recipe: Recipe) -> int | None:
     """Return the steps of a run; None if its budget alone ends it."""
     return config.steps or (recipe.num_steps if config.budget is None else None)
 
 
 def run_record(
-    config: PretrainingConfig, recipe: Recipe, architecture: AlbertConfig
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    further_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the content of `run.json`, but for what is known when the corpus is open."""
     return {
@@ -231,13 +183,14 @@ def run_record(
             **asdict(recipe),
             "num_steps": num_steps(config, recipe),
             "budget_s": config.budget,
+            **further_settings,
         },
         "config": architecture.to_hf(),
         "corpus": _corpus_record(config),
     }
 
 
-def _corpus_record(config: PretrainingConfig) -> list[list[Any]]:
+def _corpus_record(config: CorpusRunConfig) -> list[list[Any]]:
     """Return names and sizes of the files, which identify the corpus on any machine."""
     if config.shards is not None:
         return [[Shards.open(config.shards).fingerprint, 0]]
@@ -245,15 +198,20 @@ def _corpus_record(config: PretrainingConfig) -> list[list[Any]]:
 
 
 def open_job(
-    config: PretrainingConfig,
+    config: CorpusRunConfig,
     recipe: Recipe,
     architecture: AlbertConfig,
     start: Start,
     world: World,
     precision: PrecisionName,
+    make: Callable[..., PretrainingJob] = PretrainingJob,
 ) -> PretrainingJob:
-    """Return the job of a configuration, whose corpus is prepared if need be."""
-    return PretrainingJob(
+    """Return the job of a configuration, whose corpus is prepared if need be.
+
+    Args:
+        make: the class of the job, of pretraining or with a teacher.
+    """
+    return make(
         config=config,
         recipe=recipe,
         architecture=architecture,
@@ -263,6 +221,31 @@ def open_job(
         precision=precision,
         compiles=should_compile(config.compile, world.device),
     )
+
+
+def run_job(
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    start: Start,
+    *,
+    program: str,
+    make: Callable[..., PretrainingJob] = PretrainingJob,
+    further_settings: Mapping[str, Any] = MappingProxyType({}),
+) -> TrainedRun:
+    """Train the run of a configuration to its end, or resume it.
+
+    Args:
+        program: module that trains, such as `training.pretrain`.
+        make: as in `open_job`.
+        further_settings: for `run.json`, beside those of the recipe.
+    """
+    record = run_record(config, recipe, architecture, further_settings)
+    is_known_run(config.output, record)
+    with join_world(config.device) as world:
+        precision = record["precision"] = run_precision(config.precision, config.output, world)
+        job = open_job(config, recipe, architecture, start, world, precision, make)
+        return _train(job, record, program)
 
 
 def _open_shards(
@@ -278,23 +261,22 @@ def _open_shards(
     return Shards.open(folder, tokenizer)
 
 
-def train_job(
-    job: PretrainingJob, run: Run, record: Mapping[str, Any], *, program: str
-) -> TrainedRun:
-    """Train a job's run to its end, or resume it.
-
-    Args:
-        record: content of `run.json`: settings, config, corpus and precision.
-        program: module that trains, such as `training.pretrain`.
-    """
-    config, recipe, world = job.config, job.recipe, job.world
+def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> TrainedRun:
+    """Train a job's run; `record` is the content of `run.json` but for the corpus' entropy."""
+    config, recipe, world, run = job.config, job.recipe, job.world, job.build()
     entropy = unigram_entropy(job.shards, job.architecture.vocab_size)
     length = recipe.length  # slightly over the mean length of packed sequences
     trained = train_run(
         config,
         run,
         {**record, "unigram_entropy": round(entropy, 4)},
-        _origin(job, record, program),
+        program=program,
+        stage=_stage(job, record),
+        start=job.start.folder,
+        tokenizer_from=job.start.tokenizer,
+        extra_config={
+            "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
+        },
         alarm=PlateauAlarm(unigram_entropy=entropy, warmup=recipe.warmup),
         validation=_validation(job),
         flops_a_token=train_flops_per_token(
@@ -324,26 +306,18 @@ def _validation(job: PretrainingJob) -> Validation | None:
     folder = config.output / "validation-shards"
     text = _open_shards(shards, config.validation, folder, job.start, job.world)
     max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
-    masking = replace(job.collator.masking, rate=RECIPES["paper"].mask_rate)
-    batches = list(held_out(text, masking, job.example_settings, max_rows=max_rows))
+    streams = replace(job.streams, mask_rate=RECIPES["paper"].mask_rate)
+    batches = list(held_out(text, streams.collator.masking, streams.examples, max_rows=max_rows))
     return Validation(batches=batches, every=config.validate_every)
 
 
-def _origin(job: PretrainingJob, record: Mapping[str, Any], program: str) -> Origin:
-    config, recipe = job.config, job.recipe
+def _stage(job: PretrainingJob, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and data of a run, for the checkpoint's `training.json`."""
     names = [name for name, _ in record["corpus"]]
-    if config.shards is not None:
-        names = file_names([config.shards])
-    return Origin(
-        program=program,
-        stage={
-            "settings": {**record["settings"], "precision": record["precision"]},
-            "corpus": names,
-            "initialize_from": job.start.name,
-        },
-        start=job.start.folder,
-        tokenizer_from=job.start.tokenizer,
-        extra_config={
-            "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
-        },
-    )
+    if job.config.shards is not None:
+        names = file_names([job.config.shards])
+    return {
+        "settings": {**record["settings"], "precision": record["precision"]},
+        "corpus": names,
+        "initialize_from": job.start.name,
+    }

@@ -135,9 +135,8 @@ def with_task_data(texts: _TextsT) -> _TextsT:
     try:
         return replace(texts, data=_download_task(source, texts.task))
     except (HubError, CheckpointError) as error:
-        has = f"the cache has {others}; " if (others := _cached_tasks(source)) else ""
         raise RunError(
-            f"{error}; {has}--data names a folder with the files of --task {texts.task}"
+            f"{error}; --data names a folder with the files of --task {texts.task}"
         ) from error
 
 
@@ -184,10 +183,3 @@ def _download_task(source: HubModel, task: str) -> Path:
         check_reachable(source, task)
         raise CheckpointError(f"{source} has no files of {task}")
     return folder / task
-
-
-def _cached_tasks(source: HubModel) -> str:
-    """Return the names of the tasks that the cache has files of."""
-    folder = find_cached(source, ())
-    names = [] if folder is None else [path.name for path in folder.iterdir()]
-    return ", ".join(sorted(name for name in names if name in TASKS))

@@ -33,8 +33,8 @@ class _Corpus(Options, title="data"):
         OptionError: there is not exactly one of `corpus` and `shards`.
     """
 
-    corpus: tuple[Path, ...] = flag("files of text, or folders", (), one_of=True)
-    shards: Path | None = flag("folder that training.prepare wrote", one_of=True)
+    corpus: tuple[Path, ...] = flag("files of text, or folders", ())
+    shards: Path | None = flag("folder that training.prepare wrote, in place of --corpus")
     tokenizer: Path | None = flag("folder that training.vocab wrote (that of --initialize-from)")
     validation: tuple[Path, ...] = flag("held-out text, or a folder of its shards", ())
     validate_every: Count = flag(
@@ -129,7 +129,7 @@ class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the
 class _Machine(Options, title="machine"):
     """What suits a machine, and changes results in their last digits at most."""
 
-    micro_batch_size: Count | None = flag("rows per forward pass; as many tokens of pairs")
+    micro_batch_size: Count | None = flag("most rows of a forward pass, or as many tokens of pairs")
     parallel: Parallelism = flag("under torchrun", "ddp")
     recompute: bool = flag(
         "recompute activations in the backward pass; for xlarge and xxlarge", default=False
@@ -139,7 +139,7 @@ class _Machine(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingConfig(_Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
+class CorpusRunConfig(_Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
     """All that `training.pretrain` and `training.distil` have in common."""
 
 
@@ -163,7 +163,7 @@ class Start:
 
 
 @contextmanager
-def open_start(config: PretrainingConfig) -> Iterator[Start]:
+def open_start(config: CorpusRunConfig) -> Iterator[Start]:
     """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default.
 
     Raises:
@@ -181,7 +181,7 @@ def open_start(config: PretrainingConfig) -> Iterator[Start]:
 
 
 def architecture(
-    config: PretrainingConfig,
+    config: CorpusRunConfig,
     recipe: Recipe,
     start: Start,
     vocab_size: int,
@@ -212,7 +212,7 @@ def architecture(
     return model
 
 
-def _grown(config: PretrainingConfig, initial: AlbertConfig, vocab_size: int) -> AlbertConfig:
+def _grown(config: CorpusRunConfig, initial: AlbertConfig, vocab_size: int) -> AlbertConfig:
     """Return the sizes of the initial checkpoint, with the number of layers from `--layers`.
 
     Raises:

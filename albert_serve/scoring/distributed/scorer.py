@@ -73,7 +73,7 @@ class AlbertScorer:
         Raises:
             InvalidInputError: a batch of it has not the columns that are read.
         """
-        return table_layout(self._model.task, input_schema, self._options).schema()
+        return table_layout(self._model.task, input_schema, self._options).schema
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch with the columns of the answer, which are those of a Parquet output.

@@ -17,21 +17,22 @@ SIZES = ModelSizes(
 )
 
 
-def info_with(card: ModelCard | None) -> InfoReply:
-    quality = TaskQuality(metric="accuracy", percent=84.29, count=872)
-    return InfoReply(
-        model_id="small",
-        version="0.1.0",
-        precision="int8",
-        revision="abc",
-        tasks=[TaskInfo(name="text-classification", labels=["no", "yes"], quality=quality)],
-        max_positions=512,
-        mask_token="[MASK]",
-        max_items=1024,
-        max_body_bytes=4_194_304,
-        needs_key=True,
-        card=card,
-    )
+INFO = InfoReply(
+    model_id="small",
+    version="0.1.0",
+    precision="int8",
+    tasks=[
+        TaskInfo(
+            name="text-classification",
+            labels=["no", "yes"],
+            quality=TaskQuality(metric="accuracy", percent=84.29, count=872),
+        )
+    ],
+    max_positions=512,
+    mask_token="[MASK]",
+    max_items=1024,
+    max_body_bytes=4_194_304,
+)
 
 
 def test_the_text_has_all_that_is_known() -> None:
@@ -44,7 +45,8 @@ def test_the_text_has_all_that_is_known() -> None:
         evaluation={"masked_loss": 4.46967, "masked_tokens": 116_035},
         training=[stage, TrainingStage(program="training.distil", tokens=7, seconds=60)],
     )
-    assert str(info_with(card)).splitlines() == [
+    info = INFO.model_copy(update={"revision": "abc", "needs_key": True, "card": card})
+    assert str(info).splitlines() == [
         "small: an ALBERT in int8, revision abc",
         "license: mit",
         "language: en",
@@ -66,8 +68,7 @@ def test_the_text_has_all_that_is_known() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    lines = str(info_with(ModelCard(sizes=SIZES))).splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
+    info = INFO.model_copy(update={"card": ModelCard(sizes=SIZES)})
+    assert [line.partition(":")[0] for line in str(info).splitlines()] == [
         *("small", "sizes", "tasks", "  text-classification (no, yes)", "limits"),
     ]
-    assert len(str(info_with(None)).splitlines()) == 4

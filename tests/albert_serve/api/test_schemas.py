@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from albert_serve.api.schemas import (
     FilledTarget,
     FilledToken,
     FillMaskReply,
-    InfoReply,
     LabelScore,
     Order,
     PairOrder,
@@ -31,7 +28,6 @@ from albert_serve.api.schemas import (
     SentenceOrderReply,
     TaskRequest,
     TextInput,
-    TextPair,
     describe,
 )
 from albert_serve.api.wire import MAX_CHARS, MAX_ITEMS
@@ -64,47 +60,28 @@ def refusal(task: str, body: Any) -> str:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(
-    "parameters",
-    [
-        pytest.param({}, id="none"),
-        pytest.param({"parameters": {}}, id="empty"),
-        pytest.param({"parameters": None}, id="null"),
-        pytest.param({"parameters": {"truncation": None}}, id="null inside"),
-    ],
+    "parameters", [{}, {"parameters": None}, {"parameters": {"truncation": None}}], ids=str
 )
 def test_missing_and_null_values_have_their_defaults(task: str, parameters: dict[str, Any]) -> None:
     request = read(task, {"inputs": ITEMS[task], **parameters})
     assert request.parameters == TASKS[task].parameters()
 
 
-@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(True, "truncate"), (False, "error"), ("truncate", "truncate"), ("error", "error")],
 )
-def test_truncation_is_as_in_transformers(task: str, value: object, expected: str) -> None:
-    request = read(task, {"inputs": ITEMS[task], "parameters": {"truncation": value}})
+def test_truncation_is_as_in_transformers(value: object, expected: str) -> None:
+    request = read("fill-mask", {"inputs": "a", "parameters": {"truncation": value}})
     assert request.parameters.truncation == expected
 
 
-@pytest.mark.parametrize("value", [0, 1, "true", "longest_first", 1.0, [], {}])
-def test_no_other_truncation_is_taken(value: object) -> None:
-    body = {"inputs": ITEMS["fill-mask"], "parameters": {"truncation": value}}
-    assert refusal("fill-mask", body).startswith("parameters.truncation must be true or false, not")
-
-
 @pytest.mark.parametrize("task", TASKS)
-def test_inputs_are_one_item_or_a_list(task: str) -> None:
+def test_inputs_are_one_item_or_a_list_that_has_an_end(task: str) -> None:
     one = read(task, {"inputs": ITEMS[task]}).inputs
     assert not isinstance(one, list)
     assert read(task, {"inputs": [ITEMS[task]] * 2}).inputs == [one, one]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_list_without_end_is_no_request(task: str) -> None:
-    assert TASKS[task].request.model_json_schema()["additionalProperties"] is False
-    message = refusal(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
-    assert message == (
+    assert refusal(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)}) == (
         f"inputs holds {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are taken: split the list"
     )
 
@@ -139,8 +116,6 @@ REFUSALS: list[tuple[str, Any, str]] = [
         "the body: 'x0', 'x1', 'x2' is not known here; allowed are inputs, parameters",
     ),
     ("text-classification", {"inputs": [{"text_pair": "b"}]}, "inputs[0].text is missing"),
-    ("question-answering", {"inputs": {"question": "q"}}, "inputs.context is missing"),
-    ("sentence-order", {"inputs": {"text": "a"}}, "inputs.text_pair is missing"),
     ("sentence-order", {"inputs": [1] * 65_536}, "inputs[0] must be an object, not 1"),
     (
         *("sentence-order", {"inputs": {"sentences": [1, 2, 3, 4, 5]}}),
@@ -174,6 +149,8 @@ BAD_PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
             "multi_token_targets"
         ),
     ),
+    ("fill-mask", {"truncation": 1}, ".truncation must be true or false, not 1"),
+    ("fill-mask", {"truncation": "true"}, ".truncation must be true or false, not 'true'"),
     ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
     ("fill-mask", {"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
     ("fill-mask", {"top_k": "5"}, ".top_k must be a valid integer, not '5'"),
@@ -190,8 +167,6 @@ BAD_PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
         *("fill-mask", {"multi_token_targets": True, "joint": True, "targets": "b"}),
         ": joint and multi_token_targets do not go together; choose one",
     ),
-    ("fill-mask", {"targets": []}, ".targets must hold at least one item"),
-    ("fill-mask", {"targets": ["x", 1]}, ".targets[1] must be a valid string, not 1"),
     (
         *("fill-mask", {"targets": ["x"] * (MAX_TARGETS + 1)}),
         f".targets holds {MAX_TARGETS + 1} items; at most {MAX_TARGETS} are taken: split the list",
@@ -232,18 +207,13 @@ def test_a_refusal_is_one_readable_sentence(task: str, body: Any, expected: str)
     assert refusal(task, body) == expected
 
 
-def test_a_long_value_is_not_repeated_whole() -> None:
-    assert len(refusal("sentence-order", {"inputs": "x" * 10_000})) < 200
-    assert len(refusal("fill-mask", {"inputs": {"x" * 10_000: ["y" * 10_000] * 1000}})) < 200
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_deep_value_is_refused_in_a_line(task: str) -> None:
+def test_a_long_or_deep_value_is_not_repeated_whole() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
-    assert len(refusal(task, {"inputs": [deep]})) < 200
-    assert len(refusal(task, {"inputs": ITEMS[task], "parameters": {"truncation": deep}})) < 200
+    for value in ("x" * 10_000, {"x" * 10_000: ["y" * 10_000] * 1000}, deep):
+        assert len(refusal("sentence-order", {"inputs": value})) < 200
+        assert len(refusal("fill-mask", {"inputs": "a", "parameters": {"truncation": value}})) < 200
 
 
 @given(body=ANY_JSON | st.dictionaries(st.sampled_from(["inputs", "parameters"]), ANY_JSON))
@@ -257,17 +227,12 @@ def test_any_json_is_taken_or_refused_in_a_line(body: Any) -> None:
             assert "\n" not in message
 
 
-@pytest.mark.parametrize("task", [name for name in TASKS if name != "text-classification"])
+@pytest.mark.parametrize("task", TASKS)
 def test_one_item_is_replied_to_bare_and_a_list_as_a_list(task: str) -> None:
-    assert shape_reply(read(task, {"inputs": ITEMS[task]}), ["x"]) == "x"
+    """But text classification always replies nested."""
+    one = ["x"] if task == "text-classification" else "x"
+    assert shape_reply(read(task, {"inputs": ITEMS[task]}), ["x"]) == one
     assert shape_reply(read(task, {"inputs": [ITEMS[task]]}), ["x"]) == ["x"]
-
-
-def test_classification_always_replies_nested() -> None:
-    labels = [LabelScore(label="a", score=1.0)]
-    assert shape_reply(read("text-classification", {"inputs": "a"}), [labels]) == [labels]
-    pairs = read("text-classification", {"inputs": ["a", "b"]})
-    assert shape_reply(pairs, [labels, labels]) == [labels, labels]
 
 
 @pytest.mark.parametrize(
@@ -295,8 +260,9 @@ def test_replies_refuse_nan_and_ignore_new_fields() -> None:
     with pytest.raises(ValidationError, match="finite"):
         Order(in_order=float("nan"))
     assert Order.model_validate({"in_order": 0.5, "new": 1}) == Order(in_order=0.5)
-    assert TextPair.model_validate({"text": "a", "text_pair": "b"}).text_pair == "b"
-    assert "tasks" in InfoReply.model_json_schema()["required"]
+
+
+PAIRS = [PairOrder(first=0, second=1, in_order=0.5)]
 
 
 @pytest.mark.parametrize(
@@ -305,31 +271,15 @@ def test_replies_refuse_nan_and_ignore_new_fields() -> None:
         (FillMaskReply, FilledToken(score=0.5, token=1, token_str="a", sequence="a")),
         (FillMaskReply, FilledTarget(score=0.5, token=1, token_str="a", sequence="a", tokens=[1])),
         (FillMaskReply, FilledMasks(score=0.5, tokens=[1], token_strs=["a"], sequence="a")),
+        (SentenceOrderReply, Order(in_order=0.5)),
+        (SentenceOrderReply, Coherence(pairs=PAIRS, coherence=0.5)),
+        (
+            SentenceOrderReply,
+            Reordering(pairs=PAIRS, coherence=0.5, best_order=[0, 1], best_coherence=0.5),
+        ),
     ],
-    ids=["token", "target", "masks"],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_reply_survives_serialisation(reply: Any, one: Any) -> None:
     adapter = TypeAdapter(reply)
-    for written in ([one], [[one]]):
-        assert adapter.validate_json(adapter.dump_json(written)) == written
-
-
-def test_an_order_survives_serialisation() -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(SentenceOrderReply)
-    pairs = [PairOrder(first=0, second=1, in_order=0.5)]
-    coherence = Coherence(pairs=pairs, coherence=0.5)
-    reordering = Reordering(pairs=pairs, coherence=0.5, best_order=[0, 1], best_coherence=0.5)
-    written = [Order(in_order=0.5), coherence, reordering]
-    assert adapter.validate_json(adapter.dump_json(written)) == written
-
-
-@pytest.mark.parametrize("module", ["api.schemas", "client"])
-def test_the_contract_and_the_client_need_no_numerics(module: str) -> None:
-    code = (
-        f"import sys, albert_serve.{module}; "
-        "print([m for m in ('numpy', 'tokenizers', 'torch', 'onnxruntime') if m in sys.modules])"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, text=True
-    )
-    assert process.stdout.strip() == "[]"
+    assert adapter.validate_json(adapter.dump_json([one])) == [one]

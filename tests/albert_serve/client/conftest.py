@@ -1,4 +1,4 @@
-"""Both clients, of the running service and of those whose replies a test decides."""
+"""Clients of the running service, and of those whose replies a test decides."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.albert_serve.client.twins import KINDS, Twin, open_twin, replying_twin
+from albert_serve.client import AlbertClient
+from tests.albert_serve.client.twins import KINDS, URL, Answer, Scripted, Twin, orders
 from tests.albert_serve.support import Running
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def albert(request: pytest.FixtureRequest, service: Running) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def albert(service: Running) -> Iterator[AlbertClient]:
     """A client of the running service."""
-    twin = open_twin(request.param, service.url)
-    yield twin
-    twin.close()
+    with AlbertClient(service.url) as client:
+        yield client
 
 
 @pytest.fixture(params=KINDS)
@@ -29,22 +28,17 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def twin(kind: str) -> Iterator[Callable[..., Twin]]:
-    """Makes clients."""
+    """Makes clients of either kind."""
     with ExitStack() as opened:
-        yield lambda *args, **options: opened.enter_context(
-            closing(open_twin(kind, *args, **options))
-        )
+        yield lambda *args, **options: opened.enter_context(closing(Twin(kind, *args, **options)))
 
 
 @pytest.fixture
-def replying(kind: str) -> Iterator[Callable[..., tuple[Twin, list[httpx.Request]]]]:
-    """Makes clients of a service that gives these responses in turn, and what it is asked."""
-    with ExitStack() as opened:
+def scripted(kind: str, twin: Callable[..., Twin]) -> Callable[..., tuple[Twin, Scripted]]:
+    """Makes a service that gives the replies of a function, and a client of either kind for it."""
 
-        def make(
-            *responses: httpx.Response | Exception, **options: Any
-        ) -> tuple[Twin, list[httpx.Request]]:
-            client, received = replying_twin(kind, *responses, **options)
-            return opened.enter_context(closing(client)), received
+    def make(answer: Answer = orders, max_items: int = 1, **options: Any) -> tuple[Twin, Scripted]:
+        service = Scripted(answer, max_items)
+        return twin(URL, http_client=service.http_client(kind), **options), service
 
-        yield make
+    return make

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,13 @@ import pytest
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import (
     AlbertServeError,
-    BundleCorruptError,
     BundleMissingError,
     ConfigError,
     DeadlineExceededError,
 )
 from albert_serve.runtime.engine import Engine
-from tests.albert_serve.client.cases import CASES, MASKED, assert_same
-from tests.albert_serve.client.twins import KINDS, Twin, open_local
-from tests.albert_serve.support import ROOT, Running
+from tests.albert_serve.client.cases import CASES, MASKED, Case, assert_same
+from tests.albert_serve.support import ROOT
 
 LONG = "a long text " * 100
 WORK = [LONG] * 1000  # for seconds
@@ -52,40 +50,33 @@ REFUSED: dict[str, Call] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def local(request: pytest.FixtureRequest, bundle_dir: Path) -> Iterator[Twin]:
-    client = open_local(request.param, bundle_dir, num_threads=1)
-    yield client
-    client.close()
-
-
 @pytest.fixture(scope="module")
-def remote(service: Running) -> Iterator[AlbertClient]:
-    with AlbertClient(service.url) as client:
+def local(bundle_dir: Path) -> Iterator[AlbertClient]:
+    with AlbertClient.local(bundle_dir, num_threads=1) as client:
         yield client
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "multiple_choice"])
-def test_methods_answer_as_those_of_the_service(
-    name: str, local: Any, remote: AlbertClient
+def ask_case(case: Case, name: str, albert: Any) -> Any:
+    return getattr(albert, name)(case.rows, *case.arguments, **case.options)
+
+
+ASKED = {name: partial(ask_case, case, name) for name, case in CASES.items()}
+del ASKED["multiple_choice"]
+
+
+@pytest.mark.parametrize("ask", [*ASKED.values(), *ANSWERED.values()], ids=[*ASKED, *ANSWERED])
+def test_answers_are_those_of_the_service(
+    ask: Call, local: AlbertClient, albert: AlbertClient
 ) -> None:
-    case = CASES[name]
-    result, expected = (
-        getattr(client, name)(case.rows, *case.arguments, **case.options)
-        for client in (local, remote)
-    )
-    assert_same(result, expected)
-
-
-@pytest.mark.parametrize("name", ANSWERED)
-def test_answers_are_those_of_the_service(name: str, local: Any, remote: AlbertClient) -> None:
-    assert_same(ANSWERED[name](local), ANSWERED[name](remote))
+    assert_same(ask(local), ask(albert))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_errors_are_those_of_the_service(name: str, local: Any, remote: AlbertClient) -> None:
+def test_errors_are_those_of_the_service(
+    name: str, local: AlbertClient, albert: AlbertClient
+) -> None:
     errors = []
-    for client in (local, remote):
+    for client in (local, albert):
         with pytest.raises(AlbertServeError) as raised:
             REFUSED[name](client)
         errors.append(raised.value)
@@ -106,11 +97,11 @@ def test_no_call_is_refused_because_of_others(bundle_dir: Path) -> None:
     assert {len(answer) for answer in answers} == {len(texts)}
 
 
-def test_many_threads_share_a_client(bundle_dir: Path) -> None:
-    with AlbertClient.local(bundle_dir, num_threads=1) as albert, ThreadPoolExecutor(16) as threads:
-        texts = [f"film {number}" for number in range(64)]
-        answers = list(threads.map(albert.text_classification, texts))
-        assert_same(answers, albert.text_classification(texts))
+def test_many_threads_share_a_client(local: AlbertClient) -> None:
+    texts = [f"film {number}" for number in range(64)]
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(local.text_classification, texts))
+    assert_same(answers, local.text_classification(texts))
 
 
 def test_a_call_ends_with_its_time(bundle_dir: Path) -> None:
@@ -121,25 +112,26 @@ def test_a_call_ends_with_its_time(bundle_dir: Path) -> None:
         albert.text_classification(WORK, truncation=True)
 
 
-def test_an_interrupted_call_leaves_the_client_usable(bundle_dir: Path) -> None:
-    with AlbertClient.local(bundle_dir, num_threads=1) as albert:
-        main = threading.main_thread().ident or 0
-        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            albert.text_classification(WORK, truncation=True)
-        timer.join()
-        assert len(albert.text_classification("a film")) == 2
+def test_an_interrupted_call_leaves_the_client_usable(local: AlbertClient) -> None:
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        local.text_classification(WORK, truncation=True)
+    timer.join()
+    assert len(local.text_classification("a film")) == 2
 
 
-def test_a_cancelled_call_leaves_the_client_usable(bundle_dir: Path) -> None:
-    async def ask() -> Any:
-        async with AsyncAlbertClient.local(bundle_dir, num_threads=1) as albert:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(albert.text_classification(WORK, truncation=True), 0.3)
-            return await albert.text_classification("a film")
+def test_a_cancelled_call_leaves_the_client_usable_from_any_event_loop(bundle_dir: Path) -> None:
+    albert = AsyncAlbertClient.local(bundle_dir, num_threads=1)
 
-    assert len(asyncio.run(ask())) == 2
+    async def cancel() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(albert.text_classification(WORK, truncation=True), 0.3)
+
+    asyncio.run(cancel())
+    assert len(asyncio.run(albert.text_classification("a film"))) == 2
+    asyncio.run(albert.aclose())
 
 
 def test_closing_answers_what_is_in_progress(bundle_dir: Path) -> None:
@@ -152,17 +144,6 @@ def test_closing_answers_what_is_in_progress(bundle_dir: Path) -> None:
         assert len(answer.result(1)) == 200
 
 
-def test_a_client_serves_several_event_loops(bundle_dir: Path) -> None:
-    albert = AsyncAlbertClient.local(bundle_dir, num_threads=1)
-    first, second = (asyncio.run(albert.text_classification("a film")) for _ in range(2))
-    asyncio.run(albert.aclose())
-    assert_same(first, second)
-
-
-def local_threads() -> int:
-    return sum(thread.name == "albert-local" for thread in threading.enumerate())
-
-
 def engines() -> set[int]:
     """The engines of this process, by their addresses."""
     gc.collect()
@@ -170,60 +151,47 @@ def engines() -> set[int]:
 
 
 def test_several_are_open_at_once_and_each_is_freed(bundle_dir: Path) -> None:
-    before, threads_before = engines(), local_threads()
+    before, threads_before = engines(), set(threading.enumerate())
     first = AlbertClient.local(bundle_dir, num_threads=1)
     [first_engine] = engines() - before
     forgotten = AlbertClient.local(bundle_dir, num_threads=1)
     assert_same(first.text_classification("a"), forgotten.text_classification("a"))
-    assert local_threads() == threads_before + 2
-
     first.close()
     first.close()
     assert first_engine not in engines()
     assert forgotten.info().model_id == "tiny"
     with pytest.raises(RuntimeError, match="closed"):
         first.info()
-
-    [thread] = [each for each in threading.enumerate() if each.name == "albert-local"][
-        threads_before:
-    ]
     del forgotten
     gc.collect()
-    thread.join(timeout=60)
+    for thread in set(threading.enumerate()) - threads_before:
+        thread.join(timeout=60)
     assert engines() <= before
 
 
 STATE = """
-import json, logging, os, signal, sys, threading
-sys.path.insert(0, {root!r})
+import json, logging, os, signal, sys
+import psutil
 import albert_serve.client as clients
 
 def state():
-    handlers = {{str(one): str(signal.getsignal(one)) for one in signal.valid_signals()}}
-    sockets = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd")
-               if os.path.exists(f"/proc/self/fd/{{fd}}")]
-    logs = {{name: (one.level, len(one.handlers), one.disabled)
-            for name, one in logging.root.manager.loggerDict.items()
-            if isinstance(one, logging.Logger)}}
-    return handlers, dict(os.environ), os.getcwd(), (logging.root.level, logging.root.handlers), {{
-        name: value for name, value in logs.items() if value != (0, 0, False)}}
+    signals = [str(signal.getsignal(one)) for one in signal.valid_signals()]
+    return signals, dict(os.environ), os.getcwd(), logging.root.level, logging.root.handlers
 
 before = state()
-with clients.AlbertClient.local({bundle!r}, num_threads=1) as albert:
-    [best, _] = albert.text_classification("a film")
-    tcp = [line for file in ("tcp", "tcp6") for line in open(f"/proc/self/net/{{file}}")]
-    inodes = {{os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd")
-               if os.path.islink(f"/proc/self/fd/{{fd}}")}}
-    ours = [line for line in tcp[1:] if f"socket:[{{line.split()[9]}}]" in inodes]
-print(json.dumps({{"same": before == state(), "sockets": ours, "label": best.label,
-                  "bentoml": "bentoml" in sys.modules,
-                  "threads": [one.name for one in threading.enumerate()]}}))
+albert = clients.AlbertClient.local(sys.argv[1], num_threads=1)  # never closed
+[best, _] = albert.text_classification("a film")
+ports = psutil.Process().net_connections()
+print(json.dumps([best.label, before == state(), ports, "bentoml" in sys.modules]))
 """
 
 
-def run_fresh(code: str, environment: dict[str, str] | None = None) -> str:
+def run_fresh(
+    code: str, *arguments: object, environment: dict[str, str] | None = None
+) -> list[str]:
+    """The lines that a program prints, which ends well and writes nothing else."""
     ended = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
         capture_output=True,
         text=True,
@@ -231,42 +199,23 @@ def run_fresh(code: str, environment: dict[str, str] | None = None) -> str:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
-    return ended.stdout
+    return ended.stdout.splitlines()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_nothing_of_the_process_changes(bundle_dir: Path, tmp_path: Path) -> None:
     """Nor does the environment: settings of a service, and a proxy, are not read."""
-    code = STATE.format(root=str(ROOT), bundle=str(bundle_dir))
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    found = json.loads(
-        run_fresh(
-            code,
-            {
-                "ALBERT_SERVE_MODELS": "/nowhere",
-                "ALBERT_SERVE_API_KEYS": "secret",
-                "ALBERT_SERVE_MAX_BODY_BYTES": "1",
-                "ALBERT_SERVE_NO_SUCH": "1",
-                "HTTP_PROXY": "http://127.0.0.1:9",
-                "PROMETHEUS_MULTIPROC_DIR": str(folder),
-            },
-        )
-    )
-    assert found["same"]
-    assert found["sockets"] == []
-    assert not found["bentoml"]
-    assert found["threads"] == ["MainThread"]
-    assert list(folder.iterdir()) == []
-
-
-def test_a_client_that_is_never_closed_does_not_keep_the_process(bundle_dir: Path) -> None:
-    code = f"""
-from albert_serve.client import AlbertClient
-albert = AlbertClient.local({str(bundle_dir)!r}, num_threads=1)
-print(albert.text_classification("a film")[0].label)
-"""
-    assert run_fresh(code).strip() in ("negative", "positive")
+    environment = {
+        "ALBERT_SERVE_MODELS": "/nowhere",
+        "ALBERT_SERVE_MAX_BODY_BYTES": "1",
+        "ALBERT_SERVE_NO_SUCH": "1",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
+    }
+    [line] = run_fresh(STATE, bundle_dir, environment=environment)
+    label, *state = json.loads(line)
+    assert label in ("negative", "positive")
+    assert state == [True, [], False]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_the_extra_the_error_names_it() -> None:
@@ -279,7 +228,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    (line,) = run_fresh(code).splitlines()
+    [line] = run_fresh(code)
     assert line == (
         "onnxruntime is not installed, which a local model needs: in the checkout pip install "
         "'.[serve]'; with a wheel, pip install 'FILE.whl[serve]'"
@@ -290,28 +239,21 @@ except ValueError as error:
 def test_what_cannot_be_opened_is_one_clear_error(
     kind: type[AlbertClient | AsyncAlbertClient], bundle_dir: Path, tmp_path: Path
 ) -> None:
-    before = local_threads()
+    threads_before = set(threading.enumerate())
     with pytest.raises(BundleMissingError, match=r"nowhere/manifest\.json is not there"):
         kind.local(tmp_path / "nowhere")
-    damaged = tmp_path / "damaged"
-    shutil.copytree(bundle_dir, damaged)
-    weights = bytearray((damaged / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (damaged / "model.safetensors").unlink()
-    (damaged / "model.safetensors").write_bytes(weights)
-    with pytest.raises(BundleCorruptError, match="SHA-256"):
-        kind.local(str(damaged))
-    with pytest.raises(ConfigError, match="device is 'gpu'; allowed are auto, cpu, cuda"):
-        kind.local(bundle_dir, device="gpu")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="num_threads is 0; it must be 1 or more"):
-        kind.local(bundle_dir, num_threads=0)
-    with pytest.raises(ConfigError, match="timeout_s is 0"):
-        kind.local(bundle_dir, timeout_s=0)
+    options: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"device": "gpu"}, "device is 'gpu'; allowed are auto, cpu, cuda"),
+        ({"num_threads": 0}, "num_threads is 0; it must be 1 or more"),
+        ({"timeout_s": 0}, "timeout_s is 0"),
+    )
+    for wrong, message in options:
+        with pytest.raises(ConfigError, match=message):
+            kind.local(bundle_dir, **wrong)
     gc.collect()
-    give_up_s = time.monotonic() + 10
-    while local_threads() > before:  # those of the other tests' clients stay
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    for thread in set(threading.enumerate()) - threads_before:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
 
 
 def test_the_default_is_the_model_that_ships() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,21 +9,20 @@ import pytest
 
 from albert_serve.client import AlbertClient
 from albert_serve.errors import ConfigError, NotFoundError, NotReadyError, UnauthorizedError
-from tests.albert_serve.client.twins import URL, Twin
+from tests.albert_serve.client.twins import URL, replying
 from tests.albert_serve.support import Running
 
-MakeTwin = Callable[..., Twin]
-Replying = Callable[..., tuple[Any, list[httpx.Request]]]
 STARTING = httpx.Response(503, json={"error": "the service is starting", "error_type": "not_ready"})
 
 
-def test_a_running_service_is_healthy_and_ready(twin: MakeTwin, service: Running) -> None:
-    client = twin(service.url, model="tiny")
-    assert client.health() is True
-    assert client.wait_until_ready() is None
-    for method in ("health", "wait_until_ready"):
-        with pytest.raises(NotFoundError, match="missing"):
-            getattr(twin(service.url, model="missing"), method)()
+def test_a_running_service_is_healthy_and_ready(service: Running) -> None:
+    with AlbertClient(service.url, model="tiny") as client:
+        assert client.health() is True
+        client.wait_until_ready()
+    with AlbertClient(service.url, model="missing") as client:
+        for method in (client.health, client.wait_until_ready):
+            with pytest.raises(NotFoundError, match="missing"):
+                method()
 
 
 @pytest.mark.parametrize(
@@ -37,13 +35,13 @@ def test_a_running_service_is_healthy_and_ready(twin: MakeTwin, service: Running
     ids=str,
 )
 def test_a_service_that_is_away_or_starting_is_not_healthy(
-    outcome: httpx.Response | Exception, replying: Replying
+    outcome: httpx.Response | Exception,
 ) -> None:
     client, _ = replying(outcome)
     assert client.health() is False
 
 
-def test_a_refused_key_is_an_error_at_once(replying: Replying) -> None:
+def test_a_refused_key_is_an_error_at_once() -> None:
     refusal = httpx.Response(401, json={"error": "no key", "error_type": "unauthorized"})
     client, received = replying(refusal, api_key="k")
     with pytest.raises(UnauthorizedError, match="no key"):
@@ -51,10 +49,12 @@ def test_a_refused_key_is_an_error_at_once(replying: Replying) -> None:
     assert [request.headers["Authorization"] for request in received] == ["Bearer k"]
 
 
-def test_a_service_is_waited_for_until_it_has_started(replying: Replying) -> None:
-    outcomes = [httpx.ConnectError("refused"), STARTING, httpx.Response(502), httpx.Response(200)]
+def test_a_service_is_waited_for_until_it_has_started() -> None:
+    outcomes: list[httpx.Response | Exception] = [
+        *(httpx.ConnectError("refused"), STARTING, httpx.Response(502), httpx.Response(200))
+    ]
     client, received = replying(*outcomes)
-    assert client.wait_until_ready(30) is None
+    client.wait_until_ready(30)
     assert len(received) == len(outcomes)
 
 
@@ -66,20 +66,13 @@ def test_a_service_is_waited_for_until_it_has_started(replying: Replying) -> Non
         (httpx.ReadTimeout(""), "no reply in time"),
     ],
 )
-def test_what_was_seen_last_is_in_the_error(
-    outcome: httpx.Response | Exception, seen: str, replying: Replying
-) -> None:
+def test_what_was_seen_last_is_in_the_error(outcome: httpx.Response | Exception, seen: str) -> None:
     client, _ = replying(*[outcome] * 9)
     message = f"^{URL} was not ready within 0.5 s; the last attempt: {seen}"
     with pytest.raises(NotReadyError, match=message):
         client.wait_until_ready(0.5)
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
-def test_a_time_limit_is_over_0(replying: Replying, timeout_s: float) -> None:
-    client, _ = replying()
-    with pytest.raises(ConfigError, match=f"timeout_s is {timeout_s}; it must be over 0"):
-        client.wait_until_ready(timeout_s)
+    with pytest.raises(ConfigError, match="timeout_s is 0; it must be over 0"):
+        client.wait_until_ready(0)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_a_time_limit_is_over_0(replying: Replying, timeout_s: float) -> None:
     [
         (None, {}, "http://env/health", "Bearer from-the-environment"),
         (URL, {"api_key": "passed"}, f"{URL}/health", "Bearer passed"),
-        (None, {"api_key": ""}, "http://env/health", None),
+        (None, {"api_key": "", "model": "a/b"}, "http://env/v1/models/a%2Fb/health", None),
     ],
 )
 def test_address_and_key_are_those_of_the_environment(
@@ -113,9 +106,8 @@ def test_address_and_key_are_those_of_the_environment(
     ("variables", "message"),
     [
         ({}, "there is no address; pass base_url, such as .* or set ALBERT_URL"),
-        ({"ALBERT_URL": " "}, "ALBERT_URL is set, but blank"),
+        ({"ALBERT_URL": " "}, "there is no address"),
         ({"ALBERT_URL": "localhost:3000"}, "ALBERT_URL is 'localhost:3000'; it must begin with"),
-        ({"ALBERT_URL": "http://a", "ALBERT_API_KEY": ""}, "ALBERT_API_KEY is set, but blank"),
         ({"ALBERT_URL": "http://a", "ALBERT_API_KEY": "s3cret\nmore"}, "ALBERT_API_KEY begins"),
     ],
 )
@@ -137,13 +129,11 @@ def test_a_variable_that_cannot_be_is_refused_by_its_name(
         ("localhost:3000", {}, "must begin with http"),
         ("http://", {}, "and a host"),
         ("http://[::1", {}, "and a host"),
-        ("http://a:port", {}, "and a host"),
         (URL, {"timeout_s": 0.0}, "timeout_s is 0.0"),
         (URL, {"timeout_s": float("nan")}, "timeout_s is nan"),
         (URL, {"num_retries": -1}, "num_retries is -1"),
         (URL, {"max_concurrency": 0}, "max_concurrency is 0"),
         (URL, {"max_reply_bytes": 0}, "max_reply_bytes is 0"),
-        (URL, {"api_key": "a\nb"}, "is it whole"),
         (URL, {"api_key": "ключ"}, "is it whole"),
         (URL, {"api_key": "a "}, "begins or ends with a space"),
     ],

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import select
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -24,34 +21,35 @@ Answer = Callable[[list[int]], tuple[int, Any]]
 class Twin:
     """The methods of the sync client, or of the asynchronous one on an event loop of its own."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, kind: str, *args: Any, **options: Any) -> None:
+        self._is_async = kind == "async"
+        self._client: Any = (AsyncAlbertClient if self._is_async else AlbertClient)(
+            *args, **options
+        )
         self._runner = asyncio.Runner()
-        self._is_async = isinstance(client, AsyncAlbertClient)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
         if name.endswith("_stream"):
-            return lambda *args, **options: self._iterate(lambda: method(*args, **options))
+            return lambda *args, **options: self._iterate(method(*args, **options))
         return lambda *args, **options: self._result(method(*args, **options))
 
     def with_errors(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
         """Return the answers of a stream, with errors in place of refused rows' answers."""
-        return self._iterate(lambda: getattr(self._client, name)(*args, **options).with_errors())
+        return self._iterate(getattr(self._client, name)(*args, **options).with_errors())
 
     def _result(self, result: Any) -> Any:
         return self._runner.run(_awaited(result)) if self._is_async else result
 
-    def _iterate(self, open_stream: Callable[[], Any]) -> Iterator[Any]:
-        answers = open_stream()
+    def _iterate(self, answers: Any) -> Iterator[Any]:
         try:
             while True:
                 try:
-                    yield self._runner.run(_next(answers)) if self._is_async else next(answers)
+                    yield self._result(anext(answers)) if self._is_async else next(answers)
                 except (StopIteration, StopAsyncIteration):
                     return
         finally:
-            self._runner.run(answers.aclose()) if self._is_async else answers.close()
+            self._result(answers.aclose() if self._is_async else answers.close())
 
     def close(self) -> None:
         """Close the client and the loop."""
@@ -63,34 +61,9 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-async def _next(answers: AsyncIterator[Any]) -> Any:
-    return await anext(answers)
-
-
-def open_twin(kind: str, *args: Any, **options: Any) -> Twin:
-    return Twin((AlbertClient if kind == "sync" else AsyncAlbertClient)(*args, **options))
-
-
-def open_local(kind: str, *args: Any, **options: Any) -> Twin:
-    return Twin((AlbertClient if kind == "sync" else AsyncAlbertClient).local(*args, **options))
-
-
-class Sent(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body on its way, for either twin."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._content
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._content
-
-
-def replying_twin(
-    kind: str, *responses: httpx.Response | Exception, **options: Any
-) -> tuple[Twin, list[httpx.Request]]:
+def replying(
+    *responses: httpx.Response | Exception, **options: Any
+) -> tuple[AlbertClient, list[httpx.Request]]:
     """Return the client of a service that gives these responses in turn, and what it is asked."""
     received: list[httpx.Request] = []
     responses_left = list(responses)
@@ -100,59 +73,67 @@ def replying_twin(
         response = responses_left.pop(0)
         if isinstance(response, Exception):
             raise response
-        if isinstance(response.stream, Sent):
-            return response
         # A response can be sent once.
-        headers, sent = dict(response.headers), Sent(response.content)
-        return httpx.Response(response.status_code, headers=headers, stream=sent)
+        return httpx.Response(
+            response.status_code, headers=response.headers, content=response.content
+        )
 
-    transport = httpx.MockTransport(handle)
-    http: Any = (httpx.Client if kind == "sync" else httpx.AsyncClient)(transport=transport)
+    http = httpx.Client(transport=httpx.MockTransport(handle))
     # One request at a time, so that the responses' order is that of the requests.
     shared = {"api_key": "secret", "timeout_s": 5.0, "max_concurrency": 1, **options}
-    return open_twin(kind, URL, http_client=http, **shared), received
+    return AlbertClient(URL, http_client=http, **shared), received
 
 
 class Scripted:
     """A service whose replies a test decides; it knows how many requests it answers at once.
 
     Attributes:
-        url: its address.
         sent: the numbers of each request's pairs, in the order of arrival.
         num_open: requests that are being answered.
         max_open: the most that were at the same time.
-        gone: is set once a caller has closed its connection before its reply.
+        num_cancelled: requests whose caller did not wait for the reply.
     """
 
     def __init__(self, answer: Answer, max_items: int) -> None:
-        self.url = ""
         self.sent: list[list[int]] = []
-        self.num_open = self.max_open = 0
-        self.gone = threading.Event()
-        self.changed = threading.Condition()
+        self.num_open = self.max_open = self.num_cancelled = 0
         self._answer = answer
         self._max_items = max_items
+        self._changed = threading.Condition()
 
-    def reply(self, path: str, content: bytes) -> tuple[int, Any]:
-        """Return the reply to a request."""
-        if path == "/info":
-            return 200, limits(self._max_items)
-        numbers = [int(pair["text"]) for pair in json.loads(content)["inputs"]]
-        with self.changed:
-            self.sent.append(numbers)
-            self.num_open += 1
-            self.max_open = max(self.max_open, self.num_open)
-            self.changed.notify_all()
-        try:
-            return self._answer(numbers)
-        finally:
-            with self.changed:
-                self.num_open -= 1
+    def http_client(self, kind: str) -> Any:
+        """Return a client that is answered by this service: in its own thread, or one beside."""
+        if kind == "sync":
+            return httpx.Client(transport=httpx.MockTransport(self._reply))
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._reply_async))
 
     def wait_until_open(self, number: int) -> bool:
         """Wait until so many requests are answered at the same time; False if that is never."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self.max_open >= number, timeout=10)
+        with self._changed:
+            return self._changed.wait_for(lambda: self.max_open >= number, timeout=10)
+
+    def _reply(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/info":
+            return httpx.Response(200, json=limits(self._max_items))
+        numbers = [int(pair["text"]) for pair in json.loads(request.content)["inputs"]]
+        with self._changed:
+            self.sent.append(numbers)
+            self.num_open += 1
+            self.max_open = max(self.max_open, self.num_open)
+            self._changed.notify_all()
+        try:
+            status, body = self._answer(numbers)
+            return httpx.Response(status, json=body)
+        finally:
+            with self._changed:
+                self.num_open -= 1
+
+    async def _reply_async(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await asyncio.to_thread(self._reply, request)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
 
 
 def limits(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
@@ -174,6 +155,13 @@ def orders(numbers: list[int]) -> tuple[int, Any]:
     return 200, [{"in_order": number / 2**20} for number in numbers]
 
 
+def refusal(
+    status: int, error_type: str, *, error: str = "no", retry_after: str = "0"
+) -> httpx.Response:
+    body = {"error": error, "error_type": error_type, "request_id": "r1"}
+    return httpx.Response(status, json=body, headers={"Retry-After": retry_after})
+
+
 def refused(index: int, message: str = "bad") -> tuple[int, Any]:
     """The refusal of one pair of a request."""
     return 422, {"error": f"inputs[{index}]: {message}", "error_type": "invalid_input"}
@@ -185,50 +173,3 @@ def pairs(count: int, length: int = 1) -> list[dict[str, str]]:
 
 def numbers_of(answers: list[Any]) -> list[int]:
     return [round(answer.in_order * 2**20) for answer in answers]
-
-
-@contextlib.contextmanager
-def scripted(answer: Answer = orders, max_items: int = 1) -> Iterator[Scripted]:
-    """Serve the replies of `answer` on loopback."""
-    service = Scripted(answer, max_items)
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._reply(b"")
-
-        def do_POST(self) -> None:
-            self._reply(self.rfile.read(int(self.headers["Content-Length"])))
-
-        def _reply(self, content: bytes) -> None:
-            status, body = service.reply(self.path, content)
-            readable, _, _ = select.select([self.connection], [], [], 0)
-            if readable and not self.connection.recv(1):
-                service.gone.set()
-                self.close_connection = True
-                return
-            sent = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: Any) -> None:
-            service.gone.set()  # the connection broke
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        service.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield service
-        finally:
-            server.shutdown()
-            thread.join()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 from pyarrow import parquet
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import OUTPUT, RowResult
-from albert_serve.scoring.records import InputFile, read_records
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions, ScoreSummary
 
 SUFFIXES = [".jsonl", ".csv", ".tsv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".jsonl.zst", ".parquet"]
 
@@ -45,6 +49,12 @@ class HashScorer:
         return RowResult(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
 
 
+def score(source: Path | list[Path | str], output: Path | str, **options: Any) -> ScoreSummary:
+    """Score files by hashes."""
+    inputs = source if isinstance(source, list) else [source]
+    return score_files(HashScorer(), inputs, output, ScoreOptions(**options))
+
+
 def text_of(request: TaskRequest) -> str:
     inputs: Any = request.inputs
     return inputs if isinstance(inputs, str) else inputs.text
@@ -64,8 +74,10 @@ def write_csv(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return file
 
 
-def write_jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def write_jsonl(file: Path, rows: Sequence[object]) -> Path:
+    """Rows, of which texts are lines as they are."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return file
 
 
@@ -74,12 +86,21 @@ def read_table(file: Path) -> list[dict[str, Any]]:
     if file.suffix == ".parquet":
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
         return rows
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream, delimiter="\t" if ".tsv" in file.suffixes else ","))
+    stream = io.StringIO(_content(file), newline="")
+    return list(csv.DictReader(stream, delimiter="\t" if ".tsv" in file.suffixes else ","))
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in _content(file).removesuffix("\n").split("\n") if line]
+
+
+def _content(file: Path) -> str:
+    """The text of a file; pyarrow knows the other compressions by the name."""
+    if file.suffix == ".xz":
+        return lzma.decompress(file.read_bytes()).decode()
+    with pyarrow.input_stream(str(file)) as stream:
+        content: bytes = stream.read()
+    return content.decode()
 
 
 def texts(count: int) -> list[dict[str, Any]]:
@@ -92,7 +113,4 @@ def texts(count: int) -> list[dict[str, Any]]:
 
 def read_any(file: Path) -> list[dict[str, Any]]:
     """The rows of a file of any format and compression."""
-    source = InputFile.open(file)
-    if source.type.format == "parquet":
-        return read_table(file)
-    return [record.values for record in read_records([source], [], None)]
+    return read_jsonl(file) if ".jsonl" in file.suffixes else read_table(file)

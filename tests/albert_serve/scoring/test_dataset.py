@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow
@@ -43,6 +42,7 @@ def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
         reader = score_dataset(data, scorer, options)
         assert reader.schema.names[:3] == ["id", "label", "score"]
         scored = reader.read_all()
+        assert scored.column("id").num_chunks == 7
         assert scored.column("id").to_pylist() == list(range(50))
         expected = [labels_of(f"text {i % 7}") for i in range(50)]
         assert scored.column("labels").to_pylist() == expected
@@ -80,12 +80,3 @@ def test_rows_with_errors_are_kept_or_end_the_job() -> None:
         TooManyErrorsError, match="2 rows are in error; 1 are allowed; the first: the"
     ):
         list(score_dataset(rows, HashScorer(), ScoreOptions(max_errors=1)))
-
-
-def test_answers_are_read_from_several_threads() -> None:
-    scored = score_dataset(["a", "b", "c"], HashScorer(), ScoreOptions(part_rows=1))
-    read = []
-    for _ in range(3):
-        with ThreadPoolExecutor(1) as pool:
-            read.append(pool.submit(next, scored).result()["text"])
-    assert read == ["a", "b", "c"]

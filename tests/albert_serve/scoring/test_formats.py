@@ -6,22 +6,30 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
-from albert_serve.scoring.answers import SCORED_TASKS, RowResult, answer_columns
+from albert_serve.errors import InvalidInputError
+from albert_serve.scoring.answers import SCORED_TASKS, answer_columns
+from albert_serve.scoring.inputs import RowBatch
+from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
-from albert_serve.scoring.output.layout import Layout, make_layout
-from albert_serve.scoring.output.writers import open_writer
-from albert_serve.scoring.records import InputFile, Record, read_records
 from albert_serve.scoring.rows import RowReader
-from albert_serve.tables import TableType, type_by_name
 from albert_serve.tasks import TASKS
+from tests.albert_serve.scoring.jobs import (
+    SUFFIXES,
+    HashScorer,
+    read_any,
+    read_jsonl,
+    write_jsonl,
+)
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
-SUFFIXES = [".jsonl", ".csv", ".tsv", ".parquet", ".csv.gz", ".jsonl.xz", ".tsv.bz2", ".csv.zst"]
+TIMES = pyarrow.timestamp("ns")
 
 
 @st.composite
@@ -33,43 +41,24 @@ def tables(draw: st.DrawFn) -> list[dict[str, str]]:
     return draw(st.lists(row, min_size=1, max_size=5))
 
 
-def write(rows: list[dict[str, str]], kind: TableType, file: Path) -> None:
-    reader = RowReader("text-classification", ScoreOptions(), in_table=kind.has_columns)
-    records = [Record(place=f"row {i}", values=dict(row)) for i, row in enumerate(rows)]
-    source = InputFile(path=file, type=TableType(format="jsonl"), columns=None)
-    layout = make_layout(kind, reader, [source], None, records)
-    result = RowResult(values={"output": [{"label": "x", "score": 0.5}]})
-    with file.open("wb") as stream, open_writer(stream, layout, has_header=True) as writer:
-        writer.write([reader.read(record) for record in records], [result] * len(rows))
-
-
-def read(file: Path, num_skipped: int) -> list[dict[str, Any]]:
-    source = InputFile.open(file)
-    names = list(source.columns or ())
-    return [record.values for record in read_records([source], names, None, num_skipped)]
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(max_examples=40, deadline=None)
-@given(rows=tables(), num_skipped=st.integers(0, 6))
-def test_rows_are_read_as_they_were_written(
-    suffix: str, rows: list[dict[str, str]], num_skipped: int
-) -> None:
+@given(rows=tables())
+def test_rows_are_read_as_they_were_written(suffix: str, rows: list[dict[str, str]]) -> None:
+    options = ScoreOptions(keep=list(rows[0]))
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"rows{suffix}"
-        write(rows, type_by_name(file.name), file)
-        found = read(file, num_skipped)
-    kept = [{name: values[name] for name in rows[0]} for values in found]
-    assert kept == rows[num_skipped:]
+        source = write_jsonl(Path(folder) / "in.jsonl", rows)
+        table, again = Path(folder) / f"rows{suffix}", Path(folder) / "again.jsonl"
+        score_files(HashScorer(), [source], table, options)
+        score_files(HashScorer(), [table], again, options)
+        scored = read_jsonl(again)
+    assert [{name: values[name] for name in rows[0]} for values in scored] == rows
 
 
 def test_every_task_is_scored() -> None:
     assert list(SCORED_TASKS) == list(TASKS)
-    for task, scored in SCORED_TASKS.items():
+    for scored in SCORED_TASKS.values():
         assert {field for some in scored.required for field in some} <= set(scored.fields)
-        reader = RowReader(task, ScoreOptions(), in_table=True)
-        layout = Layout(type=TableType(format="parquet"), reader=reader, kept={})
-        assert layout.schema().names == [*scored.columns, *list(answer_columns(task))[-5:]]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +91,45 @@ def test_answers_have_columns(task: str, output: Any, columns: dict[str, Any]) -
     assert {name: values.get(name) for name in columns} == columns
 
 
-def test_a_frame_of_zstandard_that_is_cut_is_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl.zst"
-    write([{"text": "a" * 1000}], type_by_name(file.name), file)
-    whole = file.read_bytes()
-    file.write_bytes(whole * 2)
-    assert len(read(file, 0)) == 2
-    file.write_bytes(whole + whole[:-3])
-    with pytest.raises(ValueError, match="is damaged or incomplete: Truncated"):
-        read(file, 0)
+@pytest.mark.parametrize(
+    ("kind", "values", "texts"),
+    [
+        (
+            TIMES,
+            [1000, -1, None],
+            ["1970-01-01T00:00:00.000001000", "1969-12-31T23:59:59.999999999", None],
+        ),
+        (pyarrow.timestamp("ns", "UTC"), [1], ["1970-01-01T00:00:00.000000001Z"]),
+        (
+            pyarrow.timestamp("ns", "Europe/Berlin"),
+            [1],
+            ["1970-01-01T01:00:00.000000001+01:00"],
+        ),
+        (
+            pyarrow.time64("ns"),
+            [0, 86_399 * 10**9 + 1],
+            ["00:00:00.000000000", "23:59:59.000000001"],
+        ),
+        (pyarrow.duration("ns"), [90_000 * 10**9], ["P1DT1H"]),
+        (pyarrow.timestamp("s"), [1], ["1970-01-01T00:00:01"]),
+    ],
+)
+def test_times_of_parquet_are_iso_8601_elsewhere(
+    kind: Any, values: list[int | None], texts: list[str | None], tmp_path: Path
+) -> None:
+    table = pyarrow.table({"text": ["a"] * len(values), "when": pyarrow.array(values, kind)})
+    parquet.write_table(table, tmp_path / "in.parquet", version="2.6", store_schema=True)
+    for suffix, empty in ((".jsonl", None), (".csv", "")):
+        score_files(HashScorer(), [tmp_path / "in.parquet"], tmp_path / f"out{suffix}")
+        rows = read_any(tmp_path / f"out{suffix}")
+        assert [row["when"] for row in rows] == [text or empty for text in texts]
+
+
+def test_lists_of_a_csv_are_json() -> None:
+    reader = RowReader("sentence-order", ScoreOptions(), in_table=False)
+    cells = ['["It rained.", "We stayed in."]', "It rained."]
+    batch = RowBatch(values=[{"sentences": cell} for cell in cells], is_text=True)
+    sentences: Any = reader.request(batch, 0).inputs
+    assert sentences.sentences == ["It rained.", "We stayed in."]
+    with pytest.raises(InvalidInputError, match=r'is not a JSON list such as \["a", "b"\]: '):
+        reader.request(batch, 1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import random
 import resource
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow
 import pytest
 from pyarrow import dataset, parquet
 
-from albert_serve.errors import ConfigError, InvalidInputError
+from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.errors import (
     ChangedJobError,
     LockedOutputError,
@@ -26,7 +25,7 @@ from albert_serve.scoring.errors import (
     TooManyErrorsError,
 )
 from albert_serve.scoring.job import score_files
-from albert_serve.scoring.options import ScoreOptions, ScoreSummary
+from albert_serve.scoring.options import ScoreOptions
 from tests.albert_serve.scoring.jobs import (
     SUFFIXES,
     HashScorer,
@@ -34,15 +33,11 @@ from tests.albert_serve.scoring.jobs import (
     read_any,
     read_jsonl,
     read_table,
+    score,
     texts,
     write_csv,
     write_jsonl,
 )
-
-
-def score(source: Path | list[Path | str], output: Path | str, **options: Any) -> ScoreSummary:
-    inputs = source if isinstance(source, list) else [source]
-    return score_files(HashScorer(), inputs, output, ScoreOptions(**options))
 
 
 class Stopping:
@@ -119,6 +114,7 @@ def test_every_format_goes_to_every_format_and_back(suffix: str, tmp_path: Path)
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     first, second = tmp_path / f"first{suffix}", tmp_path / "second.jsonl"
     score(source, first, part_rows=7, keep=["id", "text"])
+    stop(first, second, 2, part_rows=9, keep=["id", "text"])
     score(first, second, part_rows=9, keep=["id", "text"])
     for row, scored in zip(rows, read_jsonl(second), strict=True):
         assert (str(scored["id"]), scored["text"]) == (str(row["id"]), row["text"])
@@ -136,7 +132,7 @@ def test_a_stopped_job_goes_on_and_has_each_row_once_in_order(suffix: str, tmp_p
     summary = score(source, output, part_rows=9)
     assert read_any(output) == read_any(whole)
     assert (summary.num_rows, summary.num_resumed_rows) == (100, 81)
-    assert summary.counts.errors_by_type == expected.counts.errors_by_type
+    assert summary.errors_by_type == expected.errors_by_type
     assert {file.name for file in tmp_path.iterdir()} == {"in.jsonl", whole.name, output.name}
 
 
@@ -148,18 +144,32 @@ def test_a_resumed_job_computes_only_what_is_left(tmp_path: Path) -> None:
     assert scorer.texts == [f"{i}" for i in range(20, 40)]
 
 
+def test_a_job_of_several_files_goes_on_in_the_file_that_it_was_at(tmp_path: Path) -> None:
+    rows, first = texts(60), tmp_path / "0.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:25]), first)
+    second = write_csv(tmp_path / "1.csv", rows[25:40])
+    third = write_jsonl(tmp_path / "2.jsonl", rows[40:])
+    sources: list[Path | str] = [first, second, third]
+    output, options = tmp_path / "out.jsonl", ScoreOptions(part_rows=10)
+    for _ in range(3):
+        with pytest.raises(StoppedError):
+            score_files(HashScorer(), sources, output, options, is_stopped=Stopping(2))
+    # A part has rows of one file.
+    assert score(sources, output, part_rows=10).num_resumed_rows == 20 + 15 + 15
+    assert [int(row["id"]) for row in read_jsonl(output)] == list(range(60))
+
+
 def test_what_a_killed_job_left_of_a_part_is_written_again(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", texts(100))
     score(source, tmp_path / "whole.csv", part_rows=10)
     damages: tuple[Callable[[Path], object], ...] = (
-        lambda folder: (folder / "part-000001.csv").write_bytes(b""),
-        lambda folder: (folder / "part-000000.csv").unlink(),
-        lambda folder: (folder / "_parts.jsonl").write_bytes(b'{"file": "part-0'),
+        lambda folder: (folder / "_parts.jsonl").write_bytes(b'{"num_ro'),
         lambda folder: (folder / "part-000003.csv").write_bytes(b"half a pa"),
     )
     for damage in damages:
         stop(source, tmp_path / "out.csv", 3, part_rows=10)
         damage(tmp_path / "out.csv.parts")
+        stop(source, tmp_path / "out.csv", 2, part_rows=10)
         score(source, tmp_path / "out.csv", part_rows=10)
         assert read_any(tmp_path / "out.csv") == read_any(tmp_path / "whole.csv")
 
@@ -241,28 +251,6 @@ def test_an_input_that_changes_during_the_job_ends_it(
     assert score(source, output, part_rows=10, restart=True).num_rows == 41
 
 
-def test_parts_of_parquet_are_bounded_by_what_is_kept(tmp_path: Path) -> None:
-    """In one row group, so that neither the group nor 1,024 rows are held at once."""
-    bodies = [random.Random(number).randbytes(100_000) for number in range(300)]
-    table = pyarrow.table({"text": [f"{i}" for i in range(300)], "body": bodies})
-    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    # Pages are read as a whole, and end at multiples of so many rows.
-    parquet.write_table(table, source, use_dictionary=False, write_batch_size=10)
-    assert parquet.ParquetFile(source).num_row_groups == 1
-    before = pyarrow.total_allocated_bytes()
-    most = 0
-
-    def held() -> bool:
-        nonlocal most
-        most = max(most, pyarrow.total_allocated_bytes() - before)
-        return False
-
-    summary = score_files(HashScorer(), [source], output, is_stopped=held)
-    assert summary.num_parts == 8
-    assert most < 15_000_000
-    assert parquet.read_table(output).column("body").to_pylist() == bodies
-
-
 def test_an_output_that_another_job_writes_to_is_locked(tmp_path: Path) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
     stop(source, output, 2, part_rows=10)
@@ -298,181 +286,22 @@ def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
     assert not output.exists()
     summary = score(source, output, max_errors=3, part_rows=2)
     assert summary.num_resumed_rows == 2
-    assert summary.counts.errors_by_type == {"invalid_input": 3}
+    assert summary.errors_by_type == {"invalid_input": 3}
     assert summary.first_error == "the text is empty"
 
 
 def test_identical_rows_are_computed_once(tmp_path: Path) -> None:
-    rows = [{"id": i, "text": f"text {i % 5}"} for i in range(30)]
-    rows.append({"id": 30, "text": "text 1", "parameters": {"top_k": 1}})
+    rows: list[object] = [{"id": i, "text": f"text {i % 5}"} for i in range(30)]
+    rows += [{"id": 30, "text": "text 1", "parameters": {"top_k": 1}}, "no JSON", "no JSON"]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     scorer = HashScorer()
     summary = score_files(scorer, [source], tmp_path / "once", ScoreOptions(part_rows=8))
     assert scorer.texts == [*(f"text {i}" for i in range(5)), "text 1"]
-    assert summary.as_json()["duplicate_share"] == pytest.approx(25 / 31)
+    assert summary.as_json()["duplicate_share"] == pytest.approx(25 / 33)
     assert "25 like an earlier one" in str(summary)
     every = score(source, tmp_path / "every", dedupe=False)
-    assert (every.counts.num_computed, every.counts.num_duplicates) == (31, 0)
+    assert (every.num_computed, every.num_duplicates) == (31, 0)
     assert (tmp_path / "once").read_bytes() == (tmp_path / "every").read_bytes()
-
-
-def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    (folder / "deeper").mkdir(parents=True)
-    for number, name in enumerate(["b.csv", "a.csv", "deeper/c.csv", "_x.csv", ".y.csv"]):
-        write_csv(folder / name, [{"id": str(number), "text": "x"}])
-    (folder / "readme.txt").write_text("text")
-    ids = {}
-    asked: dict[str, list[Path | str]] = {
-        "folder": [folder],
-        "glob": [f"{folder}/?.csv"],
-        "files": [folder / "b.csv", f"{folder}/*.csv"],
-    }
-    for name, inputs in asked.items():
-        score(inputs, tmp_path / f"{name}.csv")
-        ids[name] = [row["id"] for row in read_table(tmp_path / f"{name}.csv")]
-    assert ids == {"folder": ["1", "0", "2"], "glob": ["1", "0"], "files": ["0", "1"]}
-    score([folder], tmp_path / "shard.csv", shard=(1, 2))
-    assert [row["id"] for row in read_table(tmp_path / "shard.csv")] == ["0"]
-    with pytest.raises(InvalidInputError, match="no file matches"):
-        score([f"{folder}/*.parquet"], tmp_path / "none.csv")
-    with pytest.raises(InvalidInputError, match="3 input files cannot be 4 shards"):
-        score([folder], tmp_path / "none.csv", shard=(0, 4))
-    with pytest.raises(ConfigError, match="the shard is 2 of 2"):
-        ScoreOptions(shard=(2, 2))
-
-
-def test_files_with_different_columns_are_refused_in_tables(tmp_path: Path) -> None:
-    one = write_csv(tmp_path / "one.csv", [{"text": "x", "a": "1"}])
-    two = write_csv(tmp_path / "two.csv", [{"text": "y"}])
-    with pytest.raises(InvalidInputError, match=r"one.csv has a column 'a' and .*two.csv has none"):
-        score([one, two], tmp_path / "out.csv")
-    score([one, two], tmp_path / "out.csv", keep=["text"])
-    score([one, two], tmp_path / "out.jsonl")
-    assert [row.get("a") for row in read_jsonl(tmp_path / "out.jsonl")] == ["1", None]
-    three = tmp_path / "three.parquet"
-    parquet.write_table(pyarrow.table({"text": ["z"], "a": [1]}), three)
-    with pytest.raises(InvalidInputError, match=r"the column 'a' is string in .* and int64 in"):
-        score([one, three], tmp_path / "out.parquet")
-    score([one, three], tmp_path / "mixed.csv")
-    assert [row["a"] for row in read_table(tmp_path / "mixed.csv")] == ["1", "1"]
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
-        (b"id,review\n1,a\n", {}, r"has no column 'text'; it has id, review.*--column text=COLUMN"),
-        (b"id,text\n1,a\n", {"columns": {"text": "review"}}, "has no column 'review'"),
-        (b"id,text\n1,a\n", {"keep": ["ID"]}, "has no column 'ID'"),
-        (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'; it has text"),
-        (b"text,score\na,1\n", {}, r"the column 'score' has a name that the output has"),
-        (b"text,text\na,1\n", {}, "has several columns 'text'"),
-        ("text\na\n".encode("utf-16"), {}, "in.csv is UTF-16; convert it to UTF-8"),
-        (b"", {}, "is empty; its first line must name the columns"),
-        (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
-        (b'text\n"a\nb\n', {}, r"line 2: in line 3 unexpected end of data"),
-        (b"text\n" + b"a" * (17 << 20), {}, "line 2 has more than 16777216 bytes"),
-    ],
-)
-def test_a_csv_that_cannot_be_read_is_refused(
-    content: bytes, options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "in.csv").write_bytes(content)
-    with pytest.raises(InvalidInputError, match=message):
-        score(tmp_path / "in.csv", tmp_path / "out.csv", **options)
-    assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
-
-
-def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
-    source = tmp_path / "in.csv"
-    source.write_bytes(b"\xef\xbb\xbfid,text\n1,a\n2\n3,b,c\n\n4,\xff\n")
-    score(source, tmp_path / "out.csv")
-    rows = [line.split(b",") for line in (tmp_path / "out.csv").read_bytes().splitlines()]
-    assert [row[0] for row in rows] == [b"id", b"1", b"2", b"3", b"4"]
-    errors = [row["error"] for row in read_jsonl(to_jsonl(source, tmp_path)) if "error" in row]
-    assert errors[:2] == [
-        "line 3 has 1 fields; the header has 2",
-        "line 4 has 3 fields; the header has 2",
-    ]
-    assert rows[4][1] == b"\xff"
-    assert errors[2:] == ["the column 'text' is not UTF-8"]
-
-
-def to_jsonl(source: Path, folder: Path) -> Path:
-    score(source, folder / "errors.jsonl")
-    return folder / "errors.jsonl"
-
-
-@pytest.mark.parametrize("cut", [0, 4, 200, -1, -9, -100])
-def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"text": ["a"] * 99}), tmp_path / "whole.parquet")
-    source = tmp_path / "in.parquet"
-    source.write_bytes((tmp_path / "whole.parquet").read_bytes()[:cut])
-    with pytest.raises(InvalidInputError, match=r"in.parquet is damaged or incomplete: \w"):
-        score(source, tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv.parts").exists()
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_text_of_parquet_that_is_not_utf8_is_a_rows_error(suffix: str, tmp_path: Path) -> None:
-    table = pyarrow.table({"text": ["a", "bbbb", "c"]})
-    source, output = tmp_path / "in.parquet", tmp_path / f"out{suffix}"
-    parquet.write_table(table, source, compression="none", use_dictionary=False)
-    source.write_bytes(source.read_bytes().replace(b"bbbb", b"b\xffbb"))
-    summary = score(source, output)
-    assert (summary.num_rows, summary.num_errors) == (3, 1)
-    assert summary.first_error == "the column 'text' is not UTF-8"
-
-
-def test_a_page_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
-    table, source = pyarrow.table({"text": ["a", "bbbb"]}), tmp_path / "in.parquet"
-    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
-    parquet.write_table(table, source, write_page_checksum=True, **options)
-    source.write_bytes(source.read_bytes().replace(b"bbbb", b"bbbc"))
-    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete: .*CRC"):
-        score(source, tmp_path / "out.csv")
-
-
-def zstandard_of(content: bytes) -> bytes:
-    packed: bytes = pyarrow.compress(content, codec="zstd", asbytes=True)
-    return packed
-
-
-def test_damage_in_the_middle_keeps_the_parts_before(tmp_path: Path) -> None:
-    words = [random.Random(number).randbytes(50).hex() for number in range(3_000)]
-    lines = b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words)
-    for suffix, compress in ((".gz", gzip.compress), (".zst", zstandard_of)):
-        source = tmp_path / f"in.jsonl{suffix}"
-        source.write_bytes(compress(lines)[:-50])
-        with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
-            score(source, tmp_path / "out.csv", part_rows=300)
-        folder = tmp_path / "out.csv.parts"
-        assert len(list(folder.glob("part-*"))) > 3
-        source.write_bytes(compress(lines))
-        summary = score(source, tmp_path / "out.csv", part_rows=300, restart=True)
-        assert summary.num_rows == 3_000
-
-
-def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"id": i, "text": "x"} for i in range(1100)]
-    source = write_jsonl(tmp_path / "in.jsonl", [*rows, {"text": "y", "more": 1}])
-    for suffix in ("csv", "parquet"):
-        with pytest.raises(InvalidInputError, match=r"line 1101 has a column 'more'.*--keep"):
-            score(source, tmp_path / f"out.{suffix}")
-    source = write_jsonl(tmp_path / "types.jsonl", [*rows, {"text": "y", "id": "a17"}])
-    with pytest.raises(InvalidInputError, match="the column 'id' holds a value that is not int64"):
-        score(source, tmp_path / "types.parquet")
-    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"id": 1, "text": "x"}, {"id": "a"}])
-    with pytest.raises(InvalidInputError, match="'id' has values of different types"):
-        score(mixed, tmp_path / "mixed.parquet")
-
-
-def test_a_list_of_inputs_has_no_place_in_a_table(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"inputs": ["a", "b"]}, {"text": "c"}])
-    score(source, tmp_path / "out.csv", keep=[])
-    errors = [row["error"] for row in read_table(tmp_path / "out.csv")]
-    assert errors[0].startswith("the row has a list of inputs, and a table has one answer a row")
-    assert errors[1] == ""
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
@@ -530,34 +359,47 @@ def test_half_a_surrogate_pair_is_replaced_in_text(tmp_path: Path) -> None:
     assert ids == [b"id", b"?", b'"{""?"": ""?""}"']
 
 
-def test_the_parts_of_jobs_are_no_input(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    for name in ["b.parts/part-000000.jsonl", "_parts.jsonl", ".c.jsonl", "a.jsonl"]:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(folder / name, [{"id": name, "text": "x"}])
-    whole: list[Path | str] = [folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"]
-    for number, inputs in enumerate(whole):
-        output = tmp_path / f"{number}.jsonl"
-        score([inputs], output)
-        assert [row["id"] for row in read_jsonl(output)] == ["a.jsonl"]
-    for inputs in whole[::2]:
-        for _ in range(2):
-            assert score([inputs], f"{folder}/out/").num_rows == 1
-    score([f"{folder}/b.parts/*.jsonl"], tmp_path / "asked.jsonl")
-    assert len(read_jsonl(tmp_path / "asked.jsonl")) == 1
-
-
-def test_null_parameters_of_a_structure_are_those_of_the_job(tmp_path: Path) -> None:
-    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
-    parameters = [{"top_k": None, "truncation": True}, {"top_k": 2, "truncation": None}]
-    parquet.write_table(pyarrow.table({"text": ["a", "b"], "parameters": parameters}), source)
-    scorer = HashScorer()
-    score_files(scorer, [source], output, ScoreOptions(parameters={"top_k": 1}))
-    assert [request.parameters.top_k for request in scorer.requests] == [1, 2]
-
-
 @pytest.mark.parametrize("num_rows", [1, 3000])
 def test_a_full_device_is_an_output_error(num_rows: int, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", texts(num_rows))
     with pytest.raises(OutputError, match="/dev/full cannot be written: No space left"):
         score(source, "/dev/full", output_format="csv")
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(1)), tmp_path / "pipe"
+    os.mkfifo(output)
+    arrived: list[str] = []
+    reader = threading.Thread(target=lambda: arrived.append(output.read_text()))
+    reader.start()
+    score(source, output)
+    reader.join(timeout=10)
+    assert stat.S_ISFIFO(output.lstat().st_mode)
+    assert json.loads(arrived[0])["id"] == 0
+
+
+def test_the_standard_output_is_written_to_wherever_it_goes(tmp_path: Path) -> None:
+    """As `>> out.jsonl` has it: what was there stays, and what follows comes after."""
+    source, redirected = write_jsonl(tmp_path / "in.jsonl", texts(1)), tmp_path / "out.jsonl"
+    redirected.write_text("before\n")
+    kept = os.dup(1)
+    target = os.open(redirected, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.dup2(target, 1)
+        score(source, "-")
+        os.write(1, b"after\n")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(target)
+    before, row, after = redirected.read_text().splitlines()
+    assert (before, json.loads(row)["id"], after) == ("before", 0, "after")
+
+
+def test_the_file_behind_a_link_is_replaced(tmp_path: Path) -> None:
+    output, linked = tmp_path / "out.jsonl", tmp_path / "elsewhere.jsonl"
+    linked.write_text("old")
+    output.symlink_to(linked)
+    score(write_jsonl(tmp_path / "in.jsonl", texts(1)), output)
+    assert output.is_symlink()
+    assert read_jsonl(linked)[0]["id"] == 0

@@ -57,7 +57,7 @@ def test_sigterm_ends_after_the_part(
     assert process.returncode == 143
     assert errors.splitlines()[-1].endswith("rows; the same command goes on")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [entry["counts"]["num_rows"] for entry in entries] == [16] * len(entries)
+    assert [entry["num_rows"] for entry in entries] == [16] * len(entries)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"320 rows, 0 with errors, {16 * len(entries)} from an earlier run" in done.stdout
     assert [row["id"] for row in read_table(output)] == [str(i) for i in range(320)]

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import json
-import lzma
-import os
-import stat
-import threading
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +10,13 @@ import pytest
 
 from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.api.schemas import FillMaskParameters, TextClassificationParameters
-from albert_serve.errors import EngineError, InvalidInputError, NotFoundError
+from albert_serve.errors import EngineError
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
-from albert_serve.scoring.options import ScoreOptions, ScoreSummary
+from albert_serve.scoring.options import ScoreOptions
 from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
 from albert_serve.tasks.base import Runner
+from tests.albert_serve.scoring.jobs import read_jsonl, write_jsonl
 from tests.albert_serve.task_fixtures import Answerer, TorchEngine
 
 
@@ -42,49 +35,22 @@ class Watched(TorchEngine):
         return super().run(inputs)
 
 
-def score_file(
-    engine: Runner,
-    task: str,
-    setup: TaskSetup,
-    source: Path,
-    output: Path,
-    *,
-    parameters: dict[str, Any] | None = None,
-    part_rows: int = 512,
-    dedupe: bool = True,
-) -> ScoreSummary:
-    """Scores one file, and keeps the ids of its rows."""
-    options = ScoreOptions(
-        parameters=parameters or {}, keep=["id"], part_rows=part_rows, dedupe=dedupe
-    )
-    return score_files(LocalScorer(engine, task, setup), [source], output, options)
-
-
-def write(file: Path, rows: Sequence[object]) -> Path:
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return file
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+Score = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def score(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
-) -> Callable[..., list[dict[str, Any]]]:
-    """Scores rows of a task, and gives the results."""
+def score(engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path) -> Score:
+    """Scores rows of a task, keeps their ids, and gives the results."""
 
-    def run(task: str, rows: Sequence[object], **parameters: Any) -> list[dict[str, Any]]:
-        source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-        score_file(engine, task, task_setup, source, output, parameters=parameters)
-        return read(output)
+    def run(
+        task: str, rows: Sequence[object], runner: Runner = engine, **parameters: Any
+    ) -> list[dict[str, Any]]:
+        source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+        options = ScoreOptions(parameters=parameters, keep=["id"])
+        score_files(LocalScorer(runner, task, task_setup), [source], output, options)
+        return read_jsonl(output)
 
     return run
-
-
-Score = Callable[..., list[dict[str, Any]]]
 
 
 def test_rows_keep_their_order_and_their_ids(
@@ -135,19 +101,12 @@ def test_embeddings_are_scored(score: Score, answer: Answerer, task_setup: TaskS
 def test_parts_of_token_vectors_are_smaller(
     engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
 ) -> None:
-    source = write(tmp_path / "in.jsonl", [{"text": "run " * 100}] * 200)
-    num_parts = [
-        score_file(
-            engine,
-            "feature-extraction",
-            task_setup,
-            source,
-            tmp_path / f"{pooling}.jsonl",
-            parameters={"pooling": pooling},
-        ).num_parts
-        for pooling in ("mean", "none")
-    ]
-    assert num_parts == [1, 2]
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "run " * 100}] * 200)
+    scorer = LocalScorer(engine, "feature-extraction", task_setup)
+    for pooling, num_parts in (("mean", 1), ("none", 2)):
+        options = ScoreOptions(parameters={"pooling": pooling}, keep=[])
+        summary = score_files(scorer, [source], tmp_path / pooling, options)
+        assert summary.num_parts == num_parts
 
 
 def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
@@ -167,17 +126,6 @@ def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
     assert both["error_type"] == "invalid_input"
 
 
-def test_lists_of_a_csv_are_json(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
-) -> None:
-    source, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
-    source.write_text('id,sentences\n1,"[""It rained."", ""We stayed in.""]"\n2,It rained.\n')
-    score_file(engine, "sentence-order", task_setup, source, output)
-    scored, refused = read(output)
-    assert set(scored["output"]) == {"pairs", "coherence"}
-    assert refused["error"].startswith('sentences is not a JSON list such as ["a", "b"]: ')
-
-
 def test_items_of_several_rounds_score_as_they_do_alone(
     score: Score, answer: Answerer, task_setup: TaskSetup
 ) -> None:
@@ -192,7 +140,7 @@ def test_items_of_several_rounds_score_as_they_do_alone(
 
 
 def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+    score: Score, engine: TorchEngine, task_setup: TaskSetup
 ) -> None:
     poison = task_setup.tokenizer.token_id("€")
 
@@ -205,10 +153,8 @@ def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
             return super().run(inputs)
 
     rows = [{"inputs": ["[MASK] € [MASK]", "a [MASK]"]}, {"inputs": "[MASK] [MASK]"}]
-    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    faltering, joint = Faltering(engine.model), {"joint": True}
-    score_file(faltering, "fill-mask", task_setup, source, output, parameters=joint)
-    assert ["error" in row for row in read(output)] == [True, False]
+    results = score("fill-mask", rows, Faltering(engine.model), joint=True)
+    assert ["error" in row for row in results] == [True, False]
 
 
 def test_a_bad_row_fails_alone(score: Score) -> None:
@@ -250,30 +196,22 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
 
 
 def test_a_row_that_breaks_the_engine_fails_alone(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+    score: Score, engine: TorchEngine, task_setup: TaskSetup
 ) -> None:
     watched = Watched(engine, poison=task_setup.tokenizer.token_id("€"))
     rows = [{"id": i, "text": "a €" if i == 5 else f"text {i}"} for i in range(20)]
-    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    summary = score_file(watched, "text-classification", task_setup, source, output)
-    results = read(output)
+    results = score("text-classification", rows, watched)
     assert [row["id"] for row in results] == list(range(20))
     assert [row["id"] for row in results if "error" in row] == [5]
     assert results[5] == {"id": 5, "error": "poison", "error_type": "engine"}
-    assert (summary.num_rows, summary.num_errors) == (20, 1)
-    assert str(summary).startswith("20 rows, 1 with errors, in ")
 
 
 def test_rows_of_like_lengths_run_together_within_the_budget(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+    score: Score, engine: TorchEngine
 ) -> None:
     watched = Watched(engine)
     rows = [{"text": "word " * (1 + (i * 37) % 100)} for i in range(60)]
-    source = write(tmp_path / "in.jsonl", rows)
-    parameters = {"truncation": "truncate"}
-    score_file(
-        watched, "text-classification", task_setup, source, tmp_path / "out", parameters=parameters
-    )
+    score("text-classification", rows, watched, truncation="truncate")
     assert sum(map(len, watched.batches)) == 60
     assert all(len(batch) * max(batch) <= 8 * 512 for batch in watched.batches)
     in_order = [length for batch in watched.batches for length in batch]
@@ -297,125 +235,3 @@ def test_truncation_and_replacements_are_reported(score: Score) -> None:
     assert cut["truncated_tokens"] > 0
     assert 0 < cut["truncated_at"]["inputs"] < 5 * 300
     assert "its first piece" in replaced["warnings"][0]
-
-
-@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
-def test_a_damaged_input_ends_the_job_and_leaves_no_output(
-    compress: Any, engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
-) -> None:
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(compress(b'{"text": "a [MASK]"}\n' * 9)[:-6])
-    output.write_text("the last job's\n")
-    with pytest.raises(InvalidInputError, match="damaged or incomplete"):
-        score_file(engine, "fill-mask", task_setup, source, output)
-    assert output.read_text() == "the last job's\n"
-
-
-def test_an_invalid_job_is_refused_before_it_begins(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
-) -> None:
-    source, output = write(tmp_path / "in.jsonl", [{"text": "a [MASK]"}]), tmp_path / "out.jsonl"
-    with pytest.raises(InvalidInputError, match="'topk' is not known"):
-        score_file(engine, "fill-mask", task_setup, source, output, parameters={"topk": 1})
-    with pytest.raises(NotFoundError, match="there are fill-mask"):
-        score_file(engine, "fill-masks", task_setup, source, output)
-    with pytest.raises(InvalidInputError, match="also the input"):
-        score_file(engine, "fill-mask", task_setup, source, source)
-    assert list(tmp_path.iterdir()) == [source]
-
-
-def test_an_empty_input_gives_an_empty_output(score: Score) -> None:
-    assert score("fill-mask", []) == []
-
-
-Job = Callable[[Path, Path], None]
-
-
-@pytest.fixture
-def job(engine: TorchEngine, task_setup: TaskSetup) -> Job:
-    """Scores a file of texts with a mask."""
-
-    def run(source: Path, output: Path) -> None:
-        score_file(engine, "fill-mask", task_setup, source, output)
-
-    return run
-
-
-ROW = {"id": 1, "text": "a [MASK]"}
-
-
-def test_a_pipe_is_written_to_and_stays_a_pipe(job: Job, tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", [ROW]), tmp_path / "pipe"
-    os.mkfifo(output)
-    arrived: list[str] = []
-    reader = threading.Thread(target=lambda: arrived.append(output.read_text()))
-    reader.start()
-    job(source, output)
-    reader.join(timeout=10)
-    assert stat.S_ISFIFO(output.lstat().st_mode)
-    assert json.loads(arrived[0])["id"] == 1
-
-
-def test_the_standard_output_is_written_to_wherever_it_goes(job: Job, tmp_path: Path) -> None:
-    """As `>> out.jsonl` has it: what was there stays, and what follows comes after."""
-    source, redirected = write(tmp_path / "in.jsonl", [ROW]), tmp_path / "out.jsonl"
-    redirected.write_text("before\n")
-    kept = os.dup(1)
-    target = os.open(redirected, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.dup2(target, 1)
-        job(source, Path("/dev/stdout"))
-        os.write(1, b"after\n")
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(target)
-    before, row, after = redirected.read_text().splitlines()
-    assert (before, json.loads(row)["id"], after) == ("before", 1, "after")
-
-
-def test_the_file_behind_a_link_is_replaced(job: Job, tmp_path: Path) -> None:
-    output, linked = tmp_path / "out.jsonl", tmp_path / "elsewhere.jsonl"
-    linked.write_text("old")
-    output.symlink_to(linked)
-    job(write(tmp_path / "in.jsonl", [ROW]), output)
-    assert output.is_symlink()
-    assert read(linked)[0]["id"] == 1
-
-
-@pytest.mark.parametrize("end", [b"", b'\n{"id": 1, "text": "a [MASK]"}\n'])
-def test_a_line_without_end_is_a_rows_error(
-    end: bytes, engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
-) -> None:
-    source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
-    with gzip.open(source, "wb", compresslevel=1) as stream:
-        for _ in range(100):
-            stream.write(b" " * (1 << 20))
-        stream.write(b"a" + end)
-    tracemalloc.start()
-    try:
-        summary = score_file(engine, "fill-mask", task_setup, source, output)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    first, *others = read(output)
-    assert first["error"].startswith("line 1 has more than 16777216 bytes")
-    assert first["error_type"] == "body_too_large"
-    assert [row["id"] for row in others] == [1] * bool(end)
-    assert summary.num_errors == 1
-    assert peak < 60 << 20
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("in.xlsx", b"PK\x03\x04", "Excel"),
-        ("in.jsonl", b"PK\x03\x04", "Zip or Excel"),
-    ],
-)
-def test_a_format_that_is_not_read_is_named(
-    name: str, content: bytes, kind: str, job: Job, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidInputError, match=f"is {kind}; the input must be jsonl, csv, tsv"):
-        job(tmp_path / name, tmp_path / "out.jsonl")

@@ -15,7 +15,7 @@ SCORED_AFTER_MS = 500
 
 
 @pytest.mark.extended
-def test_arrow_keys_move_a_sentence_and_the_score(
+def test_keys_and_buttons_move_sentences_and_the_score(
     open_page: OpenPage, client: httpx.Client
 ) -> None:
     page = open_page("sentence-order")
@@ -28,32 +28,18 @@ def test_arrow_keys_move_a_sentence_and_the_score(
     expect(page.locator("#panel-sentence-order [role=status]")).to_contain_text(
         re.compile(r"^Now 3 of 4\. Coherence \d+\.\d%")
     )
-    page.keyboard.press("End")
-    page.keyboard.press("End")
-    assert_scored(page, client, [second, third, fourth, first])
     page.keyboard.press("Home")
-    assert_scored(page, client, [first, second, third, fourth])
-
-
-@pytest.mark.extended
-def test_buttons_move_remove_and_add_sentences(open_page: OpenPage, client: httpx.Client) -> None:
-    page = open_page("sentence-order")
-    first, second, third, fourth = sentences_of(page)
     page.get_by_role("button", name="Move sentence 2 of 4 up").click()
     assert_scored(page, client, [second, first, third, fourth])
     up = page.get_by_role("button", name="Move sentence 1 of 4 up")
     expect(up).to_be_focused()
     expect(up).to_have_attribute("aria-disabled", "true")
-    up.press("Enter")
-    page.get_by_role("button", name="Move sentence 3 of 4 down").click()
-    assert_scored(page, client, [second, first, fourth, third])
     page.get_by_role("button", name="Remove sentence 4 of 4").click()
-    assert_scored(page, client, [second, first, fourth])
     page.get_by_label("Add a sentence").fill("He ran. She scored a run.")
     page.keyboard.press("Enter")
-    assert_scored(page, client, [second, first, fourth, "He ran.", "She scored a run."])
+    assert_scored(page, client, [second, first, third, "He ran.", "She scored a run."])
     page.get_by_label("Text of sentence 1 of 5").fill("Nobody ran.")
-    assert_scored(page, client, ["Nobody ran.", first, fourth, "He ran.", "She scored a run."])
+    assert_scored(page, client, ["Nobody ran.", first, third, "He ran.", "She scored a run."])
 
 
 @pytest.mark.extended

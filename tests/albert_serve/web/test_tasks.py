@@ -25,10 +25,7 @@ def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> No
     expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
 
 
-def test_masks_are_filled_as_the_api_fills_them(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
+def test_masks_are_filled_as_the_api_fills_them(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("fill-mask")
     panel = page.locator("#panel-fill-mask")
     text = "The [MASK] run was scored."
@@ -43,8 +40,7 @@ def test_masks_are_filled_as_the_api_fills_them(
 
 
 def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
-    open_page: OpenPage,
-    client: httpx.Client,
+    open_page: OpenPage, client: httpx.Client
 ) -> None:
     page = open_page("fill-mask")
     panel = page.locator("#panel-fill-mask")
@@ -69,39 +65,28 @@ def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
     expect(panel.locator(".notes li")).to_have_text([*warnings, note])
 
 
-def test_each_of_several_masks_has_its_own_list(
-    open_page: OpenPage,
-    client: httpx.Client,
+def test_several_masks_are_filled_each_or_together(
+    open_page: OpenPage, client: httpx.Client
 ) -> None:
-    panel = open_page("fill-mask").locator("#panel-fill-mask")
+    page = open_page("fill-mask")
+    panel = page.locator("#panel-fill-mask")
     panel.get_by_role("button", name="Two blanks").click()
-    expected = ask(client, "fill-mask", "The [MASK] was built in the [MASK] century.")
+    text = "The [MASK] was built in the [MASK] century."
+    expected = ask(client, "fill-mask", text)
     for index, group in enumerate(expected):
         scores = [(one["token_str"], one["score"]) for one in group]
         assert_bars(panel.locator(".bars").nth(index), scores)
     expect(panel.locator("mark")).to_have_text([group[0]["token_str"] for group in expected])
-
-
-def test_masks_are_filled_together_on_request(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
-    page = open_page("fill-mask")
-    panel = page.locator("#panel-fill-mask")
     panel.get_by_text("Options").click()
     panel.get_by_label("Fill all masks together").check()
-    panel.get_by_role("button", name="Two blanks").click()
-    text = "The [MASK] was built in the [MASK] century."
+    panel.get_by_role("button", name="Predict").click()
     expected = ask(client, "fill-mask", text, {"joint": True})
     scores = [(" … ".join(one["token_strs"]), one["score"]) for one in expected]
     assert_bars(panel.locator(".bars"), scores)
     expect(panel.locator("mark")).to_have_text(expected[0]["token_strs"])
 
 
-def test_a_text_is_classified_as_the_api_does(
-    open_page: OpenPage,
-    client: httpx.Client,
-) -> None:
+def test_a_text_is_classified_as_the_api_does(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("text-classification")
     panel = page.locator("#panel-text-classification")
     panel.get_by_text("Options").click()
@@ -114,8 +99,7 @@ def test_a_text_is_classified_as_the_api_does(
 
 
 def test_an_answer_is_marked_where_it_stands_in_code_points(
-    open_page: OpenPage,
-    client: httpx.Client,
+    open_page: OpenPage, client: httpx.Client
 ) -> None:
     page = open_page("question-answering")
     panel = page.locator("#panel-question-answering")
@@ -139,9 +123,7 @@ def test_an_answer_is_marked_where_it_stands_in_code_points(
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_texts_are_compared_by_the_cosines_of_their_embeddings(
-    open_page: OpenPage,
-    client: httpx.Client,
-    pooling: str,
+    open_page: OpenPage, client: httpx.Client, pooling: str
 ) -> None:
     page = open_page("feature-extraction")
     panel = page.locator("#panel-feature-extraction")

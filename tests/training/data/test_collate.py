@@ -168,36 +168,6 @@ def test_rows_of_any_corpus_are_bert_s(
     assert num_sequences <= batch.num_masked == least
 
 
-def test_a_batch_by_hand() -> None:
-    shards = make_shards(make_part([[3, 2], [4]], VOCAB_SIZE))
-    rows = [
-        [Example(0, 0, 0, (0, 3, 3, 5), 0), Example(0, 0, 1, (5, 9, 9, 9), IGNORED)],
-        [Example(0, 0, 2, (3, 5, 0, 3), 1)],
-    ]
-    batch = Collator(shards=shards, masking=EVERY_TOKEN, length=16, seed=0)(rows)
-    packing = packing_of(batch)
-    assert restored(batch).tolist() == [
-        *(2, 5, 6, 7, 3, 8, 9, 3),
-        *(2, 10, 11, 12, 13, 3),
-        *(0, 0),
-        *(2, 8, 9, 3, 5, 6, 7, 3),
-        *[0] * 8,
-    ]
-    assert batch.tokens.types.tolist() == [
-        [0] * 5 + [1] * 3 + [0] * 8,
-        [0] * 4 + [1] * 4 + [0] * 8,
-    ]
-    assert packing.positions.tolist() == [
-        [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 0, 0],
-        [0, 1, 2, 3, 4, 5, 6, 7] + [0] * 8,
-    ]
-    assert packing.sequences.tolist() == [[0] * 8 + [1] * 6 + [-1] * 2, [0] * 8 + [-1] * 8]
-    assert packing.bounds.tolist() == [0, 8, 14, 16, 24] + [32] * (2 * MAX_IN_ROW - 4)
-    assert batch.firsts[:3].tolist() == [0, 8, 16]
-    assert batch.labels[:3].tolist() == [0, IGNORED, 1]
-    assert (batch.num_tokens, batch.num_masked, batch.num_pairs) == (22, 3, 2)
-
-
 def test_masks_do_not_depend_on_the_packing(collator: Collator, plan: Plan) -> None:
     """They follow from the seed, the epoch and the example."""
     rows = some_rows(plan, 12)

@@ -200,21 +200,6 @@ def next_places(
 
 @each_task
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.integers(1, 30), min_size=2, max_size=9), st.integers(0, 2**40))
-def test_nothing_of_the_corpus_is_lost(task: SentenceTask, sizes: list[int], seed: int) -> None:
-    """Sentences of four tokens, of which full examples hold a whole number."""
-    documents = [[4] * size for size in sizes]
-    examples = build(documents, task, 4 * 5 + (2 if task == "none" else 3), seed=seed)
-    counts = np.zeros(4 * sum(sizes), int)
-    for (a, b, c, d), label in rows(examples):
-        counts[a:b] += 1
-        if task == "sop" or label != 1:
-            counts[c:d] += 1
-    assert (counts == 1).all()
-
-
-@each_task
-@settings(deadline=None, max_examples=40)
 @given(corpora, st.integers(8, 300), st.integers(0, 2**70), st.integers(0, 9))
 def test_no_example_is_over_its_length(
     task: SentenceTask, documents: list[list[int]], length: int, seed: int, epoch: int
@@ -288,14 +273,3 @@ def replace_one(example: Example, name: str) -> Example:
     values = example._asdict()
     values[name] += 1
     return Example(**values)
-
-
-def test_tokens_are_bert_s() -> None:
-    part = make_part([[3, 2], [4]])
-    ids, second = Example(0, 0, 0, (0, 3, 3, 5), 0).tokens(part)
-    assert (ids.tolist(), second) == ([2, 5, 6, 7, 3, 8, 9, 3], 5)
-    assert ids.dtype == np.int64
-    ids, second = Example(0, 0, 0, (6, 9, 0, 2), 1).tokens(part)
-    assert (ids.tolist(), second) == ([2, 11, 12, 13, 3, 5, 6, 3], 5)
-    ids, second = Example(0, 0, 0, (5, 9, 9, 9), IGNORED).tokens(part)
-    assert (ids.tolist(), second) == ([2, 10, 11, 12, 13, 3], 6)

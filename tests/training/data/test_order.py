@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.support import make_part
-from training.data.batch import MicroBatch
 from training.data.collate import Slicing
 from training.data.examples import IGNORED, ExampleSettings, build_examples
 from training.data.order import OrderBatch, OrderCollator
@@ -105,20 +104,6 @@ def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> Non
         assert first + second in (text[at : at + len(first + second)] for at in range(len(text)))
     assert not (batch.tokens.ids == 4).any()
     assert batch.num_tokens == sum(map(len, [*in_order, *swapped]))
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_feed_goes_on_where_another_stopped(shards: Shards, num_workers: int) -> None:
-    whole, begun, resumed = (feed_of(shards, num_workers=num_workers) for _ in range(3))
-    batches = [only(whole.step()) for _ in range(5)]
-    for _ in range(3):
-        begun.step()
-    resumed.restore(begun.state())
-    for batch in batches[3:]:
-        other = only(resumed.step())
-        assert isinstance(other, MicroBatch)
-        assert batch.tokens.ids.equal(other.tokens.ids)
-        assert batch.firsts.equal(other.firsts)
 
 
 def test_a_corpus_without_a_pair_is_an_error() -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD
+from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
-from training.data.questions import Question, SpanExample, locate_answers, read_squad, span_examples
+from training.data.questions import Question, locate_answers, read_squad, span_examples
 
 
 def write(file: Path, content: str) -> Path:
@@ -37,8 +38,9 @@ def squad(*entry: dict[str, Any]) -> str:
 def test_an_impossible_question_has_no_answer_whatever_is_plausible(tmp_path: Path) -> None:
     plausible = [{"text": "A", "answer_start": 0}]
     entry = {"id": "x", "question": "Why?", "answers": plausible, "is_impossible": True}
-    (question,) = read_squad([write(tmp_path / "a.json", squad(entry))])
-    assert (question.answers, question.start) == ((), None)
+    without = {"id": "y", "question": "Why?"}
+    for question in read_squad([write(tmp_path / "a.json", squad(entry, without))]):
+        assert (question.answers, question.start) == ((), None)
 
 
 def asked(context: str, answer: str, start: int) -> Question:
@@ -87,25 +89,11 @@ def test_answers_without_a_place_are_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not JSON: .*is it complete"),
-        ("{}", "not in SQuAD's format: KeyError\\('data'\\)"),
-        ("[]", "not in SQuAD's format"),
-        ('{"data": [{"paragraphs": [1]}]}', "not in SQuAD's format"),
-        (squad({"id": "x", "question": "Why?"}), "KeyError\\('answers'\\)"),
-        (squad({"id": "x", "question": 5, "answers": []}), "not in SQuAD's format"),
-        (squad({"id": "x", "question": "Why?", "answers": [{"text": "A"}]}), "'answer_start'"),
-        (squad({"id": "x", "question": "Why?", "answers": "A"}), "not in SQuAD's format"),
-        *(
-            (
-                squad({"id": "x", "question": "Why?", "answers": [answer]}),
-                "not in SQuAD's format: .*an answer to x has text",
-            )
-            for answer in (
-                {"text": "A", "answer_start": "0"},
-                {"text": "A", "answer_start": None},
-                {"text": 5, "answer_start": 0},
-            )
-        ),
+        ("{", "a.json is not in SQuAD's format: the file: Invalid JSON: EOF"),
+        ("{}", "data: Field required"),
+        ('{"data": [{"paragraphs": [1]}]}', r"data\.0\.paragraphs\.0: Input should be"),
+        (squad({"id": "x", "question": [], "answers": []}), "question: Input should be"),
+        (squad({"id": "x", "question": "Why?", "answers": [{"text": "A"}]}), "answer_start: Fie"),
         ('{"data": []}', "no questions in"),
     ],
 )
@@ -126,7 +114,7 @@ LONG = Question(
 
 def windows(
     question: Question, tokenizer: AlbertTokenizer, length: int, stride: int = 128
-) -> list[SpanExample]:
+) -> list[TokenisedExample]:
     return list(span_examples(question, tokenizer, length=length, stride=stride))
 
 
@@ -144,9 +132,10 @@ def test_the_span_decodes_to_the_answer(
     num_answers = 0
     for window in windows(question, tokenizer, length):
         assert len(window.ids) <= length
-        if window.start:
+        start, end = window.target
+        if start:
             num_answers += 1
-            ids = window.ids[window.start : window.end + 1]
+            ids = window.ids[start : end + 1]
             text = squeezed(tokenizer.decode(ids, keep_special=True))
             answer = squeezed(question.answers[0])
             assert answer in text
@@ -170,8 +159,9 @@ def test_windows_cover_the_context_without_a_gap(
         part = context[number * step : number * step + room]
         assert window.ids == [2, *question_ids, 3, *part, 3]
         assert window.types == [0] * (len(question_ids) + 2) + [1] * (len(part) + 1)
-        assert (window.start == 0) == (window.end == 0)
-        if window.start:
-            assert len(question_ids) + 2 <= window.start <= window.end < len(window.ids) - 1
+        start, end = window.target
+        assert (start == 0) == (end == 0)
+        if start:
+            assert len(question_ids) + 2 <= start <= end < len(window.ids) - 1
     assert number * step + room >= len(context)
     assert number == 0 or (number - 1) * step + room < len(context)

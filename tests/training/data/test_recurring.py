@@ -10,14 +10,13 @@ from training.data.corpus import read_documents, split_sentences
 from training.data.questions import Question, locate_answers
 from training.data.recurring import (
     MARKER,
+    STOP_WORDS,
     Occurrence,
-    SpanSettings,
     passages,
     recurring_spans,
     span_questions,
 )
 
-SETTINGS = SpanSettings(question_words=(2, 40))
 SENTENCES = [
     "The Royal Navy of Norway built ships in Bergen.",
     "Its ships were old, the royal navy of Norway said.",
@@ -30,18 +29,16 @@ def texts(sentences: list[str], spans: list[list[Occurrence]]) -> list[list[str]
     return [[sentences[at][begin:end] for at, begin, end in span] for span in spans]
 
 
-def questions(
-    sentences: list[str], settings: SpanSettings = SETTINGS, seed: int = 0
-) -> list[Question]:
-    return list(span_questions(sentences, settings, np.random.default_rng(seed), "p"))
+def questions(sentences: list[str], seed: int = 0) -> list[Question]:
+    return list(span_questions(sentences, np.random.default_rng(seed), "p"))
 
 
 def test_the_longest_spans_of_each_place_are_found() -> None:
     """Not "Royal Navy" within the longer one, nor spans of stop words or over a comma."""
-    found = recurring_spans(SENTENCES, SETTINGS)
-    assert texts(SENTENCES, found) == [["Royal Navy of Norway", "royal navy of Norway"]]
-    short = recurring_spans(SENTENCES, SpanSettings(span_words=2))
-    assert texts(SENTENCES, short) == [["Royal Navy", "royal navy", "Royal Navy"]]
+    found = texts(SENTENCES, recurring_spans(SENTENCES))
+    assert found == [["Royal Navy of Norway", "royal navy of Norway"]]
+    others = texts(SENTENCES, recurring_spans(SENTENCES, {*STOP_WORDS, "norway"}))
+    assert others == [["Royal Navy", "royal navy", "Royal Navy"]]
 
 
 def test_the_other_sentences_are_the_context_with_one_answer() -> None:
@@ -66,12 +63,12 @@ def test_the_other_sentences_are_the_context_with_one_answer() -> None:
 
 
 def test_questions_are_bounded() -> None:
+    """Two of three spans of a passage; sentences of too few or too many words ask nothing."""
     sentences = [f"Blue lake {n} and green hill {n} met red rock {n} here." for n in range(4)]
-    settings = SpanSettings(num_questions=2, question_words=(2, 40))
-    assert len(questions(sentences, settings)) == 2
-    assert len(questions(sentences, SpanSettings(num_questions=9))) == 3
-    assert not questions(sentences, SpanSettings(question_words=(30, 40)))
-    assert not questions(sentences, SpanSettings(question_words=(2, 5)))
+    assert len(recurring_spans(sentences)) == 3
+    assert len(questions(sentences)) == 2
+    assert not questions(["Blue lake here.", "We saw blue lake."])
+    assert not questions([f"{'word ' * 40} blue lake.", f"{'other ' * 40} blue lake."])
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +77,7 @@ def real() -> list[Question]:
     for number, document in enumerate(read_documents([WIKI])):
         for index, passage in enumerate(passages(split_sentences(document), 200)):
             rng = np.random.default_rng([0, number, index])
-            made += span_questions(passage, SpanSettings(), rng, f"{number}-{index}")
+            made += span_questions(passage, rng, f"{number}-{index}")
     return made
 
 
@@ -95,4 +92,4 @@ def test_real_text_has_questions_with_answers_at_their_place(real: list[Question
         assert MARKER in question.question
         assert answer.lower() not in question.question.lower()
         words = answer.lower().split()
-        assert {words[0], words[-1]}.isdisjoint(SpanSettings().stop_words)
+        assert {words[0], words[-1]}.isdisjoint(STOP_WORDS)

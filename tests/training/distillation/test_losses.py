@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,19 +18,16 @@ from training.data.shards import Shards
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilBatch, DistilCollator
 from training.distillation.losses import (
+    DistillationLoss,
     Objectives,
-    StudentStates,
-    TeacherTargets,
     compare,
-    distil_scores,
+    mean_states,
     relation_divergence,
-    span_sums,
     student_states,
-    teacher_targets,
     unexplained_variance,
 )
 from training.distillation.start import sizes_of
-from training.distillation.teacher import Teacher
+from training.distillation.teacher import LayerStates, Teacher
 from training.losses import Reading
 from training.model.heads import AlbertForTasks
 
@@ -81,8 +80,13 @@ def student(teacher: Teacher) -> AlbertForTasks:
     return AlbertForTasks(sizes, {"fill-mask": 800})
 
 
-def states_of(student: AlbertForTasks, batch: DistilBatch, objectives: Objectives) -> StudentStates:
-    return student_states(objectives, student, batch.tokens, Reading.of(student, batch))
+def states_of(student: AlbertForTasks, batch: DistilBatch) -> LayerStates:
+    return student_states(BOTH, student, batch.tokens, Reading.of(student, batch))[1]
+
+
+def states_of_teacher(teacher: Teacher, batch: DistilBatch) -> LayerStates:
+    layers = [layer for _, layer in BOTH.layers]
+    return teacher.states(batch.teacher_tokens, layers, with_attention=True)
 
 
 def test_the_mean_explains_nothing() -> None:
@@ -91,18 +95,6 @@ def test_the_mean_explains_nothing() -> None:
     assert unexplained_variance(mean, teacher, is_span) == pytest.approx(1.0, rel=1e-5)
     scaled = unexplained_variance(7 * mean, 7 * teacher, is_span)
     assert scaled == pytest.approx(1.0, rel=1e-5)
-
-
-def test_sums_over_spans_are_those_of_a_loop() -> None:
-    rows = rows_of(30, 4)
-    spans = torch.from_numpy(np.random.default_rng(0).integers(0, 11, 30))  # 10 counts for nothing
-    weights = rows_of(30, seed=1)
-    expected = torch.zeros(10, 4)
-    for row, span, weight in zip(rows, spans.tolist(), weights, strict=True):
-        if span < 10:
-            expected[span] += weight * row
-    assert torch.allclose(span_sums(rows, spans, weights, 10), expected, atol=1e-6)
-    assert span_sums(rows.bfloat16(), spans, weights, 10).dtype == torch.float32
 
 
 @pytest.fixture
@@ -134,90 +126,70 @@ def test_relations_are_those_of_a_loop_whatever_the_widths(pair_mask: Tensor) ->
     assert divergence > 0.1
 
 
-def test_padding_and_slots_outside_spans_change_no_relation(pair_mask: Tensor) -> None:
-    student, teacher = rows_of(2, 8, 12), rows_of(2, 8, 12, seed=1)
-    before = relation_divergence(student, teacher, pair_mask, 3)
-    for states in (student, teacher):
-        states[:, [2, 6, 7]] = rows_of(2, 3, 12, seed=5) * 50
-    assert relation_divergence(student, teacher, pair_mask, 3) == before
-
-
 @torch.no_grad()
-def test_targets_of_several_pieces_are_means(batch: DistilBatch, teacher: Teacher) -> None:
-    (target,) = teacher_targets(teacher, batch, Objectives(layers=((1, 2),))).hidden
-    spans = batch.teacher
-    state = teacher.states(spans.batch, [2], with_attention=False).hidden[0].flatten(0, 1)
-    several = [span for span in set(spans.spans.tolist()) if (spans.spans == span).sum() > 1]
+def test_spans_of_several_pieces_are_means(batch: DistilBatch, teacher: Teacher) -> None:
+    """Of the teacher's states, in fp32, at the span's first token; elsewhere 0."""
+    rows = batch.teacher_rows
+    state = states_of_teacher(teacher, batch).hidden[0]
+    means = mean_states(state, rows, len(batch.is_span))
+    several = [span for span in set(rows.spans.tolist()) if (rows.spans == span).sum() > 1]
     assert len(several) > 5
     for span in several:
-        assert torch.allclose(
-            target[span], state[spans.rows[spans.spans == span]].mean(0), atol=1e-5
-        )
-    is_span = batch.student_spans.is_span
-    assert target[~is_span].abs().max() == 0
-    assert set(spans.spans.tolist()) == set(torch.nonzero(is_span)[:, 0].tolist())
+        own = state.flatten(0, 1)[rows.rows[rows.spans == span]]
+        assert torch.allclose(means[span], own.mean(0), atol=1e-5)
+    assert means[~batch.is_span].abs().max() == 0
+    for each in (rows, batch.student_rows):
+        assert set(each.spans.tolist()) == set(torch.nonzero(batch.is_span)[:, 0].tolist())
+    assert mean_states(state.bfloat16(), rows, len(batch.is_span)).dtype == torch.float32
 
 
 def test_the_teacher_reads_each_sequence_alone_and_unmasked(
     batch: DistilBatch, tokenizer: AlbertTokenizer, teacher: Teacher, shards: Shards
 ) -> None:
-    spans, hf = batch.teacher, teacher.tokenizer.hf
-    assert len(spans.ids) == 4
+    read, hf = batch.teacher_tokens, teacher.tokenizer.hf
+    assert len(read.ids) == 4
     assert (batch.tokens.ids == 4).any()
-    assert not (spans.ids == hf.mask_token_id).any()
-    assert (spans.ids[:, 0] == teacher.tokenizer.cls_id).all()
-    assert ((spans.ids == teacher.tokenizer.sep_id).sum(1) == torch.tensor([1, 1, 1, 2])).all()
-    assert spans.types.sum(1).tolist()[:3] == [0, 0, 0]
-    assert (spans.ids[~spans.is_real] == teacher.tokenizer.pad_id).all()
+    assert not (read.ids == hf.mask_token_id).any()
+    assert (read.ids[:, 0] == teacher.tokenizer.cls_id).all()
+    assert ((read.ids == teacher.tokenizer.sep_id).sum(1) == torch.tensor([1, 1, 1, 2])).all()
+    assert read.types.sum(1).tolist()[:3] == [0, 0, 0]
+    assert (read.ids[~read.is_real] == teacher.tokenizer.pad_id).all()
     words = [tokenizer.token(int(index)) for index in shards.parts[0].tokens[:20]]
     text = "".join(words).replace("▁", "")
-    read = hf.convert_ids_to_tokens(spans.ids[0][spans.is_real[0]].tolist())
-    assert "".join(token.removeprefix("##") for token in read[1:-1]) == text
+    pieces = hf.convert_ids_to_tokens(read.ids[0][read.is_real[0]].tolist())
+    assert "".join(piece.removeprefix("##") for piece in pieces[1:-1]) == text
 
 
 def test_spans_that_the_teacher_cannot_read_are_ignored(
     tokenizer: AlbertTokenizer, teacher: Teacher, shards: Shards
 ) -> None:
-    whole, cut = (collate(tokenizer, teacher, shards, size) for size in (64, 10))
-    assert cut.teacher.is_real.sum(1).tolist() == [10] * 4
-    assert cut.num_spans < whole.num_spans
-    assert cut.num_spans == int(cut.student_spans.is_span.sum())
-    targets = teacher_targets(teacher, cut, BOTH)
-    assert all(target.isfinite().all() for target in targets.hidden + targets.attention)
+    whole, short = (collate(tokenizer, teacher, shards, size) for size in (64, 10))
+    assert short.teacher_tokens.is_real.sum(1).tolist() == [10] * 4
+    assert short.num_spans < whole.num_spans
+    assert short.num_spans == int(short.is_span.sum())
+    rows = short.teacher_rows.rows % short.teacher_tokens.ids.shape[1]
+    assert rows.max() == 9
 
 
 @torch.no_grad()
 def test_a_students_own_states_are_explained_whole(
     batch: DistilBatch, student: AlbertForTasks
 ) -> None:
-    """Its own means over spans, in the place of the teacher's."""
-    states = states_of(student, batch, BOTH)
-    spans = batch.student_spans
-    num_tokens = len(spans.spans)
-
-    def pooled(state: Tensor) -> Tensor:
-        return span_sums(state.flatten(0, 1), spans.spans, spans.weights, num_tokens)
-
-    own = TeacherTargets(tuple(map(pooled, states.hidden)), tuple(map(pooled, states.attention)))
-    packing = batch.tokens.packing
-    assert packing is not None
-    sums = compare(BOTH, states, own, spans, packing)
-    assert sums.unexplained == pytest.approx(0.0, abs=1e-6)
-    assert sums.relations == pytest.approx(0.0, abs=1e-6)
-    assert sums.agreement == 1.0
+    """Its own states in the place of the teacher's."""
+    states = states_of(student, batch)
+    scores = compare(BOTH, states, states, replace(batch, teacher_rows=batch.student_rows))
+    for score in scores.values():
+        assert float(score.loss) == pytest.approx(0.0, abs=1e-3)
+        assert float(score.right) == pytest.approx(batch.num_spans, abs=1e-3)
 
 
 def test_losses_give_gradients_to_the_student_alone(
     batch: DistilBatch, student: AlbertForTasks, teacher: Teacher
 ) -> None:
-    targets = teacher_targets(teacher, batch, BOTH)
-    packing = batch.tokens.packing
-    assert packing is not None
-    sums = compare(BOTH, states_of(student, batch, BOTH), targets, batch.student_spans, packing)
-    scores = distil_scores(batch, sums)
-    assert list(scores) == ["fill-mask", "hidden-states", "attention-relations"]
-    assert scores["hidden-states"].count == batch.num_spans
-    for name in ("hidden-states", "attention-relations"):
+    scores = DistillationLoss(teacher=teacher, objectives=BOTH)(student, batch)
+    assert list(scores) == ["fill-mask", *BOTH.names]
+    for name in BOTH.names:
+        assert scores[name].count == batch.num_spans
         student.zero_grad()
         scores[name].loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
         gradient = student.albert.embeddings.word.weight.grad
@@ -227,20 +199,20 @@ def test_losses_give_gradients_to_the_student_alone(
     assert all(parameter.grad is None for parameter in teacher.model.parameters())
 
 
-def test_only_the_chosen_objectives_are_compared(
-    batch: DistilBatch, student: AlbertForTasks, teacher: Teacher
-) -> None:
-    for objectives, names in (
+@pytest.mark.parametrize(
+    ("objectives", "names"),
+    [
         (Objectives(layers=((3, 3),)), ("hidden-states",)),
         (Objectives(layers=(), num_relation_heads=2), ("attention-relations",)),
-        (BOTH, ("hidden-states", "attention-relations")),
-    ):
-        assert objectives.names == names
-        targets = teacher_targets(teacher, batch, objectives)
-        assert len(targets.hidden) == len(objectives.layers)
-        assert len(targets.attention) == (3 if objectives.num_relation_heads else 0)
-        states = states_of(student, batch, objectives)
-        assert (len(states.hidden), len(states.attention)) == (
-            len(targets.hidden),
-            len(targets.attention),
-        )
+    ],
+)
+def test_only_the_chosen_objectives_are_compared(
+    batch: DistilBatch,
+    student: AlbertForTasks,
+    teacher: Teacher,
+    objectives: Objectives,
+    names: tuple[str, ...],
+) -> None:
+    scores = DistillationLoss(teacher=teacher, objectives=objectives)(student, batch)
+    assert objectives.names == names
+    assert list(scores) == ["fill-mask", *names]

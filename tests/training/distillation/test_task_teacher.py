@@ -47,36 +47,6 @@ def test_a_finetuned_teacher_labels_texts_for_a_student(
     assert set(config["id2label"].values()) == {"plain", "named"}
 
 
-@pytest.mark.parametrize(
-    ("model", "rows", "message"),
-    [
-        ("{teacher}", None, "texts.tsv"),
-        ("/none", "The river.\t0\nThe school.\t1\n", "teacher /none cannot be loaded"),
-        ("{teacher}", "The river.\tplain\nThe school.\tplain\n", "all texts have the label 'plai"),
-    ],
-)
-def test_a_teacher_that_cannot_be_finetuned(
-    teacher_dir: Path, tmp_path: Path, model: str, rows: str | None, message: str, capsys: Capture
-) -> None:
-    file = tmp_path / "texts.tsv"
-    if rows is not None:
-        file.write_text(f"text\tlabel\n{rows}")
-    words = [model.format(teacher=teacher_dir), "--train", str(file), "--dev", str(file)]
-    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "t").exists()
-
-
-def test_texts_that_a_teacher_cuts_are_counted(
-    teacher_dir: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    file = tmp_path / "long.tsv"
-    file.write_text(f"text\tlabel\n{'river ' * 2000}\t0\nThe school.\t1\n")
-    words = [str(teacher_dir), "--train", str(file), "--dev", str(file), "--epochs", "1"]
-    assert finetune_teacher.main([*words, "--output", str(tmp_path / "t")]) == 0
-    assert "1 of 2 texts are cut" in capsys.readouterr().out
-
-
 def test_sentences_of_reviews(tmp_path: Path, capsys: Capture) -> None:
     reviews = tmp_path / "reviews.jsonl"
     texts = ["It was a long film.<br /><br />I liked all of it. No.", "It was a long film. Bye!"]
@@ -103,12 +73,3 @@ def test_some_of_the_sentences_are_drawn_at_random(tmp_path: Path) -> None:
     assert some == draw("--max-sentences", "9")
     assert some != draw("--max-sentences", "9", "--seed", "1")
     assert draw("--max-sentences", "41") == texts
-
-
-def test_sentences_of_a_damaged_file(tmp_path: Path, capsys: Capture) -> None:
-    reviews = tmp_path / "reviews.jsonl"
-    reviews.write_text('{"text": "It was a lo')
-    written = tmp_path / "sentences.txt"
-    assert sentences.main([str(reviews), "--output", str(written)]) == 1
-    assert "reviews.jsonl" in capsys.readouterr().err
-    assert not written.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -163,9 +162,7 @@ def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task:
     [
         ((), 2),
         pytest.param((), 3, marks=pytest.mark.extended),
-        pytest.param(("--class-weights", "balanced"), 2, marks=pytest.mark.extended),
         pytest.param(("--adaptive-depth",), 2, marks=pytest.mark.extended),
-        pytest.param(("--optimizer", "muon", "--lr", "1e-3"), 2, marks=pytest.mark.extended),
         (("--dropout", "0.2", "--classifier-dropout", "0.2", "--micro-batch-size", "4"), 2),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else str(value),
@@ -207,17 +204,6 @@ def test_an_error_in_the_data_is_reported_once(start: list[str], tmp_path: Path)
     assert "bad.tsv" in first.err
     assert (first.out, second.out, second.err) == ("", "", "")
     assert not (tmp_path / "run" / "run.json").exists()
-
-
-def test_an_error_of_one_process_ends_all(texts: list[str], tmp_path: Path) -> None:
-    """Such as that of a host on which a file is missing."""
-    missing = partial(os.chdir, tmp_path)
-    relative = [os.path.relpath(word) if word.endswith(".tsv") else word for word in texts]
-    first, second = together(relative, tmp_path / "run", fates={1: missing})
-    assert (first.status, second.status) == (1, 1)
-    assert first.err == ""
-    assert second.err.startswith("error: ")
-    assert "No such file or directory" in second.err
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from albert_serve.errors import ConfigError
 from tests.training.support import (
     best_step,
     hf_load,
@@ -21,17 +20,13 @@ from tests.training.support import (
     validations,
 )
 from training import evaluate
-from training.average import average
 from training.finetune import main
-from training.loop.recorded import read_run
 from training.model.checkpoint import (
     load_checkpoint,
     read_config,
     read_shapes,
     read_weights,
 )
-from training.model.heads import AlbertForTasks
-from training.plot import draw_curves
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -166,13 +161,6 @@ def test_transformers_reads_the_default_one(trained: Path) -> None:
     assert theirs.config.id2label == {0: "glad", 1: "sad"}
 
 
-def test_a_run_keeps_its_heads(options: list[str], tmp_path: Path, capsys: Capture) -> None:
-    assert run([*options, "--steps", "1"], tmp_path / "run") == 0
-    without = options[: options.index("--head")]
-    assert run([*without, "--steps", "2"], tmp_path / "run") == 1
-    assert "holds a run with heads" in capsys.readouterr().err
-
-
 def test_a_head_is_added_to_a_model_that_has_some(
     trained: Path, start: list[str], moods: Path, tmp_path: Path
 ) -> None:
@@ -208,16 +196,13 @@ def test_the_default_is_the_first_or_the_one_of_that_name(
     hf = read_config(tmp_path / "run/checkpoint")
     assert hf["albert_default_head"] == default
     assert list(hf["albert_heads"]) == [further]
-    # It goes on under its name, and under none.
-    for name, more in (("named", ["--head", default]), ("unnamed", [])):
-        again = ["--initialize-from", str(tmp_path / "run/checkpoint"), "--steps", "1"]
-        options = [*start, *again, *more, "--text-classification", str(moods)]
-        assert run(options, tmp_path / name) == 0
-        assert read_config(tmp_path / name / "checkpoint")["albert_default_head"] == default
-        assert load_checkpoint(tmp_path / name / "checkpoint").tasks.keys() >= {
-            DEFAULT,
-            f"{DEFAULT}/{further}",
-        }
+    # It goes on under its name.
+    again = ["--initialize-from", str(tmp_path / "run/checkpoint"), "--steps", "1"]
+    options = [*start, *again, "--head", default, "--text-classification", str(moods)]
+    assert run(options, tmp_path / "named") == 0
+    assert read_config(tmp_path / "named/checkpoint")["albert_default_head"] == default
+    tasks = load_checkpoint(tmp_path / "named/checkpoint").tasks
+    assert tasks.keys() >= {DEFAULT, f"{DEFAULT}/{further}"}
 
 
 def test_adaptive_depth_is_of_the_default_one(
@@ -235,20 +220,6 @@ def test_adaptive_depth_is_of_the_default_one(
     assert "text_classification_by_layer" in figures
     assert "text_classification/thing_by_layer" not in figures
     assert "text_classification/thing_accuracy" in figures
-
-
-def test_a_report_has_a_part_for_each(trained: Path, moods: Path, tmp_path: Path) -> None:
-    data = ("--head", "default", "--text-classification", str(moods))
-    output = ("--output", str(tmp_path / "figures.json"), "--report", str(tmp_path / "report"))
-    thing = ("--head=thing", "--text-classification", str(moods.parent / "more.csv"))
-    (moods.parent / "more.csv").write_text("text,label\nthe game was good,game\n")
-    assert evaluate.main([str(trained / "best"), *data, *thing, *output]) == 0
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["text_classification_texts"] == len(rows(False))
-    assert figures["text_classification/thing_texts"] == 1
-    report = (tmp_path / "report/report.md").read_text()
-    assert "## Texts (data)" in report
-    assert "## Texts (thing-data)" in report
 
 
 @pytest.mark.parametrize(
@@ -269,33 +240,3 @@ def test_evaluation_of_a_head_that_is_none(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
-
-
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        ({"text-classification/a": 2}, "needs a head of text-classification beside it"),
-        ({"text-classification": 2, "text-classification/A": 2}, "no task 'text-class"),
-        ({"text-classification": 2, "fill-mask/a": 2}, "no task 'fill-mask/a'"),
-        ({"text-classification": 2, "text-classification/a": 0}, "0 outputs"),
-    ],
-)
-def test_a_model_has_further_heads_beside_the_default_only(
-    trained: Path, tasks: Mapping[str, int], message: str
-) -> None:
-    config = load_checkpoint(trained / "best").config
-    with pytest.raises(ConfigError, match=message):
-        AlbertForTasks(config, tasks)
-
-
-def test_the_mean_of_checkpoints_has_all_heads(trained: Path, tmp_path: Path) -> None:
-    average([trained / "best", trained / "checkpoint"], [1, 1], tmp_path / "mean")
-    hf = read_config(tmp_path / "mean")
-    assert hf["albert_heads"] == read_config(trained / "best")["albert_heads"]
-    assert load_checkpoint(tmp_path / "mean").tasks[THING] == 3
-
-
-def test_curves_have_a_panel_for_each(trained: Path) -> None:
-    figure = draw_curves([read_run(trained)])
-    titles = [ax.get_title() for ax in figure.axes]
-    assert {"classification accuracy", "accuracy of thing"} <= set(titles)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import read_metrics, run_command, same_weights, stop_at
+from tests.training.support import read_metrics, run_command
 from training.data.streams import PackedStream
 from training.finetune import FinetuneConfig, main
 from training.finetuning.data import DataContext
@@ -47,35 +45,6 @@ def test_pairs_in_both_orders_are_learnt_beside_the_tasks(ordered: Path) -> None
     assert stage["settings"]["sentence_weight"] == "1.0"
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
-    ordered: Path, order_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(patch, 21, signal.SIGTERM)
-        assert run(order_options, tmp_path) == 143
-    assert run(order_options, tmp_path) == 0
-    assert same_weights(tmp_path, ordered)
-
-
-def test_pairs_have_about_as_many_tokens_as_masked_rows(
-    order_options: list[str], tmp_path: Path
-) -> None:
-    """4 masked rows of 64 tokens, and 2 rows of pairs, each in both orders."""
-    more = ("--weights", "1e-9", "1e-9", "1", "--steps", "20", "--report-every", "1")
-    assert run(order_options, tmp_path, *more) == 0
-    tokens = [0, *(line["tokens"] for line in read_metrics(tmp_path))]
-    lines = read_metrics(tmp_path)
-    sizes = [after - before for before, after in pairwise(tokens)]
-    of_pairs = [
-        size for size, line in zip(sizes, lines, strict=True) if "paired-order/loss" in line
-    ]
-    masked = [size for size, line in zip(sizes, lines, strict=True) if "fill-mask/loss" in line]
-    assert of_pairs
-    assert masked
-    assert max(*of_pairs, *masked) <= 4 * 64
-    assert min(*of_pairs, *masked) > 2 * 64
-
-
 Streams: TypeAlias = Callable[..., list[PackedStream]]
 
 
@@ -106,15 +75,6 @@ def streams_of(pretrained: Path, easy_corpus: Path, tmp_path: Path) -> Streams:
         return pretraining_streams(context, 16)
 
     return build
-
-
-@pytest.mark.parametrize(("micro_batch_size", "rows"), [(None, 4), (16, 4), (8, 2), (4, 1), (1, 1)])
-def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
-    streams_of: Streams, micro_batch_size: int | None, rows: int
-) -> None:
-    """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
-    _, pairs = streams_of(order_length=64, micro_batch_size=micro_batch_size)
-    assert (pairs.slicing.num_rows, pairs.slicing.rows_a_batch) == (4, rows)
 
 
 def test_the_short_rate_makes_pairs_shorter(streams_of: Streams) -> None:

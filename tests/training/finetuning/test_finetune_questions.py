@@ -66,22 +66,7 @@ def test_windows_are_by_default_as_long_as_the_services(
     length = questions_of(tmp_path).window_length(positions)
     windows = question_examples([file], tokenizer, length=length)
     assert max(len(window.ids) for window in windows) == longest
-    assert max(window.end for window in windows) > 127
-
-
-@pytest.mark.parametrize(
-    ("record", "given", "expected"),
-    [
-        ({"length": "128"}, None, 128),  # of a version that recorded no other
-        ({"length": "128", "question_length": "384"}, None, 384),
-        ({"length": "128", "question_length": "384"}, 64, 64),
-    ],
-)
-def test_a_known_run_keeps_the_length_of_its_windows(
-    tmp_path: Path, record: dict[str, str], given: int | None, expected: int
-) -> None:
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    assert questions_of(tmp_path, length=given).question_length == expected
+    assert max(window.target[1] for window in windows) > 127
 
 
 def questions_of(folder: Path, **values: Any) -> FinetuneSettings:
@@ -92,31 +77,8 @@ def questions_of(folder: Path, **values: Any) -> FinetuneSettings:
     )
 
 
-def test_a_run_without_a_length_is_resumed(
-    start: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    """Of a model of 64 positions; with another length it is refused."""
-    at = start.index("--length")
-    options = [*start[:at], *start[at + 2 :], "--validation", str(SQUAD)]
-    assert run(options, tmp_path / "run", "--steps", "1") == 0
-    assert run(options, tmp_path / "run", "--steps", "2") == 0
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (record["length"], record["question_length"]) == ("128", "384")
-    assert run(start, tmp_path / "run") == 1
-    assert "question_length '384', not '64'" in capsys.readouterr().err
-
-
 def test_the_loss_can_decide(start: list[str], tmp_path: Path) -> None:
     assert run([*start, "--validation", str(SQUAD), "--metric", "loss"], tmp_path / "run") == 0
     losses = validations(tmp_path / "run", "question-answering", "loss")
     assert losses[best_step(tmp_path / "run")] == min(losses.values())
     assert f1(tmp_path / "run") == {}
-
-
-def test_the_labels_of_texts_are_validated_where_there_are_both(
-    start: list[str], labelled: Path, tmp_path: Path
-) -> None:
-    more = ("--text-classification", str(labelled), "--validation", str(labelled))
-    assert run([*start, *more], tmp_path / "run") == 0
-    assert f1(tmp_path / "run") == {}
-    assert len(validations(tmp_path / "run", "text-classification", "accuracy")) == 3

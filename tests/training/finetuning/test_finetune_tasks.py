@@ -11,9 +11,6 @@ from typing import Final
 
 import pytest
 
-from albert_serve.bundle.manifest import read_manifest
-from export.__main__ import main as export
-from tests.training.processes import run_killed
 from tests.training.support import (
     best_step,
     checkpoint_state,
@@ -61,15 +58,6 @@ def stsb(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mrpc(tmp_path: Path) -> Path:
-    rows = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
-    rows += [f"1\t1\t2\t{text}\t{text}" for text in PAIRS]
-    rows += [f"0\t1\t2\t{PAIRS[n]}\t{PAIRS[n - 1]}" for n in range(4)]
-    names = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")
-    return write(tmp_path / "mrpc", dict.fromkeys(names, rows))
-
-
-@pytest.fixture
 def mnli(tmp_path: Path) -> Path:
     labels = ("entailment", "neutral", "contradiction", "entailment")
     rows = [MNLI]
@@ -91,7 +79,6 @@ def figures_of(checkpoint: Path, task: str, data: Path) -> dict[str, float]:
     [
         ("cola", "matthews_correlation", ["unacceptable", "acceptable"]),
         ("stsb", "combined_score", ["score"]),
-        ("mrpc", "combined_score", ["not_equivalent", "equivalent"]),
     ],
 )
 def test_the_best_checkpoint_has_the_figures_of_its_validation(
@@ -137,7 +124,7 @@ def test_both_held_out_files_of_mnli_are_evaluated(
 
 
 def test_a_classifier_of_other_labels_is_new_and_said_to_be(
-    start: list[str], mnli: Path, stsb: Path, mrpc: Path, tmp_path: Path, capsys: Capture
+    start: list[str], mnli: Path, stsb: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     one = ["--steps", "1"]
     first = [*start, *one, "--task", "mnli", "--data", str(mnli)]
@@ -151,23 +138,15 @@ def test_a_classifier_of_other_labels_is_new_and_said_to_be(
     ) in capsys.readouterr().out
     assert load_checkpoint(tmp_path / "stsb-run" / "checkpoint").tasks["text-classification"] == 1
     # Evaluation says that the labels are not the task's.
-    checkpoint = str(tmp_path / "stsb-run" / "checkpoint")
-    assert evaluate.main([checkpoint, "--task", "mrpc", "--data", str(mrpc)]) == 1
-    assert (
-        "error: the labels of MRPC are not_equivalent, equivalent; those of the checkpoint's "
-        "classifier are score\n"
-    ) in capsys.readouterr().err
     mnli_run = str(tmp_path / "mnli-run" / "checkpoint")
     assert evaluate.main([mnli_run, "--task", "stsb", "--data", str(stsb)]) == 1
     assert "STS-B is a regression; the checkpoint's classifier has 3" in capsys.readouterr().err
 
 
-def test_a_task_without_a_header_is_submitted_and_exported(
-    start: list[str], cola: Path, tmp_path: Path
-) -> None:
-    """Predictions are of the test file, also of an empty text; the export's of the held-out one."""
+def test_a_task_without_a_header_is_submitted(start: list[str], cola: Path, tmp_path: Path) -> None:
+    """Predictions are of the test file, also of an empty text."""
     (cola / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
-    folder, file, bundle = tmp_path / "run", tmp_path / "CoLA.tsv", tmp_path / "bundle"
+    folder, file = tmp_path / "run", tmp_path / "CoLA.tsv"
     task = ["--task", "cola", "--data", str(cola)]
     assert run([*start, *task], folder) == 0
     assert evaluate.main([str(folder / "best"), *task, "--predictions", str(file)]) == 0
@@ -175,12 +154,6 @@ def test_a_task_without_a_header_is_submitted_and_exported(
     assert header == "index\tprediction"
     assert [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
     assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
-    assert export([str(folder / "best"), str(bundle), *task]) == 0
-    quality = read_manifest(bundle).quality["text-classification"]
-    figures = json.loads((folder / "best" / "evaluation.json").read_text())
-    assert (quality.metric, quality.count, quality.data) == ("accuracy", 8, ["dev.tsv"])
-    assert quality.torch == pytest.approx(100 * figures["text_classification_accuracy"])
-    assert '{"type": "matthews_correlation"' in (bundle / "README.md").read_text()
 
 
 def test_a_run_stops_when_validation_gets_no_better(
@@ -216,23 +189,6 @@ def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
     assert same_weights(stopped, whole)
     assert best_step(stopped) == best_step(whole)
     assert validations(stopped, TASK, "loss") == validations(whole, TASK, "loss")
-
-
-def test_a_run_that_is_killed_goes_on_to_the_same_best_weights(
-    start: list[str], stsb: Path, tmp_path: Path
-) -> None:
-    options = [*start, "--task", "stsb", "--data", str(stsb), "--recipe", "paper", "--keep", "1"]
-    options += ["--dropout", "0.1", "--optimizer", "muon"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run(options, whole) == 0
-    deaths = ((3, "10h"), (4, "0.0001s"), (6, "10h"))
-    run_killed(options, killed, *deaths, program="training.finetune")
-    assert same_weights(killed, whole)
-    assert best_step(killed) == best_step(whole)
-    names = ("model.safetensors", "config.json")
-    assert all(
-        (killed / "best" / n).read_bytes() == (whole / "best" / n).read_bytes() for n in names
-    )
 
 
 def test_class_weights_change_the_weights(start: list[str], cola: Path, tmp_path: Path) -> None:

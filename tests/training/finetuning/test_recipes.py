@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.training.support import SQUAD, SQUAD_V2, TINY
+from tests.training.support import SQUAD, SQUAD_V2
 from training.finetune import FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER
 from training.finetuning.settings import FinetuneSettings, settle
-from training.finetuning.start import describe_attention
 
 # Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
 TABLE_14 = """
@@ -85,14 +82,3 @@ def test_questions_have_the_recipe_of_their_version() -> None:
     one = settled(question_answering=[SQUAD], recipe="paper")
     assert (one.steps, one.length, one.question_length) == (3649, 384, 384)
     assert settled(question_answering=[SQUAD], recipe="paper", length=64).question_length == 64
-
-
-def test_attention_dropout_is_reported_on_a_gpu() -> None:
-    drops = replace(TINY, attention_dropout=0.1)
-    notice = describe_attention(drops, torch.device("cuda", 0))
-    assert notice is not None
-    assert notice.startswith(
-        "attention dropout 0.1: the GPU's kernel for packed rows has no dropout"
-    )
-    assert describe_attention(drops, torch.device("cpu")) is None
-    assert describe_attention(TINY, torch.device("cuda", 0)) is None

@@ -139,7 +139,7 @@ def test_rows_of_a_test_file_without_a_text_are_kept(tmp_path: Path) -> None:
     ("name", "content", "messages"),
     [
         ("rte", "index,sentence1,sentence2,label\n0,A,B,entailment\n", ["is its delimiter ','?"]),
-        ("qnli", "index\tsentence\tlabel\n0\tA\tentailment\n", ["no column question for "]),
+        ("qnli", "index\tsentence\tlabel\n0\tA\tentailment\n", ["no column of a second text"]),
         ("stsb", "n\tf\t12\t1\t5.5\tA\tB\n", ["line 1: '5.5' is not a number from 0 to 5"]),
         (
             "rte",

@@ -19,9 +19,8 @@ from transformers.models.xlm.modeling_xlm import XLMSQuADHead
 
 from albert_serve.bundle.weights import NUM_BEAMS
 from tests.training.support import TINY, randomize
-from training.data.batch import ExampleBatch
+from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
-from training.data.questions import SpanExample
 from training.finetuning.questions import conditioned_scores
 from training.model.albert import Batch
 from training.model.checkpoint import (
@@ -39,7 +38,7 @@ from training.model.start_conditioned import StartConditionedHead
 TASK: Final = "question-answering"
 
 
-def windows() -> list[SpanExample]:
+def windows() -> list[TokenisedExample]:
     """Windows of a question and its context; one without the answer."""
     generator = torch.Generator().manual_seed(3)
     made = []
@@ -47,17 +46,16 @@ def windows() -> list[SpanExample]:
         size = num_question + num_context + 3
         first = num_question + 2
         made.append(
-            SpanExample(
+            TokenisedExample(
                 ids=[2, *torch.randint(5, 50, (size - 1,), generator=generator).tolist()],
                 types=[0] * first + [1] * (num_context + 1),
-                start=0 if start is None else first + start,
-                end=0 if end is None else first + end,
+                target=(0, 0) if start is None or end is None else (first + start, first + end),
             )
         )
     return made
 
 
-def answerable(example: SpanExample) -> list[int]:
+def answerable(example: TokenisedExample) -> list[int]:
     """Where an answer can be, and [CLS]."""
     return [0, *range(example.types.index(1), len(example.ids) - 1)]
 
@@ -95,14 +93,14 @@ def theirs(ours: AlbertForTasks, saved: Path) -> tuple[Any, Any]:
     return backbone.eval(), head.eval()
 
 
-def their_hidden(theirs: tuple[Any, Any], example: SpanExample) -> Tensor:
+def their_hidden(theirs: tuple[Any, Any], example: TokenisedExample) -> Tensor:
     hidden: Tensor = theirs[0](
         input_ids=torch.tensor([example.ids]), token_type_ids=torch.tensor([example.types])
     ).last_hidden_state
     return hidden
 
 
-def p_mask(example: SpanExample) -> Tensor:
+def p_mask(example: TokenisedExample) -> Tensor:
     mask_1S = torch.ones(1, len(example.ids), dtype=torch.float64)
     mask_1S[0, answerable(example)] = 0.0
     return mask_1S
@@ -157,7 +155,7 @@ def test_the_loss_is_that_of_transformers_and_half_that_of_answerability(
         shares = theirs[1].start_logits(hidden, p_mask=mask).softmax(-1)
         summary = torch.einsum("blh,bl->bh", hidden, shares)
         logit = theirs[1].answer_class(hidden, start_states=summary, cls_index=torch.tensor([0]))
-        target = torch.tensor([float(example.start == 0)], dtype=torch.float64)
+        target = torch.tensor([float(example.target[0] == 0)], dtype=torch.float64)
         expected += loss + 0.5 * F.binary_cross_entropy_with_logits(logit, target)
 
     score = conditioned_scores(ours, packed())[TASK]

@@ -63,14 +63,13 @@ def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
     assert (slicing.num_rows, slicing.rows_a_batch) == (16, rows)
 
 
-@pytest.mark.parametrize(("num_processes", "rows"), [(1, 4), (2, 4), (3, 3), (8, 8)])
+@pytest.mark.parametrize(("num_processes", "rows"), [(1, 4), (3, 3), (8, 8)])
 def test_pairs_that_nobody_counted_divide_among_the_processes(
     shards: Shards, vocab_dir: Path, num_processes: int, rows: int
 ) -> None:
     world = World(rank=num_processes - 1, size=num_processes)
-    slicing = make_job(shards, vocab_dir, world, batch_size=16).pair_stream().slicing
-    assert slicing.num_rows == rows
-    assert slicing.num_batches >= 1
+    job = make_job(shards, vocab_dir, world, batch_size=16)
+    assert job.pair_stream().slicing.num_rows == rows
 
 
 def test_a_count_that_does_not_divide_is_refused(shards: Shards, vocab_dir: Path) -> None:

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from albert_serve.config import PRESETS, preset
-from training.data.examples import MIN_LENGTH, ExampleSettings
 from training.data.masking import NgramMasking
-from training.optim.optimizers import OptimizerSettings, Schedule
-from training.run.recipes import RECIPES, RecipeName, scaled_lr
+from training.run.recipes import RECIPES, scaled_lr
 
 PAPER = RECIPES["paper"]
 
@@ -62,12 +60,7 @@ def test_the_paper_s_rate_over_the_run() -> None:
 def test_lamb_s_rate_goes_with_the_root_of_the_batch(batch_size: int, lr: float) -> None:
     """You et al. 2019, section 4: so that the variance of a step stays alike."""
     assert scaled_lr(PAPER, batch_size) == pytest.approx(lr)
-
-
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_other_optimizers_keep_their_rate(optimizer: str) -> None:
-    recipe = replace(PAPER, optimizer=optimizer)  # type: ignore[arg-type]
-    assert scaled_lr(recipe, 64) == recipe.lr
+    assert scaled_lr(replace(PAPER, optimizer="adamw"), batch_size) == PAPER.lr
 
 
 @pytest.mark.parametrize(
@@ -78,42 +71,6 @@ def test_dropout_of_the_released_models(name: str, v1: float) -> None:
     config = preset(name)
     assert PAPER.dropout_of(config) == v1
     assert replace(PAPER, dropout="v2").dropout_of(config) == 0.0
-
-
-def test_small_models_of_other_sizes_have_v1_s_dropout() -> None:
-    assert PAPER.dropout_of(preset("base", hidden_size=312, num_layers=4)) == 0.1
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_can_be_run(name: RecipeName) -> None:
-    """Its settings are accepted, with the smallest of the presets that it is for."""
-    recipe = RECIPES[name]
-    config = preset("small" if name == "small" else "base")
-    assert MIN_LENGTH <= recipe.length <= config.max_positions
-    assert ExampleSettings(length=recipe.length, sentence_task=recipe.sentence_task).room > 0
-    assert 0 <= recipe.rate_schedule.factor(0.5) <= 1
-    assert recipe.optimizer_settings.name == recipe.optimizer
-    assert 0 <= recipe.dropout_of(config) < 1
-    assert name == "small" or recipe.num_steps is not None
-
-
-def test_settings_are_handed_on() -> None:
-    """Each number in its place."""
-    recipe = replace(
-        PAPER,
-        optimizer="muon",
-        lr=0.1,
-        adamw_lr=0.2,
-        pooled_factor=0.3,
-        weight_decay=0.4,
-        schedule="wsd",
-        warmup=0.15,
-        decay=0.25,
-    )
-    assert recipe.optimizer_settings == OptimizerSettings(
-        name="muon", lr=0.1, adamw_lr=0.2, pooled_factor=0.3, weight_decay=0.4
-    )
-    assert recipe.rate_schedule == Schedule(kind="wsd", warmup=0.15, decay=0.25)
 
 
 def test_the_small_recipe_fits_the_small_preset() -> None:

@@ -23,10 +23,8 @@ WITH_BF16: list[dict[str, Any]] = [
     {"architecture": "arm64", "neon": True, "bf16": True, "sve_max_length": 0},
 ]
 WITHOUT_BF16: list[dict[str, Any]] = [
-    {"architecture": "x86_64", "avx2": True, "avx512_bf16": False, "amx_bf16": False},
     {"architecture": "x86_64", "avx2": True, "avx512_f": True, "avx512_vnni": True},
     {"architecture": "arm64", "neon": True, "bf16": False, "sve_bf16": False},
-    {"architecture": "unknown"},
 ]
 CASES = [(each, torch.bfloat16) for each in WITH_BF16]
 CASES += [(each, torch.float32) for each in WITHOUT_BF16]

@@ -12,10 +12,6 @@ from training.data.labelled.columns import Columns
 _IS_MARKED: Final = {"1": True, "0": False, "true": True, "false": False}
 
 
-class MissingLabelError(ValueError):
-    """A row without a label."""
-
-
 class LabelFormError(ValueError):
     """A column whose cells hold labels in another form."""
 
@@ -41,54 +37,57 @@ def is_blank(value: Any) -> bool:
 
 def labels_in(
     values: Mapping[str, Any], names: Sequence[str], columns: Columns, problem: ProblemType
-) -> tuple[str, ...]:
+) -> tuple[str, ...] | None:
     """Return the labels of a row: one or, where a text can have several, any number.
 
     Args:
         values: by column.
         names: the column of the labels, or the columns of 0 and 1.
 
+    Returns:
+        None where a cell is empty.
+
     Raises:
-        MissingLabelError: a cell is empty.
         LabelFormError: lists stand where texts are read, or texts where lists are.
         ValueError: a cell is neither 0 nor 1.
     """
     if columns.indicators:
-        return tuple(name for name in names if _is_marked(values[name], name))
+        marks = [_mark(values[name], name) for name in names]
+        if None in marks:
+            return None
+        return tuple(name for name, mark in zip(names, marks, strict=True) if mark)
     (name,) = names
+    value = values[name]
     if problem == "multi_label_classification":
-        return _several(values[name], name, columns.separator)
-    if isinstance(values[name], list):
+        return _several(value, name, columns.separator)
+    if isinstance(value, list):
         raise LabelFormError(
             f"column {name} holds lists; --problem-type multi_label_classification is for texts "
             "with several labels"
         )
-    return (_needed(values[name], name),)
+    text = cell_text(value)
+    return None if text is None else (text,)
 
 
-def _needed(value: Any, name: str) -> str:
+def _mark(value: Any, name: str) -> bool | None:
     text = cell_text(value)
     if text is None:
-        raise MissingLabelError(f"no value in column {name}")
-    return text
-
-
-def _is_marked(value: Any, name: str) -> bool:
-    text = _needed(value, name)
+        return None
     try:
         return _IS_MARKED[text.lower()]
     except KeyError:
         raise ValueError(f"column {name} holds {text!r}, not 0 or 1") from None
 
 
-def _several(value: Any, name: str, separator: str | None) -> tuple[str, ...]:
-    if isinstance(value, list):
-        return tuple(dict.fromkeys(_needed(label, name) for label in value))
+def _several(value: Any, name: str, separator: str | None) -> tuple[str, ...] | None:
     if _is_gap(value):
-        raise MissingLabelError(f"no value in column {name}")
+        return None
+    if isinstance(value, list):
+        labels = [cell_text(label) for label in value]
+        return None if None in labels else tuple(dict.fromkeys(filter(None, labels)))
     if separator is None:
         raise LabelFormError(
             f"column {name} holds no lists; --label-separator divides a text into labels"
         )
-    labels = (label.strip() for label in str(value).split(separator))
-    return tuple(dict.fromkeys(label for label in labels if label))
+    texts = (label.strip() for label in str(value).split(separator))
+    return tuple(dict.fromkeys(filter(None, texts)))

@@ -6,17 +6,20 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Final, TypeAlias
 
 from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
-from training.data.labelled.choice_columns import ChoiceColumns, read_choice_columns
-from training.data.labelled.columns import COMMON_COLUMNS, Columns
+from training.data.labelled.columns import (
+    COMMON_COLUMNS,
+    ChoiceColumns,
+    Columns,
+    read_choice_columns,
+)
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import Record, RowError
+from training.data.labelled.tables import Record, RowError, gather_rows
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
@@ -75,30 +78,19 @@ def read_choice_splits(
     files: Mapping[str, Sequence[Path]],
     columns: Columns = COMMON_COLUMNS,
     choices: Sequence[str] = (),
-    errors: list[str] | None = None,
 ) -> dict[str, list[ChoiceText]]:
-    """Read the questions of each split, as `read_choices`; errors of all splits are listed.
-
-    Args:
-        errors: to which errors are appended, instead of being raised.
-    """
-    questions: dict[str, list[ChoiceText]] = {split: [] for split in files}
-    is_raised = errors is None
-    errors = [] if errors is None else errors
-    for split, its_files in files.items():
-        num_before = len(errors)
-        every = (find_files([path]) if path.is_dir() else [path] for path in its_files)
-        for read in chain.from_iterable(
-            _read_file(file, columns, choices) for file in chain.from_iterable(every)
-        ):
-            if isinstance(read, ChoiceText):
-                questions[split].append(read)
-            else:
-                errors.append(read.message)
-        if not questions[split] and len(errors) == num_before:
-            errors.append(f"no questions in {', '.join(map(str, its_files))}")
-    if is_raised:
-        raise_listed(errors)
+    """Read the questions of each split, as `read_choices`; errors of all splits are listed."""
+    errors: list[str] = []
+    questions = {
+        split: gather_rows(
+            [file for path in its for file in (find_files([path]) if path.is_dir() else [path])],
+            lambda file: _read_file(file, columns, choices),
+            "questions",
+            errors,
+        )
+        for split, its in files.items()
+    }
+    raise_listed(errors)
     return questions
 
 
@@ -173,13 +165,11 @@ def _question(row: Record, names: ChoiceColumns) -> _Read:
     context = cell_text(row.values[names.context])
     if context is None:
         return RowError(f"{row.place}: no text in column {names.context}")
-    missing = [name for name in names.numbered if row.values[name] is None]
-    if missing:
-        return RowError(f"{row.place}: the row ends before column {missing[0]}")
-    if names.listed is None:
-        choices: Any = _without_empty_end([row.values[name] for name in names.numbered])
-    else:
-        choices = row.values[names.listed]
+    cells = [row.values[name] for name in names.choices]
+    if None in cells:
+        place = names.choices[cells.index(None)]
+        return RowError(f"{row.place}: the row ends before column {place}")
+    choices: Any = cells[0] if len(cells) == 1 else _without_empty_end(cells)
     labels: Sequence[Any] = ()
     if isinstance(choices, Mapping):  # {"text": [...], "label": ["A", ...]}, as of ARC
         choices, labels = choices.get("text"), choices.get("label") or ()

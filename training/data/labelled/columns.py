@@ -1,24 +1,26 @@
-"""Columns of labelled texts: those that are named, or those that data sets commonly have."""
+"""Columns of labelled files: those that are named, or those that data sets commonly have.
+
+The choices of multiple choice are one column with a list of them (`choices`), or a column for each
+(`ending0`, `ending1`, ...).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from training.data.labelled.tables import (
-    Record,
-    RowError,
-    TableFormat,
-    likely_delimiter,
-    read_records,
-)
+from training.data.corpus import CorpusError
+from training.data.labelled.tables import Record, RowError, likely_delimiter, read_records
 
-# Pairs of columns that data sets use, the first that a file has is taken: GLUE's (QNLI before
-# the others, since its second column is also the name of a single text), SICK's and MRPC's.
-_PAIRS: Final = (
+# Columns of a text, and of a second one where there may be one.
+_TextColumns: TypeAlias = tuple[str, str | None]
+
+# The first that a file has are taken: GLUE's (QNLI before the others, since its second column is
+# also the name of a single text), SICK's and MRPC's.
+_PAIRS: Final[Sequence[_TextColumns]] = (
     ("text", "text_pair"),
     ("question", "sentence"),
     ("question1", "question2"),
@@ -27,15 +29,28 @@ _PAIRS: Final = (
     ("premise", "hypothesis"),
     ("#1 String", "#2 String"),
 )
-_TEXTS: Final = ("text", "sentence", "sentence1", "sentence_A")
-_LABELS: Final = (
-    "label",
-    "category",
-    "gold_label",
-    "entailment_judgment",
-    "Quality",
-    "is_duplicate",
+_SINGLE: Final[Sequence[_TextColumns]] = tuple(
+    (name, None) for name in ("text", "sentence", "sentence1", "sentence_A")
 )
+_LABELS: Final = (
+    *("label", "category", "gold_label", "entailment_judgment", "Quality", "is_duplicate"),
+    "score",
+)
+# Of the context and the question: RACE's and others', SWAG's, COPA's, HellaSwag's.
+_CONTEXTS: Final[Sequence[_TextColumns]] = (
+    *(("context", "question"), ("context", None)),
+    *(("article", "question"), ("article", None)),
+    *(("passage", "question"), ("passage", None)),
+    *(("sent1", "sent2"), ("sent1", None)),
+    *(("premise", "question"), ("premise", None)),
+    *(("ctx_a", "ctx_b"), ("ctx_a", None)),
+    *(("prompt", None), ("question", None), ("question_stem", None), ("text", None)),
+)
+_ANSWERS: Final = ("label", "answer", "answerKey")
+_LISTS: Final = ("choices", "options", "endings")
+_NUMBERED: Final = re.compile(r"(?:ending|choice|option|answer|candidate)_?(?:\d+|[A-H])")
+# A record of RACE, whose one passage has several questions.
+_RACE: Final = frozenset({"article", "questions", "options", "answers"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,38 +59,28 @@ class Columns:
 
     Attributes:
         delimiter: of CSV and TSV files; None to detect it.
-        pairs: whether each row needs a second text.
-        headerless: names of the columns of CSV and TSV files without a header, if there may be
-            such; `text` and `label` are then among them.
+        needs_pair: whether each row needs a second text.
+        headerless: names of the columns of CSV and TSV files that may lack a header.
         indicators: columns of 0 and 1, one for each label, in place of `label`.
         separator: of several labels in the column `label`.
         short_rows: rows without a text or a label are errors, they are left out or, where texts
             are read without labels, kept with empty texts.
-        or_common: in files that lack some of the columns, take those that data sets commonly have.
     """
 
     text: str | None = None
     pair: str | None = None
     label: str | None = None
     delimiter: str | None = None
-    pairs: Literal["optional", "required"] = "optional"
+    needs_pair: bool = False
     headerless: tuple[str, ...] = ()
     short_rows: Literal["refuse", "leave out", "keep"] = "refuse"
     indicators: tuple[str, ...] = ()
     separator: str | None = None
-    or_common: bool = False
 
     @property
     def has_several_labels(self) -> bool:
         """Whether a row can have several labels."""
         return bool(self.indicators) or self.separator is not None
-
-    @property
-    def table_format(self) -> TableFormat:
-        """The properties of CSV and TSV files."""
-        columns = (self.text, self.pair, self.label, *self.indicators)
-        named = tuple(name for name in columns if name is not None)
-        return TableFormat(delimiter=self.delimiter, headerless=self.headerless, named=named)
 
 
 # Those that data sets commonly have.
@@ -90,25 +95,101 @@ class ColumnNames(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-class LackingColumnsError(ValueError):
+class ChoiceColumns(NamedTuple):
+    """The columns of a record's context, question, answer and choices.
+
+    Attributes:
+        choices: the column of each choice, or the one with the list of them.
+    """
+
+    context: str
+    question: str | None
+    label: str
+    choices: tuple[str, ...]
+
+
+class _LackingColumnsError(ValueError):
     """A record lacks columns; the message names them."""
 
 
 _Names = TypeVar("_Names")
 
 
-def read_with_columns(
-    file: Path, form: TableFormat, find: Callable[[Record], _Names]
+def read_columns(
+    file: Path, columns: Columns, *, needs_label: bool
+) -> Iterator[RowError | tuple[Record, ColumnNames]]:
+    """Yield the records of a file with their columns; one error where records lack some."""
+
+    def find(row: Record) -> ColumnNames:
+        known = _PAIRS if columns.needs_pair else [*_PAIRS, *_SINGLE]
+        texts = _text_columns(row.values, columns, known)
+        usual = "text or sentence or sentence1"
+        if columns.needs_pair:
+            usual = "of a second text, such as sentence1 and sentence2"
+        labels = columns.indicators or _label_column(row.values, columns, _LABELS)
+        asked = _asked(columns, needs_label=needs_label)
+        lacks = _lacking(row.values, asked) or [
+            *([] if texts else [_unknown("text", usual)]),
+            *([] if labels or not needs_label else [_unknown("label", "label or category")]),
+        ]
+        if lacks or texts is None:
+            raise _LackingColumnsError("; ".join(lacks))
+        return ColumnNames(*texts, labels if needs_label else ())
+
+    return _read_with(file, columns, find)
+
+
+def read_choice_columns(
+    file: Path, columns: Columns, choices: Sequence[str]
+) -> Iterator[RowError | tuple[Record, ChoiceColumns | None]]:
+    """Yield the records of a file with their columns; None as those of a record of RACE.
+
+    Where records lack columns, there is one error.
+
+    Args:
+        choices: names of the columns of the choices, or of the one with the list; if any.
+
+    Raises:
+        CorpusError: the columns are of several labels.
+    """
+    if columns.has_several_labels:
+        raise CorpusError(
+            "multiple choice has one right choice: give one --label-column, and no "
+            "--label-separator"
+        )
+
+    def find(row: Record) -> ChoiceColumns | None:
+        if not choices and row.values.keys() >= _RACE:
+            return None
+        texts = _text_columns(row.values, columns, _CONTEXTS)
+        labels = _label_column(row.values, columns, _ANSWERS)
+        names = _choice_columns(row, choices)
+        asked = [*_asked(columns, needs_label=True)]
+        asked += [("choice-columns", name) for name in choices]
+        lacks = _lacking(row.values, asked) or [
+            *([] if texts else [_unknown("text", "context, sent1 or question")]),
+            *([] if labels else [_unknown("label", "label or answer")]),
+            *([] if names else [_unknown("choice", "choices, nor ending0, ending1, ...")]),
+        ]
+        if lacks or texts is None:
+            raise _LackingColumnsError("; ".join(lacks))
+        return ChoiceColumns(*texts, labels[0], names)
+
+    return _read_with(file, columns, find)
+
+
+def _read_with(
+    file: Path, columns: Columns, find: Callable[[Record], _Names]
 ) -> Iterator[RowError | tuple[Record, _Names]]:
     """Yield the records of a file with their columns; one error for those that lack the same.
 
     Args:
-        find: returns the columns of a record, or raises LackingColumnsError; called once for
+        find: returns the columns of a record, or raises _LackingColumnsError; called once for
             records that have the same keys.
     """
     # Rows of JSONL may have different keys.
     names_of: dict[tuple[str, ...], _Names | RowError] = {}
-    for row in read_records(file, form):
+    for row in read_records(file, columns.delimiter, columns.headerless):
         if isinstance(row, RowError):
             yield row
             continue
@@ -126,82 +207,55 @@ def read_with_columns(
 def _found(row: Record, find: Callable[[Record], _Names]) -> _Names | RowError:
     try:
         return find(row)
-    except LackingColumnsError as error:
+    except _LackingColumnsError as error:
         keys = list(map(str, row.values))
         delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
         advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
         return RowError(f"{row.header}: {error}; its columns are {', '.join(keys)}{advice}")
 
 
-def read_columns(
-    file: Path, columns: Columns, *, needs_label: bool
-) -> Iterator[RowError | tuple[Record, ColumnNames]]:
-    """Yield the records of a file with their columns; one error where records lack some."""
-    return read_with_columns(
-        file,
-        columns.table_format,
-        lambda row: _find_columns(list(row.values), columns, needs_label=needs_label),
-    )
+def _asked(columns: Columns, *, needs_label: bool) -> list[tuple[str, str]]:
+    """Return the options that name columns, with each name."""
+    labels = (columns.label, *columns.indicators) if needs_label else ()
+    named = [("text-column", columns.text), ("pair-column", columns.pair)]
+    named += [("label-column", name) for name in labels]
+    return [(option, name) for option, name in named if name is not None]
 
 
-def _find_columns(keys: Sequence[str], columns: Columns, *, needs_label: bool) -> ColumnNames:
-    """Return the columns among a record's keys.
-
-    Raises:
-        LackingColumnsError: some are missing.
-    """
-    texts = _text_columns(keys, columns)
-    if texts is not None and texts[1] is None and columns.pairs == "required":
-        texts = None
-    labels = _label_columns(keys, columns) if needs_label else ()
-    if texts is not None and labels is not None:
-        return ColumnNames(*texts, labels)
-    if columns.or_common:
-        with suppress(LackingColumnsError):  # the columns that are named are to be missed
-            common = replace(COMMON_COLUMNS, pairs=columns.pairs)
-            return _find_columns(keys, common, needs_label=needs_label)
-    lacks = []
-    if texts is None:
-        lacks.append(_missing(keys, _asked_texts(columns), _TEXTS, "text"))
-    if labels is None:
-        asked = [("label", name) for name in (columns.label, *columns.indicators) if name]
-        lacks.append(_missing(keys, asked, _LABELS[:3], "label"))
-    raise LackingColumnsError("; ".join(lacks))
+def _lacking(keys: Mapping[str, object], asked: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"no column {name} for --{option}" for option, name in asked if name not in keys]
 
 
-def _asked_texts(columns: Columns) -> list[tuple[str, str]]:
-    names = (("text", columns.text), ("pair", columns.pair))
-    return [(option, name) for option, name in names if name is not None]
+def _unknown(kind: str, usual: str) -> str:
+    option = "choice-columns" if kind == "choice" else f"{kind}-column"
+    return f"no column {usual} (--{option} names another)"
 
 
-def _missing(
-    keys: Sequence[str], asked: Sequence[tuple[str, str]], usual: Sequence[str], option: str
-) -> str:
-    lacks = [
-        f"no column {name} for --{name_of}-column" for name_of, name in asked if name not in keys
-    ]
-    return "; ".join(lacks) or f"no column {' or '.join(usual)} (--{option}-column names another)"
-
-
-def _text_columns(keys: Sequence[str], columns: Columns) -> tuple[str, str | None] | None:
-    """Return the columns of the text and, in a file of pairs, of the second text."""
-    if any(name not in keys for _, name in _asked_texts(columns)):
-        return None
+def _text_columns(
+    keys: Mapping[str, object], columns: Columns, known: Sequence[_TextColumns]
+) -> _TextColumns | None:
+    """Return the columns of the text and, where there is one, of the second text."""
     if columns.text is not None:
         return columns.text, columns.pair
-    for first, second in _PAIRS:
+    for first, second in known:
         pair = columns.pair or second
-        if first in keys and pair in keys and first != pair:
+        if first in keys and first != pair and (pair is None or pair in keys):
             return first, pair
-    for name in _TEXTS:
-        if name in keys and name != columns.pair:
-            return name, columns.pair
     return None
 
 
-def _label_columns(keys: Sequence[str], columns: Columns) -> tuple[str, ...] | None:
-    """Return the column of the labels, or those of 0 and 1; None if one is missing."""
-    if columns.indicators:
-        return columns.indicators if set(columns.indicators) <= set(keys) else None
-    usual = (columns.label,) if columns.label is not None else _LABELS
-    return next(((name,) for name in usual if name in keys), None)
+def _label_column(
+    keys: Mapping[str, object], columns: Columns, known: Sequence[str]
+) -> tuple[str, ...]:
+    usual = (columns.label,) if columns.label is not None else known
+    return next(((name,) for name in usual if name in keys), ())
+
+
+def _choice_columns(row: Record, asked: Sequence[str]) -> tuple[str, ...]:
+    """Return the column of a list of choices, or the columns of the choices."""
+    if len(asked) > 1:
+        return tuple(asked)
+    for name in asked or _LISTS:
+        if isinstance(row.values.get(name), list | dict):
+            return (name,)
+    return tuple(asked) or tuple(filter(_NUMBERED.fullmatch, row.values))

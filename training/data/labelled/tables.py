@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from albert_serve.errors import AlbertServeError
 from albert_serve.tables import (
@@ -44,35 +43,21 @@ class RowError(NamedTuple):
 
 
 _Row: TypeAlias = "Record | RowError"
+_ReadT = TypeVar("_ReadT")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableFormat:
-    """Properties of CSV and TSV files that their text does not tell.
-
-    Attributes:
-        delimiter: None to detect it.
-        headerless: names of the columns of files without a header; a file whose first row holds
-            one of the names in `named` has a header. Rows may be shorter.
-        named: columns that a header has.
-    """
-
-    delimiter: str | None = None
-    headerless: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
-
-    def names_without_header(self, first_row: Sequence[str]) -> Sequence[str] | None:
-        """Return the names of the columns if the first row is no header."""
-        # A first row of one field has another delimiter.
-        is_header = len(first_row) == 1 or not set(first_row).isdisjoint(self.named)
-        return None if is_header else self.headerless or None
-
-
-def read_records(file: Path, form: TableFormat = TableFormat()) -> Iterator[_Row]:
+def read_records(
+    file: Path, delimiter: str | None = None, headerless: Sequence[str] = ()
+) -> Iterator[_Row]:
     """Yield the records of a file, whose suffix gives the format, and its errors.
 
     `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`, `.bz2`, `.xz` or `.zst`; or `.parquet`.
     Files of other suffixes are TSV if the delimiter is given as a tab.
+
+    Args:
+        delimiter: of CSV and TSV files; None to detect it.
+        headerless: names of the columns of CSV and TSV files without a header, whose first row
+            holds none of them. Rows may be shorter.
     """
     suffixes = set(file.suffixes)
     try:
@@ -80,12 +65,35 @@ def read_records(file: Path, form: TableFormat = TableFormat()) -> Iterator[_Row
             yield from _parquet_records(file)
         elif ".jsonl" in suffixes:
             yield from _json_records(file)
-        elif suffixes & {".tsv", ".csv"} or form.delimiter == "\t":
-            yield from _table_records(file, form)
+        elif suffixes & {".tsv", ".csv"} or delimiter == "\t":
+            yield from _table_records(file, delimiter, headerless)
         else:
             yield RowError(f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet")
     except (AlbertServeError, OSError) as error:
         yield RowError(str(error))
+
+
+def gather_rows(
+    files: Sequence[Path],
+    read: Callable[[Path], Iterator[_ReadT | RowError]],
+    name: str,
+    errors: list[str],
+) -> list[_ReadT]:
+    """Return what is read of files, and append the errors.
+
+    Args:
+        name: of what is read; that there is none is an error.
+    """
+    rows: list[_ReadT] = []
+    num_before = len(errors)
+    for row in chain.from_iterable(map(read, files)):
+        if isinstance(row, RowError):
+            errors.append(row.message)
+        else:
+            rows.append(row)
+    if not rows and len(errors) == num_before:
+        errors.append(f"no {name} in {', '.join(map(str, files))}")
+    return rows
 
 
 def likely_delimiter(header: str) -> str | None:
@@ -95,27 +103,25 @@ def likely_delimiter(header: str) -> str | None:
     return best if counts[best] > 1 else None
 
 
-def _table_records(file: Path, form: TableFormat) -> Iterator[_Row]:
+def _table_records(file: Path, delimiter: str | None, headerless: Sequence[str]) -> Iterator[_Row]:
     is_csv = ".csv" in file.suffixes
     with open_lines(file, type_by_name(file.name).compression) as (stream, _):
         lines = text_lines(file, stream)
         first = next(lines, "")
-        delimiter = form.delimiter or ((likely_delimiter(first) or ",") if is_csv else "\t")
+        delimiter = delimiter or ((likely_delimiter(first) or ",") if is_csv else "\t")
         # As in GLUE, quotes are ordinary characters of a TSV file.
         rows = csv_rows(file, chain([first], lines), delimiter, has_quotes=is_csv)
-        number, first_row = next(rows, (1, []))
+        number, names = next(rows, (1, []))
         header = f"{file}, line {number}"
-        names = form.names_without_header(first_row)
-        if names is None:
-            names = first_row
-            if repeated := repeated_names([name for name in names if name]):
-                yield RowError(
-                    f"{header}: columns of the same name ({', '.join(repeated)}); its columns "
-                    f"are {', '.join(names)}"
-                )
-                return
-        else:
-            rows = chain([(number, first_row)], rows)
+        # A first row of one field has another delimiter.
+        if headerless and len(names) > 1 and set(names).isdisjoint(headerless):
+            rows, names = chain([(number, names)], rows), list(headerless)
+        if repeated := repeated_names([name for name in names if name]):
+            yield RowError(
+                f"{header}: columns of the same name ({', '.join(repeated)}); its columns "
+                f"are {', '.join(names)}"
+            )
+            return
         for number, fields in rows:
             yield _table_record(f"{file}, line {number}", header, names, fields, delimiter)
 

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
 from training.data.corpus import CorpusError, read_lines
-from training.data.labelled.cells import (
-    LabelFormError,
-    MissingLabelError,
-    cell_text,
-    is_blank,
-    labels_in,
-)
+from training.data.labelled.cells import LabelFormError, cell_text, is_blank, labels_in
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import Record, RowError
+from training.data.labelled.tables import Record, RowError, gather_rows
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
 
 # The index of a label; of a regression the score; of several labels 1 or 0 for each.
 Label: TypeAlias = int | float | tuple[float, ...]
+# The least and the highest score of a regression.
+Scale: TypeAlias = tuple[float, float]
+ANY_SCORE: Final[Scale] = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,42 +40,11 @@ class LabelledText:
     place: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scale:
-    """The scores of a regression: numbers from `least` to `most`."""
-
-    name: str = "score"
-    least: float = -math.inf
-    most: float = math.inf
-
-    def parse(self, text: str) -> float | None:
-        """Return a score; None if it is no number of the scale."""
-        try:
-            score = float(text)
-        except ValueError:
-            return None
-        return score if math.isfinite(score) and self.least <= score <= self.most else None
-
-    def __str__(self) -> str:
-        if math.isinf(self.least) or math.isinf(self.most):
-            return "a number"
-        return f"a number from {self.least:g} to {self.most:g}"
-
-
-ANY_SCORE: Final = Scale()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelledSplits:
-    """The texts of each split, and the names of their labels in order.
-
-    Attributes:
-        num_left_out: rows left out by `Columns.short_rows`, by file.
-    """
+class LabelledSplits(NamedTuple):
+    """The texts of each split, and the names of their labels in order."""
 
     texts: Mapping[str, list[LabelledText]]
     names: list[str]
-    num_left_out: Mapping[Path, int] = field(default_factory=dict)
 
 
 class _Row(NamedTuple):
@@ -86,16 +52,6 @@ class _Row(NamedTuple):
     pair: str | None
     labels: tuple[str, ...]
     place: str
-
-
-class _ShortRow(NamedTuple):
-    """A row without a text or a label."""
-
-    message: str
-    file: Path
-
-
-_Read: TypeAlias = "_Row | _ShortRow | RowError"
 
 
 def read_labelled(
@@ -121,7 +77,6 @@ def read_splits(
     columns: Columns = COMMON_COLUMNS,
     problem: ProblemType = "single_label_classification",
     scale: Scale = ANY_SCORE,
-    errors: list[str] | None = None,
 ) -> LabelledSplits:
     """Read the files of a data set's splits, and the names of the labels in order.
 
@@ -137,7 +92,6 @@ def read_splits(
             before 10), or the columns of 0 and 1.
         problem: of a regression, labels are numbers; of several labels, a text may have none.
         scale: of a regression.
-        errors: to which errors of files and rows are appended, instead of being raised.
 
     Raises:
         CorpusError: files cannot be read or lack columns, a split is empty, labels are not among
@@ -145,44 +99,40 @@ def read_splits(
             it is listed.
     """
     _check_columns(columns, label_names, problem)
-    rows: dict[str, list[_Row]] = {}
-    is_raised = errors is None
-    errors = [] if errors is None else errors
-    left_out: dict[Path, int] = {}
-    for split, its_files in files.items():
-        rows[split] = []
-        num_before = len(errors)
-        for row in chain.from_iterable(_read_rows(file, columns, problem) for file in its_files):
-            if isinstance(row, _Row):
-                rows[split].append(row)
-            elif isinstance(row, _ShortRow) and columns.short_rows == "leave out":
-                left_out[row.file] = left_out.get(row.file, 0) + 1
-            else:
-                errors.append(row.message)
-        if not rows[split] and len(errors) == num_before:
-            errors.append(f"no examples in {', '.join(map(str, its_files))}")
+    errors: list[str] = []
+    rows = {
+        split: gather_rows(
+            its, lambda file: _labelled_rows(file, columns, problem), "examples", errors
+        )
+        for split, its in files.items()
+    }
     if problem == "regression":
-        texts, names = _scored(rows, scale, errors), list(label_names or [scale.name])
+        splits = LabelledSplits(_scored(rows, scale, errors), list(label_names or ["score"]))
     else:
-        texts, names = _classified(rows, label_names or columns.indicators, errors, problem)
-    if is_raised:
-        raise_listed(errors)
-    return LabelledSplits(texts=texts, names=names, num_left_out=left_out)
+        names = label_names or columns.indicators
+        splits = LabelledSplits(*_classified(rows, names, errors, problem))
+    raise_listed(errors)
+    return splits
 
 
 def _scored(
     rows: Mapping[str, list[_Row]], scale: Scale, errors: list[str]
 ) -> dict[str, list[LabelledText]]:
     """Return the texts of each split with their scores; append the errors."""
+    least, most = scale
+    allowed = "a number" if scale == ANY_SCORE else f"a number from {least:g} to {most:g}"
     texts: dict[str, list[LabelledText]] = {split: [] for split in rows}
     for split, its_rows in rows.items():
         for row in its_rows:
             (label,) = row.labels
-            score = scale.parse(label)
-            if score is None:
-                errors.append(f"{row.place}: {label!r} is not {scale}")
-            else:
+            try:
+                score = float(label)
+            except ValueError:
+                score = math.nan
+            if math.isfinite(score) and least <= score <= most:
                 texts[split].append(_labelled(row, score))
+            else:
+                errors.append(f"{row.place}: {label!r} is not {allowed}")
     return texts
 
 
@@ -302,11 +252,9 @@ def read_texts(
     Raises:
         CorpusError: a file cannot be read or has no column of texts, or there is no text.
     """
-    reads = [read for file in files for read in _read_texts(file, columns)]
-    raise_listed([read.message for read in reads if isinstance(read, RowError)])
-    texts = [read for read in reads if not isinstance(read, RowError)]
-    if not texts:
-        raise CorpusError(f"no texts in {', '.join(map(str, files))}")
+    errors: list[str] = []
+    texts = gather_rows(files, lambda file: _read_texts(file, columns), "texts", errors)
+    raise_listed(errors)
     return texts
 
 
@@ -326,36 +274,38 @@ def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]
         yield RowError(f"{row.place}: no text") if texts is None else texts
 
 
-def _read_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Read]:
-    """Yield each row, or the error of a row."""
+def _labelled_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Row | RowError]:
+    """Yield each row, or the error of a row; report the rows that are left out."""
+    num_left_out = 0
     for read in read_columns(file, columns, needs_label=True):
         if isinstance(read, RowError):
             yield read
             continue
         row, names = read
         texts = _texts(row, names, columns)
-        if texts is None:
-            yield _ShortRow(f"{row.place}: no text", file)
-            continue
         try:
             labels = labels_in(row.values, names.labels, columns, problem)
-        except MissingLabelError as error:
-            yield _ShortRow(f"{row.place}: {error}", file)
-        except LabelFormError as error:
-            yield RowError(f"{row.place}: {error}")
-            return  # it is the same in all rows
         except ValueError as error:
             yield RowError(f"{row.place}: {error}")
-        else:
+            if isinstance(error, LabelFormError):
+                return  # it is the same in all rows
+            continue
+        if texts is not None and labels is not None:
             yield _Row(*texts, labels, row.place)
+        elif columns.short_rows == "leave out":
+            num_left_out += 1
+        elif texts is None:
+            yield RowError(f"{row.place}: no text")
+        else:
+            yield RowError(f"{row.place}: no value in column {' or '.join(names.labels)}")
+    if num_left_out:
+        print(f"{file}: {num_left_out:,} rows without a text or a label are left out")
 
 
 def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
     """Return the text and the pair of a record; None without a text, or a pair that it needs."""
     text, pair = cell_text(row.values[names.text]), None
-    if names.pair is not None and (
-        columns.pairs == "required" or not is_blank(row.values[names.pair])
-    ):
+    if names.pair is not None and (columns.needs_pair or not is_blank(row.values[names.pair])):
         pair = cell_text(row.values[names.pair])
         text = None if pair is None else text
     return None if text is None else (text, pair)

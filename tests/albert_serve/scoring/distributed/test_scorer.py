@@ -101,8 +101,11 @@ def test_only_its_configuration_is_pickled(table: pyarrow.Table, scorer: AlbertS
     assert len(content) == size < 1000
     again = pickle.loads(content)
     assert again(table).equals(expected)
-    # One engine in a process.
-    assert again._model.open() is scorer._model.open()
+
+
+def test_a_process_has_one_engine(bundle_dir: Path) -> None:
+    opened = [WorkerModel(bundle=str(bundle_dir), task="fill-mask").open() for _ in range(2)]
+    assert opened[0] is opened[1]
 
 
 def test_wrong_arguments_are_refused_before_a_worker_has_them(bundle_dir: Path) -> None:

@@ -1,16 +1,22 @@
-"""The model that a finetuning run starts from."""
+"""The model of a finetuning run: its classifiers, and the checkpoint that it starts from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import torch
-
-from albert_serve.bundle.weights import QuestionHead, question_head_of
+from albert_serve.bundle.manifest import DEFAULT_HEAD
+from albert_serve.bundle.weights import (
+    CLASSIFICATION,
+    QuestionHead,
+    further_head,
+    question_head_of,
+)
 from albert_serve.config import AlbertConfig
+from training.finetuning.config import ClassifierConfig
+from training.finetuning.settings import FinetuneSettings
+from training.loop.progress import RunError
 from training.model.checkpoint import (
     has_stored_exits,
     load_checkpoint,
@@ -18,12 +24,86 @@ from training.model.checkpoint import (
     read_shapes,
     read_tasks,
 )
-from training.model.heads import AlbertForTasks, Task, head_sizes, is_further
-from training.model.labels import head_record
+from training.model.heads import AlbertForTasks, Task, head_sizes, is_classifier, is_further
+from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
 
 # Both are named `classifier`, so that a checkpoint has one of them.
 _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
+
+
+class Placed(NamedTuple):
+    """A classifier of a run: its head in the model, and the configuration of its data."""
+
+    task: Task
+    config: ClassifierConfig
+
+
+def place(
+    settings: FinetuneSettings, stored: Mapping[Task, int], hf: Mapping[str, Any]
+) -> list[Placed]:
+    """Return the classifiers that are trained, in the order of --weights.
+
+    Data before `--head` is the default classifier's, which `transformers` reads. Without, and in a
+    checkpoint that has none, the default is the head of that name, or else the first.
+
+    Args:
+        stored: heads of the checkpoint.
+        hf: its `config.json`.
+
+    Raises:
+        RunError: two classifiers have one name, or options do not go together.
+    """
+    heads = settings.heads
+    placed = [Placed(CLASSIFICATION, settings)] if settings.text_classification else []
+    default = default_name(hf) or DEFAULT_HEAD
+    if heads and not placed and CLASSIFICATION not in stored:
+        names = [head.head for head in heads if head.head is not None]
+        default = DEFAULT_HEAD if DEFAULT_HEAD in names else names[0]
+    for head in heads:
+        assert head.head is not None
+        if head.head == DEFAULT_HEAD != default:
+            raise RunError(f"--head {DEFAULT_HEAD}: the default classifier is named {default}")
+        task = CLASSIFICATION if head.head == default else further_head(head.head)
+        if task == CLASSIFICATION and settings.text_classification:
+            raise RunError(
+                f"--head {head.head} names the default classifier, whose data stands before --head "
+                "already; give another name"
+            )
+        placed.append(Placed(task, head))
+    if settings.adaptive_depth and CLASSIFICATION not in [each.task for each in placed]:
+        raise RunError(
+            "--adaptive-depth is of the default text classifier; give its --text-classification"
+        )
+    return placed
+
+
+def label_config(
+    hf: Mapping[str, Any],
+    heads: Collection[Task],
+    placed: Sequence[Placed],
+    labels: Mapping[Task, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the keys of config.json that name the labels of all classifiers, and the default.
+
+    Labels of classifiers that are not trained are the checkpoint's, as is the default's name unless
+    another is given, or its labels are others.
+
+    Args:
+        heads: of the model.
+        labels: the keys of each classifier that is trained.
+    """
+    records = {
+        head: labels[head] if head in labels else head_record(hf, head)
+        for head in heads
+        if is_classifier(head)
+    }
+    name = default_name(hf)
+    for each in placed:
+        if each.task == CLASSIFICATION:
+            has_same_labels = hf.get("id2label") == labels[each.task]["id2label"]
+            name = each.config.head or (name if has_same_labels else None)
+    return labels_config(records, name)
 
 
 def load_start(
@@ -86,33 +166,6 @@ def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dic
     return kept
 
 
-def changed_config(
-    config: AlbertConfig,
-    *,
-    max_positions: int | None,
-    dropout: float | None,
-    classifier_dropout: float | None,
-) -> AlbertConfig:
-    """Return the config with the values that are not None."""
-    values: dict[str, Any] = {
-        "max_positions": max_positions,
-        "hidden_dropout": dropout,
-        "attention_dropout": dropout,
-        "classifier_dropout": classifier_dropout,
-    }
-    return replace(config, **{name: value for name, value in values.items() if value is not None})
-
-
-def describe_attention(config: AlbertConfig, device: torch.device) -> str | None:
-    """Describe the cost of attention dropout on a GPU; None without it."""
-    if device.type != "cuda" or config.attention_dropout == 0.0:
-        return None
-    return (
-        f"attention dropout {config.attention_dropout:g}: the GPU's kernel for packed rows has no "
-        "dropout; attention is computed over whole rows, which is slower (--dropout 0 uses it)"
-    )
-
-
 def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     """Return the model with another config of the same sizes."""
     changed = AlbertForTasks(config, model.tasks, has_exits=model.exits is not None)
@@ -125,13 +178,11 @@ def _report_change(folder: Path, head: Task, num_outputs: int, labels: Mapping[s
     names = list(labels["id2label"].values())
     record = head_record(read_config(folder), head)
     before = [str(name) for name in (record.get("id2label") or {}).values()]
-    is_named = len(before) == num_outputs
-    described = f"{num_outputs} outputs" + (f" ({', '.join(before)})" if is_named else "")
     if num_outputs != len(names):
         print(
-            f"the checkpoint's classifier has {described}; "
+            f"the checkpoint's classifier has {num_outputs} outputs ({', '.join(before)}); "
             f"a new one is trained, of {len(names)} ({', '.join(names)})"
         )
-    elif is_named and before not in (names, [f"LABEL_{i}" for i in range(num_outputs)]):
+    elif before and before not in (names, [f"LABEL_{i}" for i in range(num_outputs)]):
         shown = f"{', '.join(before)}, for {', '.join(names)}"
         print(f"the classifier goes on from the checkpoint's of {shown}")

@@ -1,0 +1,257 @@
+"""The output: its columns, of the input and of the answer, in CSV, TSV, JSONL or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from albert_serve.errors import InvalidInputError
+from albert_serve.scoring.answering import ScoredPart
+from albert_serve.scoring.answers import answer_columns, table_values
+from albert_serve.scoring.inputs import InputFile, RowBatch
+from albert_serve.scoring.rows import RowReader
+from albert_serve.tables import DELIMITERS, TableType, compressor, first_line
+
+# Parts are joined into row groups of at least so many rows.
+_GROUP_ROWS: Final = 1 << 16
+_GROUP_BYTES: Final = 1 << 26
+# Pages of Parquet end at multiples of so many rows; with wide rows, more would be much memory.
+_PAGE_ROWS: Final = 64
+
+_Write: TypeAlias = Callable[[ScoredPart], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The type and the columns of an output.
+
+    Attributes:
+        kept: the names of the columns that are kept of the input, and their Arrow types where the
+            output is Parquet; None for JSONL, whose rows keep what they have.
+    """
+
+    type: TableType
+    reader: RowReader
+    kept: Mapping[str, Any] | None
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of a table's columns, in order."""
+        return [*(self.kept or ()), *answer_columns(self.reader.task)]
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of a table."""
+        return pa.schema({**(self.kept or {}), **answer_columns(self.reader.task)})
+
+    def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
+        """Return the values that are kept of each row, as JSON.
+
+        Raises:
+            InvalidInputError: a row has a column that the table has not.
+        """
+        rows = self.reader.kept_rows(batch)
+        for place, row in zip(batch.places, rows, strict=True):
+            self._check_known(place, row)
+        return rows
+
+    def _check_known(self, place: str, names: Collection[str]) -> None:
+        if self.kept is None or self.kept.keys() >= set(names):
+            return
+        unknown = next(name for name in names if name not in self.kept)
+        raise InvalidInputError(
+            f"{place} has a column {unknown!r}, which none of the first rows has; name the columns "
+            "to keep (--keep), or write .jsonl"
+        )
+
+
+def make_layout(
+    kind: TableType,
+    reader: RowReader,
+    sources: Sequence[InputFile],
+    first: Sequence[RowBatch],
+) -> Layout:
+    """Return the layout of an output, from the columns of the input.
+
+    Args:
+        first: the first rows, which decide the columns where no file has its own.
+
+    Raises:
+        InvalidInputError: a column has different types.
+    """
+    if not kind.has_columns:
+        return Layout(type=kind, reader=reader, kept=None)
+    keep = reader.selection.keep
+    schemas = [
+        pa.schema({name: type_ or pa.string() for name, type_ in source.columns.items()})
+        for source in sources
+        if source.columns is not None
+    ]
+    columns: dict[str, Any] = {name: None for schema in schemas for name in schema.names}
+    rows: list[dict[str, Any]] = []
+    if not schemas:
+        rows = [row for batch in first for row in reader.kept_rows(batch)]
+        columns = {name: None for row in rows for name in row}
+    columns = columns if keep is None else dict.fromkeys(keep)
+    if kind.format == "parquet":
+        columns = {name: _type_of(name, schemas, rows) for name in columns}
+    return Layout(type=kind, reader=reader, kept=columns)
+
+
+def _type_of(name: str, schemas: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Any:
+    """Return the type of a column in the files that have it, else of its values in rows."""
+    fields = [schema.field(name) for schema in schemas if name in schema.names]
+    try:
+        if fields:
+            return pa.unify_schemas([pa.schema([field]) for field in fields]).field(name).type
+        kind = pa.array([row.get(name) for row in rows]).type
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidInputError(
+            f"the column {name!r} has values of different types ({first_line(error)}); leave it "
+            "out (--keep), or write .jsonl"
+        ) from error
+    return pa.string() if pa.types.is_null(kind) else kind
+
+
+@contextmanager
+def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[_Write]:
+    """Open the writer of a layout; the end is written if the block did not fail."""
+    if layout.type.format == "parquet":
+        # What is not complete is closed, too: else it would be later, when the file is not open.
+        with pq.ParquetWriter(raw, layout.schema, write_batch_size=_PAGE_ROWS) as parquet:
+            yield lambda part: parquet.write_table(to_table(layout, part))
+        return
+    stream = compressor(raw, layout.type.compression)
+    if layout.type.format == "jsonl":
+        yield partial(_write_json, stream, layout)
+    else:
+        if has_header:
+            _write_lines(stream, layout, [layout.columns])
+        yield partial(_write_csv, stream, layout)
+    if stream is not raw:
+        stream.close()
+
+
+def json_rows_of(layout: Layout, part: ScoredPart) -> Iterator[dict[str, Any]]:
+    """Yield the rows of JSONL: the values that are kept, and the result."""
+    for kept, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
+        yield {**kept, **result.values}
+
+
+def _write_json(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
+    for values in json_rows_of(layout, part):
+        line = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        # A lone surrogate, which a value may hold, is written as its JSON escape.
+        stream.write(line.encode(errors="backslashreplace") + b"\n")
+    stream.flush()
+
+
+def _write_csv(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
+    lines = []
+    for kept, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
+        values = {**kept, **table_values(layout.reader.task, result)}
+        cells = [_cell(values.get(name)) for name in layout.columns]
+        # Bytes of a CSV file that were not UTF-8 are written as they were read.
+        lines.append(cells if part.batch.is_text else _without_surrogates(cells))
+    _write_lines(stream, layout, lines)
+    stream.flush()
+
+
+def _write_lines(stream: BinaryIO, layout: Layout, lines: Sequence[Sequence[str]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=DELIMITERS[layout.type.format])
+    for line in lines:
+        writer.writerow(line)
+        # The writer quotes both characters of its own line end.
+        content = text.getvalue().removesuffix("\r\n") + "\n"
+        stream.write(content.encode(errors="surrogateescape"))
+        text.seek(0)
+        text.truncate()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Return a value whose text can be written as UTF-8: half a surrogate pair becomes "?"."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_without_surrogates(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _without_surrogates(one) for name, one in value.items()}
+    return value
+
+
+def to_table(layout: Layout, part: ScoredPart) -> Any:
+    """Return rows and their results as an Arrow table."""
+    columns = _kept_columns(layout, part.batch)
+    answers = [table_values(layout.reader.task, result) for result in part.results]
+    for name, kind in answer_columns(layout.reader.task).items():
+        columns.append(pa.array([_without_surrogates(row.get(name)) for row in answers], kind))
+    return pa.Table.from_arrays(columns, schema=layout.schema)
+
+
+def _kept_columns(layout: Layout, batch: RowBatch) -> list[Any]:
+    kept = layout.kept or {}
+    if batch.kept is not None:
+        names, num_rows = batch.kept.schema.names, len(batch.values)
+        return [
+            batch.kept.column(name).cast(kind) if name in names else pa.nulls(num_rows, kind)
+            for name, kind in kept.items()
+        ]
+    rows = layout.kept_rows(batch)
+    columns = []
+    for name, kind in kept.items():
+        try:
+            columns.append(pa.array([_without_surrogates(row.get(name)) for row in rows], kind))
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise InvalidInputError(
+                f"between {batch.places[0]} and {batch.places[-1]}, the column {name!r} holds a "
+                f"value that is not {kind} as in the first rows ({first_line(error)}); leave it "
+                "out (--keep), or write .jsonl"
+            ) from error
+    return columns
+
+
+def join(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:
+    """Write parts, of which only the first has a header, as one file.
+
+    Raises:
+        OSError: a part cannot be read, or the file cannot be written.
+    """
+    if layout.type.format == "parquet":
+        _join_parquet(files, target, layout)
+        return
+    for file in files:
+        with file.open("rb") as part:
+            shutil.copyfileobj(part, target, 1 << 20)
+
+
+def _join_parquet(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:
+    tables: list[Any] = []
+    with pq.ParquetWriter(target, layout.schema, write_batch_size=_PAGE_ROWS) as writer:
+        for number, file in enumerate(files, start=1):
+            tables.append(pq.ParquetFile(file).read(use_threads=False))
+            is_full = (
+                sum(table.num_rows for table in tables) >= _GROUP_ROWS
+                or sum(table.nbytes for table in tables) >= _GROUP_BYTES
+            )
+            if is_full or number == len(files):
+                writer.write_table(pa.concat_tables(tables))
+                tables = []
+                pa.default_memory_pool().release_unused()

@@ -1,1 +1,0 @@
-"""The output of a job: its columns, its formats, and its parts on disk."""

@@ -1,0 +1,209 @@
+"""The parts of a job on disk: complete files, a manifest of what they come from, and a lock.
+
+    _manifest.json   the job: hashes of its input, the model, the parameters
+    _parts.jsonl     a line for each complete part: its counts
+    part-000000.csv  the parts
+    _SUCCESS         the last part is written; where the parts themselves are the output
+
+A part is complete when its line is written; whatever else a killed job left is written again.
+Readers of tables (pyarrow, Spark) pass over files that begin with `_` or a dot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import filelock
+
+from albert_serve.errors import InvalidInputError
+from albert_serve.files import put_in_place, sync, write_atomically
+from albert_serve.scoring.errors import ChangedJobError, LockedOutputError, writing
+
+_MANIFEST_FILE: Final = "_manifest.json"
+_LOG_FILE: Final = "_parts.jsonl"
+_LOCK_FILE: Final = "_lock"
+_SUCCESS_FILE: Final = "_SUCCESS"
+_FORMAT_VERSION: Final = 3
+# What a changed job is told of each entry of the manifest.
+_NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert-serve's version"}
+
+
+class PartFolder:
+    """The folder of a job's parts, locked; `PartFolder.open` makes it.
+
+    Attributes:
+        counts: of each complete part, in order.
+    """
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        self._folder = folder
+        self._suffix = suffix
+        self.counts: list[dict[str, Any]] = []
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        folder: Path,
+        suffix: str,
+        job: Mapping[str, Any],
+        *,
+        restart: bool,
+        is_temporary: bool,
+    ) -> Iterator[PartFolder]:
+        """Lock a folder, and find the parts that are complete.
+
+        Args:
+            suffix: of the parts' files.
+            job: what the parts depend on, as JSON.
+            restart: whether the parts that there are, are removed.
+            is_temporary: whether a folder without complete parts is removed.
+
+        Raises:
+            LockedOutputError: another job writes to it.
+            ChangedJobError: its parts are of another job.
+            InvalidInputError: the folder holds something else.
+            OutputError: it cannot be written to.
+        """
+        _check_ours(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        parts = cls(folder, suffix)
+        with _locked(folder):
+            with writing(folder):
+                parts._begin(job, restart=restart)
+            try:
+                yield parts
+            finally:
+                if is_temporary and not parts.counts:
+                    _remove(folder)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of the complete parts, in order."""
+        return [self._file(number) for number in range(len(self.counts))]
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"part-{number:06}{self._suffix}"
+
+    def write(self, counts: Mapping[str, Any], content: Callable[[BinaryIO], None]) -> None:
+        """Write the next part.
+
+        Raises:
+            OutputError: it cannot be written; the part is not complete.
+        """
+        with writing(self._folder):
+            _write(self._file(len(self.counts)), self._folder / ".part.partial", content)
+            with (self._folder / _LOG_FILE).open("ab") as log:
+                log.write(json.dumps(counts).encode() + b"\n")
+                log.flush()
+                os.fsync(log.fileno())
+        self.counts.append(dict(counts))
+
+    def join(self, output: Path, content: Callable[[BinaryIO], None]) -> None:
+        """Write the whole output, which takes its place when it is complete; remove the parts.
+
+        Raises:
+            OutputError: it cannot be written; the parts stay.
+        """
+        with writing(output):
+            _write(output, self._folder / ".joined.partial", content)
+        _remove(self._folder)
+
+    def finish(self) -> None:
+        """Mark a complete folder, and remove what it has no more use for.
+
+        Raises:
+            OutputError: it cannot be written to.
+        """
+        with writing(self._folder):
+            write_atomically(self._folder / _SUCCESS_FILE, b"")
+        with contextlib.suppress(OSError):
+            (self._folder / _LOCK_FILE).unlink(missing_ok=True)
+
+    def _begin(self, job: Mapping[str, Any], *, restart: bool) -> None:
+        manifest = self._folder / _MANIFEST_FILE
+        current = {"format_version": _FORMAT_VERSION, "job": json.loads(json.dumps(job))}
+        if manifest.exists() and not restart:
+            _check_unchanged(manifest, current)
+            self._read_log()
+            return
+        left = [self._folder / name for name in (_SUCCESS_FILE, _LOG_FILE)]
+        for file in [*left, *self._folder.glob("part-*")]:
+            file.unlink(missing_ok=True)
+        write_atomically(manifest, json.dumps(current, indent=1).encode() + b"\n")
+        sync(self._folder)
+
+    def _read_log(self) -> None:
+        """Read the lines of complete parts, and cut off half a line of a job that was killed."""
+        log = self._folder / _LOG_FILE
+        lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            os.truncate(log, sum(map(len, lines[:-1])))
+            lines.pop()
+        self.counts = [json.loads(line) for line in lines]
+
+
+def _write(file: Path, partial: Path, content: Callable[[BinaryIO], None]) -> None:
+    """Write a file that takes its place when it is complete, and on disk."""
+    with partial.open("wb") as stream:
+        content(stream)
+    put_in_place(partial, file)
+    sync(file.parent)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = filelock.FileLock(folder / _LOCK_FILE)
+    with writing(folder):
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout as error:
+            message = f"another job writes to {folder}; wait until it ends"
+            raise LockedOutputError(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder so that, if it is killed at it, the rest is a job's folder without parts."""
+    last = (_MANIFEST_FILE, _LOCK_FILE)
+    with contextlib.suppress(OSError):
+        names = {file.name for file in folder.iterdir()}
+        for name in (_LOG_FILE, *(names - set(last)), *last):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _check_ours(folder: Path) -> None:
+    if not folder.is_symlink() and not folder.exists():
+        return
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
+    is_ours = _MANIFEST_FILE in names or names <= {_LOCK_FILE, f"{_MANIFEST_FILE}.partial"}
+    if folder.is_symlink() or not is_ours:
+        raise InvalidInputError(
+            f"{folder} is not the folder of a job's parts; remove it, or name another output"
+        )
+
+
+def _check_unchanged(manifest: Path, current: dict[str, Any]) -> None:
+    known = json.loads(manifest.read_bytes())
+    if known.get("format_version") != _FORMAT_VERSION:
+        raise ChangedJobError(f"{manifest} is of another version; --restart it")
+    before, job = known["job"], current["job"]
+    changed = [name for name in {**before, **job} if before.get(name) != job.get(name)]
+    if changed:
+        what = " and ".join(_NAMES.get(name, name) for name in changed)
+        verb = "are" if len(changed) > 1 else "is"
+        raise ChangedJobError(
+            f"{what} {verb} not what the parts in {manifest.parent} were made with; --restart "
+            "begins again, or name another output"
+        )

@@ -1,0 +1,279 @@
+"""The files of a job: which are read, which rows they have, and what ends the job."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from albert_serve.errors import ConfigError, InvalidInputError
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
+from tests.albert_serve.scoring.jobs import (
+    HashScorer,
+    read_jsonl,
+    read_table,
+    score,
+    texts,
+    write_csv,
+    write_jsonl,
+)
+
+
+def test_parts_of_parquet_are_bounded_by_what_is_kept(tmp_path: Path) -> None:
+    """In one row group, so that neither the group nor 1,024 rows are held at once."""
+    bodies = [random.Random(number).randbytes(100_000) for number in range(300)]
+    table = pyarrow.table({"text": [f"{i}" for i in range(300)], "body": bodies})
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    # Pages are read as a whole, and end at multiples of so many rows.
+    parquet.write_table(table, source, use_dictionary=False, write_batch_size=10)
+    assert parquet.ParquetFile(source).num_row_groups == 1
+    before = pyarrow.total_allocated_bytes()
+    most = 0
+
+    def held() -> bool:
+        nonlocal most
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+        return False
+
+    summary = score_files(HashScorer(), [source], output, is_stopped=held)
+    assert summary.num_parts == 8
+    assert most < 15_000_000
+    assert parquet.read_table(output).column("body").to_pylist() == bodies
+
+
+def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "deeper").mkdir(parents=True)
+    for number, name in enumerate(["b.csv", "a.csv", "deeper/c.csv", "_x.csv", ".y.csv"]):
+        write_csv(folder / name, [{"id": str(number), "text": "x"}])
+    (folder / "readme.txt").write_text("text")
+    ids = {}
+    asked: dict[str, list[Path | str]] = {
+        "folder": [folder],
+        "glob": [f"{folder}/?.csv"],
+        "files": [folder / "b.csv", f"{folder}/*.csv"],
+    }
+    for name, inputs in asked.items():
+        score(inputs, tmp_path / f"{name}.csv")
+        ids[name] = [row["id"] for row in read_table(tmp_path / f"{name}.csv")]
+    assert ids == {"folder": ["1", "0", "2"], "glob": ["1", "0"], "files": ["0", "1"]}
+    score([folder], tmp_path / "shard.csv", shard=(1, 2))
+    assert [row["id"] for row in read_table(tmp_path / "shard.csv")] == ["0"]
+    with pytest.raises(InvalidInputError, match="no file matches"):
+        score([f"{folder}/*.parquet"], tmp_path / "none.csv")
+    with pytest.raises(InvalidInputError, match="3 input files cannot be 4 shards"):
+        score([folder], tmp_path / "none.csv", shard=(0, 4))
+    with pytest.raises(ConfigError, match="the shard is 2 of 2"):
+        ScoreOptions(shard=(2, 2))
+
+
+def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
+    one = write_csv(tmp_path / "one.csv", [{"text": "x", "a": "1"}])
+    two = write_csv(tmp_path / "two.csv", [{"text": "y", "b": "2"}])
+    for suffix, empty in ((".csv", ""), (".parquet", None)):
+        score([one, two], tmp_path / f"out{suffix}")
+        rows = read_table(tmp_path / f"out{suffix}")
+        assert [(row["a"], row["b"]) for row in rows] == [("1", empty), (empty, "2")]
+    three = tmp_path / "three.parquet"
+    parquet.write_table(pyarrow.table({"text": ["z"], "a": [1]}), three)
+    with pytest.raises(InvalidInputError, match="'a' has values of different types"):
+        score([one, three], tmp_path / "mixed.parquet")
+    score([two, three], tmp_path / "mixed.parquet")
+    rows = read_table(tmp_path / "mixed.parquet")
+    assert [(row["a"], row["b"]) for row in rows] == [(None, "2"), (1, None)]
+    score([one, three], tmp_path / "mixed.csv")
+    assert [row["a"] for row in read_table(tmp_path / "mixed.csv")] == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"id,review\n1,a\n", {}, r"has no column 'text'; it has id, review.*--column text=COLUMN"),
+        (b"id,text\n1,a\n", {"columns": {"text": "review"}}, "has no column 'review'"),
+        (b"id,text\n1,a\n", {"keep": ["ID"]}, "has no column 'ID'"),
+        (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'; it has text"),
+        (b"text,score\na,1\n", {}, r"the column 'score' has a name that the output has"),
+        (b"text,text\na,1\n", {}, "has several columns 'text'"),
+        ("text\na\n".encode("utf-16"), {}, "in.csv is UTF-16; convert it to UTF-8"),
+        (b"", {}, "is empty; its first line must name the columns"),
+        (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
+        (b'text\n"a\nb\n', {}, r"line 2: in line 3 unexpected end of data"),
+        (b"text\n" + b"a" * (17 << 20), {}, "line 2 has more than 16777216 bytes"),
+        (b"PK\x03\x04", {}, "is Excel, or Zip; the input must be jsonl, csv, tsv"),
+        (b"text\na\n", {"parameters": {"topk": 1}}, "'topk' is not known"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    content: bytes, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.csv").write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message):
+        score(tmp_path / "in.csv", tmp_path / "out.csv", **options)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_bytes(b"\xef\xbb\xbfid,text\n1,a\n2\n3,b,c\n\n4,\xff\n")
+    score(source, tmp_path / "out.csv")
+    rows = [line.split(b",") for line in (tmp_path / "out.csv").read_bytes().splitlines()]
+    assert [row[0] for row in rows] == [b"id", b"1", b"2", b"3", b"4"]
+    errors = [row["error"] for row in read_jsonl(to_jsonl(source, tmp_path)) if "error" in row]
+    assert errors[:2] == [
+        "line 3 has 1 fields; the header has 2",
+        "line 4 has 3 fields; the header has 2",
+    ]
+    assert rows[4][1] == b"\xff"
+    assert errors[2:] == ["the column 'text' is not UTF-8"]
+
+
+def to_jsonl(source: Path, folder: Path) -> Path:
+    score(source, folder / "errors.jsonl")
+    return folder / "errors.jsonl"
+
+
+@pytest.mark.parametrize("cut", [0, 4, 200, -1, -9, -100])
+def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["a"] * 99}), tmp_path / "whole.parquet")
+    source = tmp_path / "in.parquet"
+    source.write_bytes((tmp_path / "whole.parquet").read_bytes()[:cut])
+    with pytest.raises(InvalidInputError, match=r"in.parquet is damaged or incomplete: \w"):
+        score(source, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv.parts").exists()
+
+
+def test_text_of_parquet_that_is_not_utf8_ends_the_job(tmp_path: Path) -> None:
+    table, source = pyarrow.table({"text": ["a", "bbbb", "c"]}), tmp_path / "in.parquet"
+    parquet.write_table(table, source, compression="none", use_dictionary=False)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", b"b\xffbb"))
+    with pytest.raises(InvalidInputError, match="the columns text hold a value that cannot"):
+        score(source, tmp_path / "out.csv")
+
+
+def test_a_page_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
+    table, source = pyarrow.table({"text": ["a", "bbbb"]}), tmp_path / "in.parquet"
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    parquet.write_table(table, source, write_page_checksum=True, **options)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", b"bbbc"))
+    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete: .*CRC"):
+        score(source, tmp_path / "out.csv")
+
+
+def zstandard_of(content: bytes) -> bytes:
+    packed: bytes = pyarrow.compress(content, codec="zstd", asbytes=True)
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress", "num_cut"),
+    [
+        (".gz", gzip.compress, 6),
+        (".bz2", bz2.compress, 6),
+        (".xz", lzma.compress, 6),
+        (".zst", zstandard_of, 6),
+        # Several frames, one after another.
+        (".zst", lambda lines: zstandard_of(lines) + zstandard_of(lines), 3),
+    ],
+)
+def test_damage_in_the_middle_keeps_the_parts_before(
+    suffix: str, compress: Callable[[bytes], bytes], num_cut: int, tmp_path: Path
+) -> None:
+    # Enough for several blocks of each compression.
+    words = [random.Random(number).randbytes(150).hex() for number in range(6_000)]
+    content = compress(b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words))
+    source, output = tmp_path / f"in.jsonl{suffix}", tmp_path / "out.csv"
+    output.write_text("the last job's\n")
+    source.write_bytes(content[:-num_cut])
+    with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
+        score(source, output, part_rows=300)
+    assert output.read_text() == "the last job's\n"
+    assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) > 3
+    source.write_bytes(content)
+    assert score(source, output, part_rows=300, restart=True).num_rows % 6_000 == 0
+
+
+def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": i, "text": "x"} for i in range(1100)]
+    source = write_jsonl(tmp_path / "in.jsonl", [*rows, {"text": "y", "more": 1}])
+    for suffix in ("csv", "parquet"):
+        with pytest.raises(InvalidInputError, match=r"line 1101 has a column 'more'.*--keep"):
+            score(source, tmp_path / f"out.{suffix}")
+    source = write_jsonl(tmp_path / "types.jsonl", [*rows, {"text": "y", "id": "a17"}])
+    with pytest.raises(InvalidInputError, match="the column 'id' holds a value that is not int64"):
+        score(source, tmp_path / "types.parquet")
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"id": 1, "text": "x"}, {"id": "a"}])
+    with pytest.raises(InvalidInputError, match="'id' has values of different types"):
+        score(mixed, tmp_path / "mixed.parquet")
+
+
+def test_a_list_of_inputs_has_no_place_in_a_table(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"inputs": ["a", "b"]}, {"text": "c"}])
+    score(source, tmp_path / "out.csv", keep=[])
+    errors = [row["error"] for row in read_table(tmp_path / "out.csv")]
+    assert errors[0].startswith("the row has a list of inputs, and a table has one answer a row")
+    assert errors[1] == ""
+
+
+def test_the_parts_of_jobs_are_no_input(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for name in ["b.parts/part-000000.jsonl", "_parts.jsonl", ".c.jsonl", "a.jsonl"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(folder / name, [{"id": name, "text": "x"}])
+    whole: list[Path | str] = [folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"]
+    for number, inputs in enumerate(whole):
+        output = tmp_path / f"{number}.jsonl"
+        score([inputs], output)
+        assert [row["id"] for row in read_jsonl(output)] == ["a.jsonl"]
+    for inputs in whole[::2]:
+        for _ in range(2):
+            assert score([inputs], f"{folder}/out/").num_rows == 1
+    score([f"{folder}/b.parts/*.jsonl"], tmp_path / "asked.jsonl")
+    assert len(read_jsonl(tmp_path / "asked.jsonl")) == 1
+
+
+def test_null_parameters_of_a_structure_are_those_of_the_job(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    parameters = [{"top_k": None, "truncation": True}, {"top_k": 2, "truncation": None}]
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "parameters": parameters}), source)
+    scorer = HashScorer()
+    score_files(scorer, [source], output, ScoreOptions(parameters={"top_k": 1}))
+    assert [request.parameters.top_k for request in scorer.requests] == [1, 2]
+
+
+def test_the_input_is_no_output(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(1))
+    with pytest.raises(InvalidInputError, match="also the input"):
+        score(source, source)
+    assert read_jsonl(source) == texts(1)
+
+
+@pytest.mark.parametrize("end", [b"", b'\n{"id": 1, "text": "a"}\n'])
+def test_a_line_without_end_is_a_rows_error(end: bytes, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    with gzip.open(source, "wb", compresslevel=1) as stream:
+        for _ in range(100):
+            stream.write(b" " * (1 << 20))
+        stream.write(b"a" + end)
+    tracemalloc.start()
+    try:
+        summary = score(source, output)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    first, *others = read_jsonl(output)
+    assert first["error"].startswith("line 1 has more than 16777216 bytes")
+    assert first["error_type"] == "body_too_large"
+    assert [row["id"] for row in others] == [1] * bool(end)
+    assert summary.num_errors == 1
+    assert peak < 60 << 20
