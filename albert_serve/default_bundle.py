@@ -46,8 +46,6 @@ def shipped_bundle(models: Path | None = None) -> Path:
         ConfigError: there is none, or more than one.
     """
     models = models or _models_folder(Path(__file__).resolve().parent)
-    if (models / "manifest.json").is_file():
-        return models
     folders = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))
     if len(folders) == 1:
         return folders[0]

@@ -146,7 +146,6 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         batcher=Batcher(
             engine,
             max_queue_tokens=_UNLIMITED,
-            max_wait_s=_UNLIMITED_S,
             call_cost_tokens=engine.call_cost_tokens,
         ),
     )

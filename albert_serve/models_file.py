@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 
 import yaml  # type: ignore[import-untyped]
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from albert_serve.config import Precision
 from albert_serve.errors import ConfigError, describe_faults
@@ -75,31 +75,20 @@ class _ModelsFile(BaseModel):
         return self
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader, without lists of merges: nested ones grow without bound."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge what `<<: *anchor` names, of which there may be one."""
-        for key, value in node.value:
-            if key.tag == "tag:yaml.org,2002:merge" and isinstance(value, yaml.SequenceNode):
-                raise yaml.YAMLError("<< with a list is not supported; name one anchor")
-        super().flatten_mapping(node)
-
-
 def read_models_file(file: Path) -> _ModelsFile:
-    """The models that a file lists, with their folders relative to nothing.
+    """Return the models that a file lists; their folders are relative to it there, not here.
 
     Raises:
         ConfigError: it cannot be read, or is not such a file.
     """
     try:
         text = read_small_file(file, _MAX_BYTES).decode()
-        read = _ModelsFile.model_validate(yaml.load(text, _Loader))  # noqa: S506  # a SafeLoader
+        read = _ModelsFile.model_validate(yaml.safe_load(text))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the models in {file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    except ValueError as error:
+    except ValidationError as error:
         raise ConfigError(f"{file} lists no models: {describe_faults(error)}") from error
     except RecursionError as error:  # nesting that no such file has
         raise ConfigError(f"{file} lists no models: {error}") from error
@@ -131,7 +120,7 @@ def packed_bundles(bento: Path) -> list[Path]:
     if not file.is_file():
         return []
     try:
-        models = yaml.load(read_small_file(file, _MAX_BYTES), _Loader).get("models") or []  # noqa: S506
+        models = yaml.safe_load(read_small_file(file, _MAX_BYTES)).get("models") or []
         tags = [model["tag"] for model in models if model.get("module") == STORE_MODULE]
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error

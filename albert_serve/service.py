@@ -14,11 +14,12 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import bentoml
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.api.schemas import (
     FeatureExtractionReply,
@@ -30,7 +31,7 @@ from albert_serve.api.schemas import (
     TextClassificationReply,
 )
 from albert_serve.errors import AlbertServeError
-from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, PageOrigins, cors_options
+from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
@@ -217,9 +218,6 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             self.add_asgi_middleware(ErrorReplies)
         if is_main and settings.allowed_hosts and "*" not in settings.allowed_hosts:
             self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
-        cors = cors_options(settings)
-        if settings.cors_origins:
-            self.add_asgi_middleware(PageOrigins, **cors)
         if settings.has_keys:
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
@@ -229,12 +227,9 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             self._leave_requests_to_our_routes(app)
             app.exception_handlers.update(EXCEPTION_HANDLERS)
         share_documents(app, self)
-        app.add_middleware(
-            ConcurrencyGate,
-            models=lambda: _app.state.models,
-            settings=settings,
-            around_refusals=partial(PageOrigins, **cors) if settings.cors_origins else None,
-        )
+        app.add_middleware(ConcurrencyGate, models=lambda: _app.state.models, settings=settings)
+        if settings.cors_origins:  # outside of the gate, so that pages can read its refusals
+            app.add_middleware(CORSMiddleware, **cors_options(settings))
         return app
 
     def _leave_requests_to_our_routes(self, app: Starlette) -> None:

@@ -1,6 +1,6 @@
 """The settings of the service, read from the environment once, and nowhere else.
 
-Each is a variable `ALBERT_SERVE_<NAME>`; `Settings` has the list with defaults and meanings.
+Each is a variable `ALBERT_SERVE_<NAME>`; docs/settings.md has the list with their meanings.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ import difflib
 import functools
 import logging
 import os
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE, default_bundle
 from albert_serve.errors import ConfigError
@@ -136,66 +141,31 @@ def _cache_folder() -> Path | None:
         return None
 
 
-class Settings(BaseSettings):
-    """The settings of a deployment; those that are not given come from the environment.
+class Settings(BaseModel):
+    """The settings of a deployment. `from_environment` reads them; docs/settings.md has each.
 
     Attributes:
-        bundle: BUNDLE, the folder to serve, or `bentoml:` and a tag of BentoML's model store; by
-            default the model that the bento names, or the one that ships in `models/`.
-        models: MODELS, instead of BUNDLE: a folder of bundles, or a YAML file that lists some.
-        default_model: DEFAULT_MODEL, for requests that name no model, if the YAML file sets
-            none; by default the first.
-        num_workers: WORKERS, the worker processes.
-        num_threads: THREADS of one run; by default the usable CPUs, divided among the workers.
-        device: DEVICE to run on: auto (CUDA where a call on it succeeds, else the CPU), cpu, cuda.
-        prepack: PREPACK, the location of pre-packed weights: memory, cache (a folder
-            whose pages all workers share), none, or auto: cache if there are several workers.
-        spinning: SPINNING, on or off: whether threads wait for each other actively; auto: unless
-            there are models of different weights, whose threads would wait for each other's cores.
-        cache_folder: CACHE, the folder of prepack "cache"; by default the user's cache folder.
-        max_batch_tokens: MAX_BATCH_TOKENS, padding included, that run together; the default
-            depends on the engine's device.
-        max_queue_tokens: MAX_QUEUE_TOKENS that may wait; past it requests get 429.
-        max_wait_s: MAX_WAIT_S, seconds, the bound on the expected latency of interactive
-            requests; over its concurrency limit they get 429 (batching/admission.py).
-        deadline_s: DEADLINE_S, seconds after which a request gets 504.
-        max_body_bytes: MAX_BODY_BYTES of one request; past it 413.
-        max_items: MAX_ITEMS in one request's list; past it 422.
-        drain_grace_s: DRAIN_GRACE_S, seconds after SIGTERM during which the service is not ready
-            but still answers, for load balancers that need to notice.
-        api_keys: API_KEYS, separated by commas. With none, and no file, everything is open.
-        api_keys_file: API_KEYS_FILE, keys one a line; it is read again when it changes.
-        guard: GUARD, what needs a key, if there are keys: api, metrics, docs, by commas.
-        cors_origins: CORS_ORIGINS, whose pages may call the service from a browser, by commas; *
-            for all.
-        allowed_hosts: ALLOWED_HOSTS, the names by which the service may be called, by commas; * for
-            all. By default all, but those of the loopback alone where no key is needed and the
+        bundle: the folder to serve, or a tag of BentoML's model store; None if `models` is set.
+        max_batch_tokens: None for the engine's own, which depends on its device.
+        allowed_hosts: empty: all, but those of the loopback alone where no key is needed and the
             service listens there only.
-        log_format: LOG_FORMAT, text or json.
-        pid_file: PID_FILE, the file that holds the PID of the service while it runs.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=_PREFIX,
-        case_sensitive=True,
-        hide_input_in_errors=True,  # they may be keys
+    model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        validate_by_name=True,
-        validate_by_alias=True,
+        hide_input_in_errors=True,  # they may be keys
     )
 
     bundle: Path | None = None
     models: Path | None = None
     default_model: str | None = None
-    num_workers: int = Field(1, ge=1, le=256, validation_alias="ALBERT_SERVE_WORKERS")
-    num_threads: int | None = Field(None, ge=1, le=1024, validation_alias="ALBERT_SERVE_THREADS")
+    num_workers: int = Field(1, ge=1, le=256)
+    num_threads: int | None = Field(None, ge=1, le=1024)
     device: Device = "auto"
     prepack: Literal["auto", "memory", "cache", "none"] = "auto"
     spinning: Literal["auto", "on", "off"] = "auto"
-    cache_folder: Path | None = Field(
-        default_factory=_cache_folder, validation_alias=CACHE_VARIABLE
-    )
+    cache_folder: Path | None = Field(default_factory=_cache_folder)
     max_batch_tokens: int | None = Field(None, ge=1, le=1 << 24)
     max_queue_tokens: int = Field(131_072, ge=1, le=1 << 30)
     max_wait_s: float = Field(0.5, ge=0.05, le=_LONGEST_DEADLINE_S)
@@ -203,20 +173,18 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(4_194_304, ge=1, le=1 << 30)
     max_items: int = Field(1024, ge=1, le=1 << 16)
     drain_grace_s: float = Field(0.0, ge=0, le=600)
-    api_keys: Annotated[
-        tuple[str, ...], NoDecode, BeforeValidator(_split), BeforeValidator(_check_set)
-    ] = Field((), repr=False)
+    api_keys: Annotated[tuple[str, ...], BeforeValidator(_split), BeforeValidator(_check_set)] = (
+        Field((), repr=False)
+    )
     api_keys_file: Annotated[Path | None, BeforeValidator(_check_set)] = None
-    guard: Annotated[tuple[Surface, ...], NoDecode, BeforeValidator(_split)] = get_args(Surface)
+    guard: Annotated[tuple[Surface, ...], BeforeValidator(_split)] = get_args(Surface)
     cors_origins: Annotated[
         tuple[str, ...],
-        NoDecode,
         BeforeValidator(_split),
         _each_like(_ORIGIN, "an origin is like https://app.example.com, without a path"),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        NoDecode,
         BeforeValidator(_split),
         _each_like(_HOST, "a host is like app.example.com, *.example.com or [::1], without a port"),
     ] = ()
@@ -238,42 +206,20 @@ class Settings(BaseSettings):
         source = {**os.environ, **(options or {})}
         _check_names(source)
         values: dict[str, Any] = {
-            field: source[variable] for variable, field in VARIABLES.items() if variable in source
+            field: source[variable].strip()
+            for variable, field in VARIABLES.items()
+            # An empty variable of keys is refused: the service would be open.
+            if source.get(variable, "").strip() or ("keys" in field and variable in source)
         }
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise ConfigError("; ".join(map(_describe, error.errors()))) from error
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave out what is empty, and settle the bundle or the models."""
-        values = {
-            name: value.strip() if isinstance(value, str) else value
-            for name, value in values.items()
-        }
-        values = {name: value for name, value in values.items() if value != "" or "keys" in name}
-        bundle, models = values.get("bundle"), values.get("models")
-        if bundle and models:
-            raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
-        if not bundle and not models:
-            values["bundle"] = default_bundle()
-        if models and not {"num_workers", f"{_PREFIX}WORKERS"} & values.keys():
-            values["num_workers"] = _listed_workers(Path(models))
+        _choose_models(values)
         if "guard" in values and not {"api_keys", "api_keys_file"} & values.keys():
             raise ConfigError(
                 f"{_PREFIX}GUARD is set, but there is no key; set {_API_KEYS} or {_API_KEYS_FILE}"
             )
-        return values
-
-    @property
-    def job_runtime(self) -> RuntimeOptions:
-        """The runtime options of batch scoring: alone on the machine, in parallel sessions."""
-        prepack = self.prepack
-        if prepack == "auto":
-            prepack = "cache" if self.cache_folder else "memory"
-        return self.model_copy(update={"num_workers": 1, "prepack": prepack}).runtime
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError("; ".join(map(_describe, error.errors()))) from error
 
     @property
     def has_keys(self) -> bool:
@@ -288,12 +234,20 @@ class Settings(BaseSettings):
     @property
     def runtime(self) -> RuntimeOptions:
         """The runtime options of a worker."""
+        return self._runtime(self.num_workers, shares_weights=self.num_workers > 1)
+
+    @property
+    def job_runtime(self) -> RuntimeOptions:
+        """The runtime options of batch scoring: alone on the machine, in parallel sessions."""
+        return self._runtime(1, shares_weights=True)
+
+    def _runtime(self, num_workers: int, *, shares_weights: bool) -> RuntimeOptions:
         prepack = self.prepack
         if prepack == "auto":
-            prepack = "cache" if self.num_workers > 1 and self.cache_folder else "memory"
+            prepack = "cache" if shares_weights and self.cache_folder else "memory"
         return RuntimeOptions(
             device=self.device,
-            num_threads=self.num_threads or max(1, num_usable_cpus() // self.num_workers),
+            num_threads=self.num_threads or max(1, num_usable_cpus() // num_workers),
             spinning=self.spinning != "off",
             prepack=prepack,
             cache_folder=self.cache_folder,
@@ -321,11 +275,27 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
+# Those that are not called as their fields are.
+_NAMES: Final = {"num_workers": "WORKERS", "num_threads": "THREADS", "cache_folder": "CACHE"}
 # Variable -> field.
 VARIABLES: Final = {
-    str(field.validation_alias or f"{_PREFIX}{name.upper()}"): name
-    for name, field in Settings.model_fields.items()
+    _PREFIX + _NAMES.get(field, field.upper()): field for field in Settings.model_fields
 }
+
+
+def _choose_models(values: dict[str, Any]) -> None:
+    """Add the default bundle where nothing is named, and the workers that a models file asks for.
+
+    Raises:
+        ConfigError: a bundle and models are named, or there is no default.
+    """
+    models = values.get("models")
+    if models and "bundle" in values:
+        raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
+    if not models:
+        values.setdefault("bundle", default_bundle())
+    elif not Path(models).is_dir():
+        values.setdefault("num_workers", read_models_file(Path(models)).workers or 1)
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
@@ -356,21 +326,16 @@ def _warn(message: str) -> None:
 
 def _describe(error: ErrorDetails) -> str:
     """Return a fault of a variable in one sentence: what it is, and what it may be."""
-    reason = error.get("ctx", {}).get("error")
-    if not error["loc"]:
-        return str(reason or error["msg"])
-    location = str(error["loc"][0])
-    name = VARIABLES.get(location, location)
-    field = Settings.model_fields[name]
-    variable = str(field.validation_alias or f"{_PREFIX}{name.upper()}")
-    if reason is not None:
+    name = str(error["loc"][0])
+    variable = next(each for each, field in VARIABLES.items() if field == name)
+    if reason := error.get("ctx", {}).get("error"):
         return f"{variable} {reason}"
     if error["type"] == "literal_error":
         allowed = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
         return f"{variable} is {error['input']!r}; allowed are {allowed}"
     bounds = {
         key: getattr(one, key)
-        for one in field.metadata
+        for one in Settings.model_fields[name].metadata
         for key in ("ge", "le")
         if hasattr(one, key)
     }
@@ -426,16 +391,9 @@ def num_workers() -> int:
     return 1
 
 
-def _listed_workers(models: Path) -> int:
-    """Return the workers of a models file; 1 for a folder."""
-    return 1 if models.is_dir() else read_models_file(models).workers or 1
-
-
 def allocator_variables() -> dict[str, str]:
     """Return the variables by which a worker has one heap for all threads.
 
     glibc returns the free pages of its first heap only. Those of the environment hold.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return {}
     return {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1")}

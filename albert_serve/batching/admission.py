@@ -9,7 +9,7 @@ not, and each refuses with a `QueueFullError`:
 
 `server/concurrency_gate.py` applies the first to HTTP requests, `Batcher` the others. Between them
 `server/large_requests.py` refuses large bodies that have no room, or that cannot be read in time.
-An admitted request may still miss its deadline (504): `Scheduler.is_late`.
+An admitted request may still miss its deadline (504).
 
 The first rule is the one that counts under overload. Reading, validating and tokenising a request
 costs far more than refusing it, and a parsed request waits for the CPU even while the engine's
@@ -31,9 +31,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
-from albert_serve.batching.scheduler import PRIORITIES, Request, Scheduler
-from albert_serve.batching.throughput import Throughput, limit_retry_after_s
-from albert_serve.errors import ConfigError, QueueFullError, TooMuchAtOnceError
+from albert_serve.batching.scheduler import PRIORITIES, QueuedRequest, Scheduler
+from albert_serve.errors import QueueFullError, TooMuchAtOnceError
 
 _BUSY_REQUESTS: Final = 16  # enough concurrent requests to saturate the service
 _IDLE_REQUESTS: Final = 4  # below this the throughput is bounded by arrivals
@@ -44,6 +43,8 @@ _MIN_LIMIT_OVERLOADED: Final = 32
 _INITIAL_LIMIT: Final = 128  # until the throughput has been measured
 _WINDOW_S: Final = 1.0  # many iterations of the event loop, which answers in bursts
 _SMOOTHING: Final = 0.3
+_BATCH_SMOOTHING: Final = 0.2  # batches differ more than windows
+_RETRY_AFTER_S: Final = (1.0, 60.0)
 # Refusals in excess of the rate are delayed, by no more than the least Retry-After.
 _REFUSALS_PER_S: Final = 100.0
 _MAX_REFUSAL_DELAY_S: Final = 1.0
@@ -154,39 +155,26 @@ class QueueAdmission:
 
     Args:
         scheduler: the queue.
-        throughput: of the engine.
         max_tokens: the limit of queued tokens; batch jobs may fill half of it.
-        max_wait_s: the limit of an interactive request's expected wait for its first slot. The
-            wait of any request, batch jobs included, is also limited to half of the time to its
-            deadline.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler[Any],
-        throughput: Throughput,
-        *,
-        max_tokens: int,
-        max_wait_s: float,
-    ) -> None:
-        if max_tokens < 1:
-            raise ConfigError(f"max_queue_tokens is {max_tokens}; it must be 1 or more")
-        if not max_wait_s > 0:
-            raise ConfigError(f"max_wait_s is {max_wait_s}; it must be over 0")
+    def __init__(self, scheduler: Scheduler[Any], *, max_tokens: int) -> None:
         self._scheduler = scheduler
-        self._throughput = throughput
         self._max_tokens = max_tokens
-        self._max_wait_s = max_wait_s
+        self._tokens_per_s = 0.0  # of the engine, without padding; 0 until it is measured
+
+    def measure(self, num_tokens: int, elapsed_s: float) -> None:
+        """Update the engine's throughput with a batch."""
+        rate = num_tokens / max(elapsed_s, 1e-6)
+        before = self._tokens_per_s or rate
+        self._tokens_per_s = before + _BATCH_SMOOTHING * (rate - before)
 
     @property
     def num_queued_tokens(self) -> int:
         """Queued tokens, without padding."""
         return sum(self._scheduler.num_tokens(priority) for priority in PRIORITIES)
 
-    def check(self, request: Request, left_s: float) -> None:
+    def check(self, request: QueuedRequest, left_s: float) -> None:
         """Refuse a request that has no room in the queue, or that would wait too long in it.
 
         Args:
@@ -199,7 +187,7 @@ class QueueAdmission:
         self._check_room(request)
         self._check_wait(request, left_s)
 
-    def _check_room(self, request: Request) -> None:
+    def _check_room(self, request: QueuedRequest) -> None:
         num_tokens, limit = request.num_waiting_tokens, self._max_tokens
         if request.priority == "batch":  # half is reserved for interactive requests
             limit = (limit + 1) // 2
@@ -218,25 +206,34 @@ class QueueAdmission:
                 f"{request.priority} requests may add {num_free}; try again later"
             )
 
-    def _check_wait(self, request: Request, left_s: float) -> None:
-        """Refuse a request that would be late because of those queued before it."""
-        num_tokens, s_per_token = request.num_waiting_tokens, self._throughput.usual_s_per_token
-        wait_s = self._scheduler.num_tokens_ahead(request.priority, num_tokens) * s_per_token
-        alone_s = num_tokens * s_per_token
+    def _check_wait(self, request: QueuedRequest, left_s: float) -> None:
+        """Refuse a request that would wait for half of its time, or be late, by those before it."""
+        num_tokens = request.num_waiting_tokens
+        wait_s = self._seconds(self._scheduler.num_tokens_ahead(request.priority, num_tokens))
         limit_s = left_s / 2
-        if request.priority == "interactive":
-            limit_s = min(self._max_wait_s, limit_s)
-        whole_s = alone_s + wait_s * self._scheduler.num_slots(num_tokens)
-        if alone_s < left_s and (wait_s > limit_s or whole_s > left_s):
+        num_slots = math.ceil(num_tokens / self._scheduler.max_batch_tokens)
+        whole_s = self._seconds(num_tokens) + wait_s * num_slots
+        # One that comes to an empty queue is tried: it delays nobody, and measures the engine.
+        if wait_s > limit_s or (wait_s and whole_s > left_s):
             raise self._refusal(
-                f"the request would wait {wait_s:.2g} s for its turn, where {request.priority} "
-                f"requests may wait {limit_s:.2g} s, and take {whole_s:.2g} s of the "
-                f"{left_s:.2g} s to its deadline; try again later, or send less at once"
+                f"the request would wait {wait_s:.2g} s for its turn, of at most {limit_s:.2g} s, "
+                f"and take {whole_s:.2g} s of the {left_s:.2g} s to its deadline; try again later, "
+                "or send less at once"
             )
 
     def _refusal(self, message: str) -> QueueFullError:
-        retry_after_s = self._throughput.retry_after_s(self.num_queued_tokens)
-        return QueueFullError(message, retry_after_s=retry_after_s)
+        seconds = self._seconds(self.num_queued_tokens)
+        return QueueFullError(message, retry_after_s=limit_retry_after_s(seconds))
+
+    def _seconds(self, num_tokens: float) -> float:
+        """Return the time to compute so many tokens; 0 before the first batch."""
+        return num_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
+
+
+def limit_retry_after_s(seconds: float) -> float:
+    """Limit the time that callers are told to wait to 1 to 60 seconds."""
+    least, most = _RETRY_AFTER_S
+    return min(most, max(least, seconds))
 
 
 class RefusalPacer:

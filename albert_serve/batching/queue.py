@@ -17,16 +17,54 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
 from albert_serve.batching.admission import QueueAdmission
-from albert_serve.batching.events import BatchObserver, BatchReport
-from albert_serve.batching.scheduler import PRIORITIES, Moment, Priority, Request, Scheduler
-from albert_serve.batching.throughput import Throughput
+from albert_serve.batching.scheduler import PRIORITIES, Priority, QueuedRequest, Scheduler
 from albert_serve.errors import (
     DeadlineExceededError,
-    EngineError,
     InvalidInputError,
     NotReadyError,
 )
 from albert_serve.tasks.base import EncoderInput, Logits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchReport:
+    """A batch that the engine has run.
+
+    Attributes:
+        num_inputs: inputs that ran together.
+        num_tokens: their tokens, without padding.
+        num_padded_tokens: their tokens, with padding.
+        engine_s: seconds that the engine took.
+        queue_delays_s: by task, the seconds that each input waited.
+    """
+
+    num_inputs: int
+    num_tokens: int
+    num_padded_tokens: int
+    engine_s: float
+    queue_delays_s: dict[str, list[float]]
+
+
+class BatchObserver:
+    """Receives events, on the event loop, and ignores them.
+
+    The task of a request is the endpoint of its first input.
+    """
+
+    def queued(self, task: str, num_tokens: int) -> None:
+        """Record that a request entered the queue."""
+
+    def batch(self, report: BatchReport) -> None:
+        """Record that a batch was run."""
+
+    def cancelled(self, task: str) -> None:
+        """Record that a request's caller disconnected before the answer."""
+
+    def shed(self, task: str) -> None:
+        """Record that a request was refused for want of room or time; the batcher does not."""
+
+    def expired(self, task: str) -> None:
+        """Record that a request missed its deadline, or would have; the batcher does not."""
 
 
 class _BatchRunner(Protocol):
@@ -40,7 +78,7 @@ class _BatchRunner(Protocol):
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Call(Request):
+class _Call(QueuedRequest):
     inputs: Sequence[EncoderInput]
     arrived_s: float
     answer: asyncio.Future[list[Logits] | Exception]
@@ -65,17 +103,10 @@ class Batcher:
 
     Args:
         max_queue_tokens: the limit of queued tokens; batch jobs may fill half of it.
-        max_wait_s: the limit of an interactive request's expected wait for its first slot; over it
-            requests are refused. The wait of any request, batch jobs included, is also limited to
-            half of the time to its deadline.
-        batch_share: the share of compute for batch jobs while interactive requests wait too.
         call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
         clock: in seconds; deadlines are checked against it before anything is computed.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
     def __init__(
@@ -83,28 +114,17 @@ class Batcher:
         engine: _BatchRunner,
         *,
         max_queue_tokens: int,
-        max_wait_s: float = 1.0,
-        batch_share: float = 0.2,
         call_cost_tokens: int = 16,
         observer: BatchObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_queue_tokens = max_queue_tokens
         self._engine = engine
         self._observer = observer or BatchObserver()
         self._clock = clock
-        self._throughput = Throughput()
         self._scheduler: Scheduler[_Call] = Scheduler(
-            call_cost_tokens=call_cost_tokens,
-            batch_share=batch_share,
-            slot_tokens=engine.max_batch_tokens,
+            max_batch_tokens=engine.max_batch_tokens, call_cost_tokens=call_cost_tokens
         )
-        self._admission = QueueAdmission(
-            self._scheduler,
-            self._throughput,
-            max_tokens=max_queue_tokens,
-            max_wait_s=max_wait_s,
-        )
+        self._admission = QueueAdmission(self._scheduler, max_tokens=max_queue_tokens)
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -137,7 +157,7 @@ class Batcher:
             QueueFullError: the queue has no room for all of them now, or they would wait too long.
             InvalidInputError: the inputs exceed even an empty queue, or the priority is unknown.
             NotReadyError: the batcher is draining.
-            DeadlineExceededError: there was no answer in time, or could not have been one.
+            DeadlineExceededError: there was no answer in time.
         """
         if not inputs:
             return []
@@ -179,13 +199,13 @@ class Batcher:
     def _enter(self, call: _Call, is_begun: bool) -> None:
         if not self._accepting:
             raise NotReadyError("the service is shutting down; send the request to another")
+        left_s = call.ends_s - self._clock()
+        if not left_s > 0:
+            raise _late()
         with self._lock:
             if not is_begun:
-                self._admission.check(call, call.ends_s - self._clock())
+                self._admission.check(call, left_s)
             self._scheduler.add(call)
-            if self._scheduler.is_late(call, self._moment()):
-                self._scheduler.remove(call)
-                raise _late()
             must_start = not self._is_working
             self._is_working = True
         self._num_calls += 1
@@ -206,16 +226,11 @@ class Batcher:
         if not self._num_calls:
             self._all_done.set()
 
-    def _moment(self) -> Moment:
-        return Moment(now_s=self._clock(), best_s_per_token=self._throughput.best_s_per_token)
-
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run batches until the queue is empty; runs on the engine's thread."""
         while True:
             with self._lock:
-                batch = self._scheduler.take(
-                    self._moment(), max_batch_tokens=self._engine.max_batch_tokens
-                )
+                batch = self._scheduler.take(self._clock())
                 self._is_working = bool(batch.members)
             if batch.given_up:
                 _post(loop, _settle, [(call, _late()) for call in batch.given_up])
@@ -231,10 +246,8 @@ class Batcher:
             return
         try:
             answers = self._engine.run_batch([call.inputs[index] for call, index in members])
-            if len(answers) != len(members):
-                raise EngineError(
-                    f"the engine gave {len(answers)} results for {len(members)} inputs"
-                )
+            for (call, index), logits in zip(members, answers, strict=True):
+                call.logits[index] = logits
         except Exception as error:  # noqa: BLE001  # it is handed to its caller
             if len(members) == 1:
                 self._fail(loop, members[0][0], error)
@@ -244,9 +257,7 @@ class Batcher:
             self._compute(loop, members[middle:])
             return
         engine_s = self._clock() - started_s
-        self._throughput.measure(sum(call.lengths[index] for call, index in members), engine_s)
-        for (call, index), logits in zip(members, answers, strict=True):
-            call.logits[index] = logits
+        self._admission.measure(sum(call.lengths[index] for call, index in members), engine_s)
         _post(loop, self._answer, members, started_s, engine_s)
 
     def _fail(self, loop: asyncio.AbstractEventLoop, call: _Call, error: Exception) -> None:

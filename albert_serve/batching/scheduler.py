@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from albert_serve.errors import ConfigError
-
 Priority: TypeAlias = Literal["interactive", "batch"]
 
 PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
-# A request is short if its tokens are at most this fraction of a slot.
-_SHORT_SHARE: Final = 0.25
+# Of the compute, for batch jobs while interactive requests wait too.
+_BATCH_SHARE: Final = 0.2
+# A request is short if its tokens are at most this fraction of a batch.
+_SHORT_FRACTION: Final = 0.25
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Request:
+class QueuedRequest:
     """Inputs that are answered together.
 
     Attributes:
@@ -53,29 +53,16 @@ class Request:
         self.num_waiting_tokens = sum(self.lengths)
 
 
-_RequestT = TypeVar("_RequestT", bound=Request)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """The time and throughput that deadlines are checked against.
-
-    Attributes:
-        now_s: the time, on the deadlines' clock.
-        best_s_per_token: seconds a token at the engine's best throughput; 0 while not known.
-    """
-
-    now_s: float
-    best_s_per_token: float = 0.0
+_RequestT = TypeVar("_RequestT", bound=QueuedRequest)
 
 
 @dataclass(kw_only=True, slots=True)
-class Batch(Generic[_RequestT]):
+class MicroBatch(Generic[_RequestT]):
     """A micro-batch.
 
     Attributes:
         members: pairs of a request and the index of one of its inputs.
-        given_up: requests that were removed because they would be late.
+        given_up: requests that were removed because their deadline has passed.
         longest: tokens of the longest input.
         num_padding_tokens: padding tokens of the other inputs, in all.
     """
@@ -108,28 +95,16 @@ class Scheduler(Generic[_RequestT]):
     """The waiting requests. The cost of `take` depends on the batch, not on the queue.
 
     Args:
+        max_batch_tokens: the limit of a batch, padding included; a longer input runs alone.
         call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
             padding than that.
-        batch_share: the share of compute for batch jobs while interactive requests wait too; over 0
-            and under 1.
-        slot_tokens: the approximate tokens of a slot, to estimate waits.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
-    def __init__(
-        self, *, call_cost_tokens: int, batch_share: float, slot_tokens: int = 512
-    ) -> None:
-        if call_cost_tokens < 0:
-            raise ConfigError(f"call_cost_tokens is {call_cost_tokens}; it must be 0 or more")
-        if not 0 < batch_share < 1:
-            raise ConfigError(f"batch_share is {batch_share}; it must be over 0 and under 1")
+    def __init__(self, *, max_batch_tokens: int, call_cost_tokens: int) -> None:
+        self.max_batch_tokens = max_batch_tokens
         self._call_cost_tokens = call_cost_tokens
-        self._batch_share = batch_share
-        self._slot_tokens = slot_tokens
         self._queues: dict[Priority, _Queue[_RequestT]] = {
-            name: _Queue(slot_tokens) for name in PRIORITIES
+            name: _Queue(max_batch_tokens) for name in PRIORITIES
         }
         self._batch_credit_tokens = 0.0
 
@@ -157,12 +132,7 @@ class Scheduler(Generic[_RequestT]):
             queue for name, queue in self._queues.items() if name != priority
         ):
             return num_tokens
-        share = self._batch_share if priority == "batch" else 1 - self._batch_share
-        return num_tokens / share
-
-    def num_slots(self, num_tokens: int) -> int:
-        """Return the slots that a request of this size needs."""
-        return max(1, -(-num_tokens // self._slot_tokens))
+        return num_tokens / (_BATCH_SHARE if priority == "batch" else 1 - _BATCH_SHARE)
 
     def add(self, request: _RequestT) -> None:
         """Add a request; its slot comes after those of the waiting requests."""
@@ -172,33 +142,21 @@ class Scheduler(Generic[_RequestT]):
         """Remove the waiting inputs of a request, if there are any."""
         self._queues[request.priority].remove(request)
 
-    def is_late(self, request: _RequestT, moment: Moment) -> bool:
-        """Whether the deadline of a waiting request has passed, or will have when it is done.
-
-        The latter is estimated as if the request had the engine to itself. A request that waits
-        alone is tried all the same: it delays no other, and it measures whether the engine is fast
-        again.
-        """
-        if not request.ends_s > moment.now_s:  # true for NaN, too
-            return True
-        least_s = request.num_waiting_tokens * moment.best_s_per_token
-        return moment.now_s + least_s > request.ends_s and self.num_requests > 1
-
-    def take(self, moment: Moment, *, max_batch_tokens: int) -> Batch[_RequestT]:
+    def take(self, now_s: float) -> MicroBatch[_RequestT]:
         """Remove and return the next batch; it has no members if nothing waits.
 
         Args:
-            max_batch_tokens: the limit of tokens, padding included; a longer input runs alone.
+            now_s: the time, on the deadlines' clock.
         """
-        batch: Batch[_RequestT] = Batch()
+        batch: MicroBatch[_RequestT] = MicroBatch()
         while self.num_requests:
             priority = self._next_priority()
             queue = self._queues[priority]
             request = queue.first()
-            if self._drop_if_late(request, batch, moment):
+            if self._drop_if_late(request, batch, now_s):
                 continue
             both_priorities, both_sizes = all(self._queues.values()), queue.has_both_sizes
-            self._fill(batch, request, moment, max_batch_tokens)
+            self._fill(batch, request, now_s)
             cost_tokens = batch.num_padded_tokens + self._call_cost_tokens
             if both_priorities:
                 self._account(priority, cost_tokens)
@@ -218,31 +176,27 @@ class Scheduler(Generic[_RequestT]):
         if priority == "batch":
             self._batch_credit_tokens -= cost_tokens
         else:
-            self._batch_credit_tokens += cost_tokens * self._batch_share / (1 - self._batch_share)
+            self._batch_credit_tokens += cost_tokens * _BATCH_SHARE / (1 - _BATCH_SHARE)
 
-    def _drop_if_late(self, request: _RequestT, batch: Batch[_RequestT], moment: Moment) -> bool:
-        late = self.is_late(request, moment)
-        if late:
-            self.remove(request)
-            batch.given_up.append(request)
-        return late
+    def _drop_if_late(self, request: _RequestT, batch: MicroBatch[_RequestT], now_s: float) -> bool:
+        if request.ends_s > now_s:
+            return False
+        self.remove(request)
+        batch.given_up.append(request)
+        return True
 
-    def _fill(
-        self, batch: Batch[_RequestT], seed: _RequestT, moment: Moment, max_batch_tokens: int
-    ) -> None:
+    def _fill(self, batch: MicroBatch[_RequestT], seed: _RequestT, now_s: float) -> None:
         queue = self._queues[seed.priority]
         batch.append(seed, queue.take(seed, max(seed.waiting)))
-        while (length := self._next_length(queue, batch, max_batch_tokens)) is not None:
+        while (length := self._next_length(queue, batch)) is not None:
             request = queue.first_of_length(length)
-            if not self._drop_if_late(request, batch, moment):
+            if not self._drop_if_late(request, batch, now_s):
                 batch.append(request, queue.take(request, length))
 
-    def _next_length(
-        self, queue: _Queue[_RequestT], batch: Batch[_RequestT], max_batch_tokens: int
-    ) -> int | None:
+    def _next_length(self, queue: _Queue[_RequestT], batch: MicroBatch[_RequestT]) -> int | None:
         """Return the length that adds the least padding; None if the batch has no room for it."""
         num_members = len(batch.members) + 1
-        if num_members * batch.longest > max_batch_tokens:
+        if num_members * batch.longest > self.max_batch_tokens:
             return None
         if queue.has_length(batch.longest):
             return batch.longest
@@ -250,7 +204,7 @@ class Scheduler(Generic[_RequestT]):
             (padding, length)
             for length in queue.lengths_around(batch.longest)
             if (padding := batch.padding_with(length)) <= self._call_cost_tokens
-            and num_members * length <= max_batch_tokens
+            and num_members * length <= self.max_batch_tokens
         ]
         return min(fitting)[1] if fitting else None
 
@@ -260,14 +214,10 @@ class _Queue(Generic[_RequestT]):
 
     Attributes:
         num_tokens: tokens of the waiting inputs.
-        num_slot_tokens: those that the next slot of each request may compute.
-        num_short_tokens: those of short requests.
     """
 
     def __init__(self, slot_tokens: int) -> None:
         self.num_tokens = 0
-        self.num_slot_tokens = 0
-        self.num_short_tokens = 0
         self._slot_tokens = slot_tokens
         # In order of their slots. Ordered dictionaries, here and below, because a plain one takes
         # longer to find its first key the more were removed before it.
@@ -289,7 +239,7 @@ class _Queue(Generic[_RequestT]):
             return
         request.is_short = self._is_short(request.num_waiting_tokens)
         self._same_size(request)[request] = None
-        self._count(request, 0, request.num_waiting_tokens)
+        self.num_tokens += request.num_waiting_tokens
         for length in request.waiting:
             if length not in self._by_length:
                 self._by_length[length] = OrderedDict()
@@ -300,18 +250,19 @@ class _Queue(Generic[_RequestT]):
         if request not in self._same_size(request):
             return
         del self._same_size(request)[request]
-        self._count(request, request.num_waiting_tokens, 0)
+        self.num_tokens -= request.num_waiting_tokens
         for length in request.waiting:
             self._leave(request, length)
         request.waiting.clear()
         request.num_waiting_tokens = 0
 
     def num_tokens_ahead(self, size: int | None) -> int:
+        num_short = sum(request.num_waiting_tokens for request in self._short)
+        num_large = sum(min(each.num_waiting_tokens, self._slot_tokens) for each in self._large)
         if size is None or not self._is_short(size):
-            return self.num_slot_tokens
-        num_batches = self.num_short_tokens // self._slot_tokens + 1
-        num_large_tokens = self.num_slot_tokens - self.num_short_tokens
-        return self.num_short_tokens + min(num_large_tokens, num_batches * self._slot_tokens)
+            return num_short + num_large
+        num_batches = num_short // self._slot_tokens + 1
+        return num_short + min(num_large, num_batches * self._slot_tokens)
 
     def first(self) -> _RequestT:
         """Return the request whose slot is next."""
@@ -338,7 +289,7 @@ class _Queue(Generic[_RequestT]):
         """Take an input of this length, and return its index; the request then comes last."""
         indices = request.waiting[length]
         index = indices.pop()
-        self._count(request, request.num_waiting_tokens, request.num_waiting_tokens - length)
+        self.num_tokens -= length
         request.num_waiting_tokens -= length
         if indices:
             self._by_length[length].move_to_end(request)
@@ -355,17 +306,10 @@ class _Queue(Generic[_RequestT]):
         return self._lengths[max(0, end - 1) : end + 1]
 
     def _is_short(self, num_tokens: int) -> bool:
-        return num_tokens <= _SHORT_SHARE * self._slot_tokens
+        return num_tokens <= _SHORT_FRACTION * self._slot_tokens
 
     def _same_size(self, request: _RequestT) -> OrderedDict[_RequestT, None]:
         return self._short if request.is_short else self._large
-
-    def _count(self, request: _RequestT, before: int, after: int) -> None:
-        """Update the counts after a change of one request's waiting tokens."""
-        self.num_tokens += after - before
-        self.num_slot_tokens += min(after, self._slot_tokens) - min(before, self._slot_tokens)
-        if request.is_short:
-            self.num_short_tokens += after - before
 
     def _leave(self, request: _RequestT, length: int) -> None:
         requests = self._by_length[length]

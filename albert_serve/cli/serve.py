@@ -19,7 +19,7 @@ from albert_serve.cli.options import (
     chosen,
 )
 from albert_serve.errors import ConfigError
-from albert_serve.server.bentoml.start import check_address, parse_port
+from albert_serve.server.bentoml.start import check_address, port_number
 from albert_serve.server.process.pid_file import check_pid_file, reload_service
 from albert_serve.settings import Settings, default_pid_file
 
@@ -80,7 +80,7 @@ def add_reload(commands: Any) -> None:
 
 
 def _add_port(parser: argparse.ArgumentParser, meaning: str) -> None:
-    parser.add_argument("--port", type=_port, default=_PORT, help=meaning)
+    parser.add_argument("--port", type=port_number, default=_PORT, help=meaning)
 
 
 def _add_pid_file(parser: argparse.ArgumentParser, meaning: str) -> None:
@@ -133,10 +133,3 @@ def _with_pid_file(settings: Settings, port: int) -> tuple[Settings, str]:
     except ConfigError:
         pass  # it was not asked for
     return settings, f"kill -HUP {os.getpid()}"
-
-
-def _port(text: str) -> int:
-    try:
-        return parse_port(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -12,25 +12,20 @@ import logging
 import os
 import re
 from collections.abc import Collection, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from albert_serve.api.schemas import (
     TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
-    ErrorReply,
 )
-from albert_serve.errors import ConfigError, MalformedRequestError, UnauthorizedError
+from albert_serve.errors import ConfigError, UnauthorizedError
 from albert_serve.files import read_small_file
-from albert_serve.server.error_replies import JSON, REQUEST_ID_HEADER, error_response
-from albert_serve.server.logging import REQUEST_ID
+from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
 from albert_serve.server.paths import target_of
 from albert_serve.settings import Settings, Surface
 
@@ -41,7 +36,6 @@ _MAX_FILE_BYTES: Final = 1 << 20
 _KEY: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _MAKE_KEY: Final = 'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
 _REALM: Final = 'Bearer realm="albert_serve"'
-_POLICY_VIOLATION: Final = 1008
 _Stamp: TypeAlias = tuple[int, int, int]
 _logger = logging.getLogger(__name__)
 
@@ -101,12 +95,10 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it before any of its body is read."""
-        is_guarded = scope["type"] != "lifespan" and target_of(scope).surface in self._surfaces
+        is_guarded = scope["type"] == "http" and target_of(scope).surface in self._surfaces
         refusal = self._refusal(Headers(scope=scope)) if is_guarded else None
         if refusal is None:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
             response = error_response(refusal, scope)
             has_token = "authorization" in Headers(scope=scope)
@@ -126,23 +118,6 @@ class ApiKeyMiddleware:
                 "with the whole key"
             )
         return None
-
-
-class PageOrigins(CORSMiddleware):
-    """Starlette's CORS middleware, with our error reply to a preflight of another origin."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        """Return the reply to a preflight request."""
-        response = super().preflight_response(request_headers)
-        if response.status_code == HTTPStatus.BAD_REQUEST:
-            reply = ErrorReply(
-                error=bytes(response.body).decode(),
-                error_type=MalformedRequestError.error_type,
-                request_id=REQUEST_ID.get() or "",
-            )
-            response = Response(reply.model_dump_json(), response.status_code, media_type=JSON)
-            response.headers["Vary"] = "Origin"
-        return response
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

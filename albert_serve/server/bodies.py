@@ -16,8 +16,8 @@ from albert_serve.errors import (
     MalformedRequestError,
     UnsupportedMediaError,
 )
-from albert_serve.server.deadlines import finish_in_time
 from albert_serve.server.error_replies import JSON
+from albert_serve.server.large_requests import finish_in_time
 
 
 async def read_body(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +20,6 @@ from albert_serve.server.models.registry import Models
 from albert_serve.server.paths import target_of
 from albert_serve.settings import Settings
 
-_REFUSAL: Final = "albert_serve.refusal"
 _logger = logging.getLogger(__name__)
 
 
@@ -32,7 +30,7 @@ def priority_of(headers: Headers) -> Priority | None:
 
 
 class ConcurrencyGate:
-    """Outermost ASGI middleware: answers 429 over the concurrency limit.
+    """ASGI middleware that answers 429 over the concurrency limit.
 
     Each model has a limit for interactive requests and one for batch jobs. Outside of BentoML's
     middleware, because refusals must be cheap; and since that keeps a metric for each path, it sees
@@ -40,19 +38,13 @@ class ConcurrencyGate:
 
     Args:
         models: returns the hosted models; None while the service starts.
-        around_refusals: middleware that is applied to refusals only.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        models: Callable[[], Models | None],
-        settings: Settings,
-        around_refusals: Callable[[ASGIApp], ASGIApp] | None = None,
+        self, app: ASGIApp, models: Callable[[], Models | None], settings: Settings
     ) -> None:
         self.app = app
         self._models = models
-        self._refuse = around_refusals(_refuse) if around_refusals else _refuse
         # By whether it is of batch jobs.
         self._max_latencies_s = {False: settings.max_wait_s, True: settings.deadline_s / 2}
         self._limiters: dict[tuple[str, bool], ConcurrencyLimiter] = {}
@@ -76,9 +68,9 @@ class ConcurrencyGate:
         if limiter.is_full():
             models.count_refusal(model, task)
             self._refusals.log(model)
-            scope[_REFUSAL] = limiter.refuse()
+            refusal = error_response(limiter.refuse(), scope)
             await self._pacer.wait()
-            await self._refuse(scope, receive, send)
+            await refusal(scope, receive, send)
             return
         slot = _Slot(limiter, receive, send)
         try:
@@ -104,21 +96,20 @@ class _Slot:
         self._limiter = limiter
         self._receive = receive
         self._send = send
-        self._is_taken = True
-        self._is_read = self._is_released = False
+        self._is_counted = True
+        self._is_read = False
         limiter.admit()
 
     async def receive(self) -> Message:
         """Receive the next message of the request."""
-        if self._is_read or self._is_released:
+        if self._is_read:
             return await self._receive()
-        if self._is_taken:
-            self._is_taken = False
+        if self._is_counted:
+            self._is_counted = False
             self._limiter.pause()
         message = await self._receive()  # does not suspend if the body is there
-        self._is_read = not message.get("more_body")
-        if self._is_read and not self._is_released:
-            self._is_taken = True
+        if not self._is_read and not message.get("more_body"):
+            self._is_read = self._is_counted = True
             self._limiter.resume()
         return message
 
@@ -130,13 +121,9 @@ class _Slot:
 
     def release(self, status: int | None) -> None:
         """Release the slot, by the status of the reply; None if there is none."""
-        if self._is_taken and not self._is_released:
-            if self._is_read:
-                self._limiter.release(status)
-            else:  # 401 or 415, which tell nothing of the throughput
-                self._limiter.pause()
-        self._is_released = True
-
-
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    await error_response(scope[_REFUSAL], scope)(scope, receive, send)
+        if self._is_counted and self._is_read:
+            self._limiter.release(status)
+        elif self._is_counted:  # 401 or 415, which tell nothing of the throughput
+            self._limiter.pause()
+        self._is_counted = False
+        self._is_read = True  # what comes of the body now is not counted

@@ -15,9 +15,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
-from albert_serve.batching.throughput import limit_retry_after_s
-from albert_serve.errors import QueueFullError
-from albert_serve.server.deadlines import finish_in_time
+from albert_serve.batching.admission import limit_retry_after_s
+from albert_serve.errors import DeadlineExceededError, QueueFullError
 
 # Bodies of up to this size are read within some 2 ms.
 SMALL_BYTES: Final = 1 << 12
@@ -129,6 +128,29 @@ class LargeRequests:
             ends_s,
             "no answer before the deadline; send less at once",
         )
+
+
+async def finish_in_time(work: asyncio.Future[_ResultT], ends_s: float, message: str) -> _ResultT:
+    """Return the result of `work`, which is cancelled at the deadline, or when the caller is.
+
+    `asyncio.timeout` is avoided: its exceptions hold each other in a cycle, which keeps the body of
+    each late request in memory until a garbage collection.
+
+    Args:
+        ends_s: the deadline, on `time.monotonic`'s clock.
+
+    Raises:
+        DeadlineExceededError: the work did not end before it; with this message.
+    """
+    try:
+        await asyncio.wait({work}, timeout=max(0.0, ends_s - time.monotonic()))
+        if work.done():
+            return work.result()
+        raise DeadlineExceededError(message)
+    finally:
+        work.cancel()
+        # An exception's traceback holds this frame, and `work` the exception.
+        del work
 
 
 def _timed(function: Callable[[], _ResultT]) -> tuple[_ResultT, float]:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
 
-from albert_serve.batching.events import BatchObserver, BatchReport
+from albert_serve.batching.queue import BatchObserver, BatchReport
 
 _PREFIX: Final = "albert_serve"
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -1,4 +1,4 @@
-"""The tree drawn in errors.py is the tree that exists, and a reply's status finds its error."""
+"""A reply's status finds its error, and the documents' table has every one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ from albert_serve.errors import (
 )
 from tests.albert_serve.support import ROOT
 
-# The name, at four columns a level, then perhaps a status.
-DRAWN_LINE = re.compile(r"^(?P<indent>[ │├└─]*)(?P<name>[A-Z]\w+Error)\b\s*(?P<status>\d{3})?")
-
-
-def drawn_tree() -> list[tuple[str, str | None, str | None]]:
-    """(name, parent, status) in the order of the docstring."""
-    path: list[str] = []
-    tree = []
-    for line in (errors.__doc__ or "").splitlines():
-        if match := DRAWN_LINE.match(line):
-            depth = len(match["indent"]) // 4 - 1
-            path = [*path[:depth], match["name"]]
-            tree.append((match["name"], path[-2] if depth else None, match["status"]))
-    return tree
-
 
 def public_errors() -> dict[str, type[AlbertServeError]]:
     return {
@@ -38,19 +23,6 @@ def public_errors() -> dict[str, type[AlbertServeError]]:
         for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, AlbertServeError)
     }
-
-
-def test_every_error_is_drawn_and_every_drawn_error_exists() -> None:
-    assert [name for name, _, _ in drawn_tree()] == list(public_errors())
-
-
-@pytest.mark.parametrize(("name", "parent", "status"), drawn_tree())
-def test_the_drawn_parent_and_status_are_the_real_ones(
-    name: str, parent: str | None, status: str | None
-) -> None:
-    kind = public_errors()[name]
-    assert parent is None or kind.__bases__[0].__name__ == parent
-    assert status is None or kind.status == int(status)
 
 
 def test_an_unknown_type_falls_back_to_the_status() -> None:

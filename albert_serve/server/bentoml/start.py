@@ -39,7 +39,7 @@ def _option(name: str) -> object:
     return context.params.get(name) if context is not None else None
 
 
-def parse_port(text: str) -> int:
+def port_number(text: str) -> int:
     """Return the port that a text names.
 
     Raises:
@@ -60,7 +60,7 @@ def check_address(host: str, port: int) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    parse_port(str(port))
+    port_number(str(port))
     try:
         ipaddress.ip_address(host)
     except ValueError as error:

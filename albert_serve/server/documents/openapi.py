@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import models_json_schema
 
 from albert_serve import __version__
 from albert_serve.api.embeddings import (
@@ -15,7 +15,7 @@ from albert_serve.api.embeddings import (
     EmbeddingsRequest,
     OpenAIErrorReply,
 )
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES
 from albert_serve.api.schemas import (
     MAX_CUTS_SHOWN,
     MODEL_PATH,
@@ -100,21 +100,17 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
 
     BentoML's own schemas are left out: only the paths that ours replace refer to them.
     """
-    schemas: dict[str, Any] = {}
-    paths = _model_paths(schemas)
-    listed = {"get": _get("The models that are served.", ModelsReply, schemas)}
-    embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, EmbeddingsReply, schemas)}
-    by_name = {
-        f"{MODEL_PATH}{path}": _by_name(operations, schemas)
-        for path, operations in {
-            **paths,
-            "": paths["/info"],
-            f"/{EMBEDDINGS}": embeddings,
-        }.items()
+    schemas, replies = _schemas()
+    paths = {
+        **{
+            f"/{name}": {"post": _operation(name, endpoint.request, replies[name])}
+            for name, endpoint in TASKS.items()
+        },
+        "/info": {"get": _get("What is served, and its limits.", InfoReply)},
+        "/health": {"get": _health()},
     }
-    # BentoML's clients call endpoints by POST only.
-    info = {**paths["/info"], "post": paths["/info"]["get"]}
-    paths |= {"/info": info, MODELS_PATH: listed, EMBEDDINGS_PATH: embeddings, **by_name}
+    embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, replies[EMBEDDINGS])}
+    by_name = {**paths, "": paths["/info"], f"/{EMBEDDINGS}": embeddings}
     return {
         **base,
         "openapi": _OPENAPI,
@@ -128,93 +124,106 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         },
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],
-        "paths": {**base.get("paths", {}), **paths},
-    }
-
-
-def _model_paths(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the paths of the default model, which have no model name."""
-    return {
-        **{
-            f"/{name}": {"post": _operation(name, endpoint.request, endpoint.reply, schemas)}
-            for name, endpoint in TASKS.items()
+        "paths": {
+            **base.get("paths", {}),
+            **paths,
+            # BentoML's clients call endpoints by POST only.
+            "/info": {**paths["/info"], "post": paths["/info"]["get"]},
+            MODELS_PATH: {"get": _get("The models that are served.", ModelsReply)},
+            EMBEDDINGS_PATH: embeddings,
+            **{f"{MODEL_PATH}{path}": _by_name(each) for path, each in by_name.items()},
         },
-        "/info": {"get": _get("What is served, and its limits.", InfoReply, schemas)},
-        "/health": {"get": _health(schemas)},
     }
 
 
-def _by_name(operations: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return all schemas by their names, and those of the tasks' replies."""
+    read: list[type[BaseModel]] = [
+        *(endpoint.request for endpoint in TASKS.values()),
+        *(EmbeddingsRequest, ErrorReply, OpenAIErrorReply, InfoReply, ModelsReply),
+    ]
+    written = {name: endpoint.reply for name, endpoint in TASKS.items()}
+    adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [
+        (name, "serialization", TypeAdapter(reply))
+        for name, reply in {**written, EMBEDDINGS: EmbeddingsReply}.items()
+    ]
+    _, requests = models_json_schema([(each, "validation") for each in read], ref_template=_REF)
+    replies, parts = TypeAdapter.json_schemas(adapters, ref_template=_REF)
+    schemas = {**requests["$defs"], **parts["$defs"]}
+    for schema in schemas.values():
+        for field in schema.get("properties", {}).values():
+            # The defaults of its fields say the same, and code generators take no object there.
+            if isinstance(field.get("default"), dict):
+                del field["default"]
+    return schemas, {name: schema for (name, _), schema in replies.items()}
+
+
+def _by_name(operations: dict[str, Any]) -> dict[str, Any]:
     """Return the same operations for a model whose name is in the path."""
-    named = {
-        method: {key: value for key, value in operation.items() if key != "operationId"}
-        for method, operation in operations.items()
-    }
-    for operation in named.values():
-        operation["tags"] = [_MODEL_TAG]
+    named: dict[str, Any] = {"parameters": [_MODEL]}
+    for method, operation in operations.items():
         missing = {
-            **operation["responses"].get("404", _error_responses(ErrorReply, schemas)["404"]),
+            "content": _json(_reference(ErrorReply)),
+            **operation["responses"].get("404", {}),
             "description": "There is no such model, or it does not have this task.",
         }
-        operation["responses"] = {**operation["responses"], "404": missing}
-    return {**named, "parameters": [_MODEL]}
+        named[method] = {
+            **{key: value for key, value in operation.items() if key != "operationId"},
+            "tags": [_MODEL_TAG],
+            "responses": {**operation["responses"], "404": missing},
+        }
+    return named
 
 
-def _operation(
-    name: str, request: type[BaseModel], reply_type: Any, schemas: dict[str, Any]
-) -> dict[str, Any]:
-    error = OpenAIErrorReply if name == EMBEDDINGS else ErrorReply
-    adapter: TypeAdapter[Any] = TypeAdapter(reply_type)
-    reply = _collect(adapter.json_schema(mode="serialization", ref_template=_REF), schemas)
+def _operation(name: str, request: type[BaseModel], reply: dict[str, Any]) -> dict[str, Any]:
+    is_openai = name == EMBEDDINGS
+    examples = {
+        f"{name}-{number}": {"summary": example.summary, "value": example.body}
+        for number, example in enumerate(
+            EMBEDDINGS_EXAMPLES if is_openai else EXAMPLES[name], start=1
+        )
+    }
+    content = _json(_reference(request))
+    content["application/json"]["examples"] = examples
     return {
         "tags": [_TAG],
         "operationId": name.replace("-", "_"),
         "summary": (request.__doc__ or "").strip(),
         "parameters": [_PRIORITY],
-        "requestBody": {
-            "required": True,
-            "content": _json(
-                _reference(request, schemas),
-                _named(name, EMBEDDINGS_EXAMPLES if name == EMBEDDINGS else EXAMPLES[name]),
-            ),
-        },
+        "requestBody": {"required": True, "content": content},
         "responses": {
             "200": {
                 "description": "The answer.",
                 "headers": _REPLY_HEADERS,
-                "content": _json(reply, {}),
+                "content": _json(reply),
             },
-            **_error_responses(error, schemas),
+            **_error_responses(OpenAIErrorReply if is_openai else ErrorReply),
         },
     }
 
 
-def _get(summary: str, reply: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
-    content = _json(_reference(reply, schemas), {})
+def _get(summary: str, reply: type[BaseModel]) -> dict[str, Any]:
     return {
         "tags": [_TAG],
         "summary": summary,
-        "responses": {"200": {"description": summary, "content": content}},
+        "responses": {"200": {"description": summary, "content": _json(_reference(reply))}},
     }
 
 
-def _health(schemas: dict[str, Any]) -> dict[str, Any]:
+def _health() -> dict[str, Any]:
     reply = {"type": "object", "properties": {"status": {"const": "ok"}}}
     return {
         "tags": [_TAG],
         "summary": "Whether requests are taken.",
         "responses": {
-            "200": {"description": "They are.", "content": _json(reply, {})},
-            "503": {
-                "description": _ERRORS["503"],
-                "content": _json(_reference(ErrorReply, schemas), {}),
-            },
+            "200": {"description": "They are.", "content": _json(reply)},
+            "503": {"description": _ERRORS["503"], "content": _json(_reference(ErrorReply))},
         },
     }
 
 
-def _error_responses(error: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
-    content = _json(_reference(error, schemas), {})
+def _error_responses(error: type[BaseModel]) -> dict[str, Any]:
+    content = _json(_reference(error))
     replies: dict[str, Any] = {
         status: {"description": text, "content": content} for status, text in _ERRORS.items()
     }
@@ -222,28 +231,9 @@ def _error_responses(error: type[BaseModel], schemas: dict[str, Any]) -> dict[st
     return replies
 
 
-def _reference(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
-    schema = model.model_json_schema(ref_template=_REF)
-    schemas[model.__name__] = _collect(schema, schemas)
-    for property_ in schema.get("properties", {}).values():
-        # The defaults of its fields say the same, and code generators take no object there.
-        if isinstance(property_.get("default"), dict):
-            del property_["default"]
+def _reference(model: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": _REF.format(model=model.__name__)}
 
 
-def _collect(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Move a schema's `$defs` into `schemas`, where its references point."""
-    schemas.update(schema.pop("$defs", {}))
-    return schema
-
-
-def _named(name: str, examples: Sequence[Example]) -> dict[str, Any]:
-    return {
-        f"{name}-{number}": {"summary": example.summary, "value": example.body}
-        for number, example in enumerate(examples, start=1)
-    }
-
-
-def _json(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema, **({"examples": examples} if examples else {})}}
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

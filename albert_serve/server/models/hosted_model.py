@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from albert_serve.api.schemas import InfoReply, TaskRequest, num_items_of
-from albert_serve.batching.events import BatchObserver
-from albert_serve.batching.queue import Batcher
+from albert_serve.batching.queue import Batcher, BatchObserver
 from albert_serve.batching.scheduler import Priority
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError

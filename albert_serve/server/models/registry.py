@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -15,7 +15,6 @@ from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.catalog import Catalogue, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError
-from albert_serve.models_file import ModelSpec
 from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
@@ -35,20 +34,6 @@ _HELD_BODIES: Final = 16
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Served:
-    """A hosted model, and what it was opened from."""
-
-    model: HostedModel
-    spec: ModelSpec
-    options: RuntimeOptions
-
-    def is_same(self, spec: ModelSpec, options: RuntimeOptions, bundle: Bundle) -> bool:
-        """Whether reloading would change nothing."""
-        same = (self.spec, self.options) == (spec, options)
-        return same and self.model.bundle.manifest.revision == bundle.manifest.revision
-
-
 class Models:
     """The hosted models of a process. `Models.load` makes it; it belongs to one event loop.
 
@@ -63,7 +48,8 @@ class Models:
         self._encoders = EncoderPool()
         self._large = LargeRequests(_HELD_BODIES * settings.max_body_bytes)
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, HostedModel] = {}
+        self._options: dict[str, RuntimeOptions] = {}
         self._default = ""
         self._reload_lock = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -78,7 +64,7 @@ class Models:
         """
         models = cls(settings, metrics)
         catalogue = read_catalogue(settings)
-        models._served = {served.spec.name: served for served in models._open_each(catalogue)}
+        models._served = {model.name: model for model in models._open_each(catalogue)}
         models._default = catalogue.default_among(models._served)
         return models
 
@@ -90,7 +76,7 @@ class Models:
     @property
     def default(self) -> HostedModel:
         """The model of requests that name none."""
-        return self._served[self._default].model
+        return self._served[self._default]
 
     @property
     def names(self) -> list[str]:
@@ -106,13 +92,13 @@ class Models:
         name = self._default if name is None else name
         if name not in self._served:
             raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
-        return self._served[name].model
+        return self._served[name]
 
     def find_task(self, target: Target) -> tuple[str, str] | None:
         """Return the names of a target's model and task; None if it is no task that there is."""
         name, task = target.model or self._default, target.task
-        served = self._served.get(name)
-        return (name, task) if task and served and task in served.model.tasks else None
+        model = self._served.get(name)
+        return (name, task) if task and model and task in model.tasks else None
 
     def count_refusal(self, model: str, task: str) -> None:
         """Count a request refused by admission control."""
@@ -134,7 +120,7 @@ class Models:
                 return
             before = (self._revisions(), self._default)
             for name, bundle in bundles.items():
-                await self._replace(catalogue.specs[name], bundle, options[name])
+                await self._replace(name, bundle, options[name])
             for name in sorted(set(self._served) - set(catalogue.specs)):
                 self._remove(name)
             # Without a configured default it stays the same: a new model may sort first.
@@ -149,18 +135,18 @@ class Models:
     async def close(self) -> None:
         """Answer the accepted requests, and close the models."""
         self.accepting = False
-        closing = (served.model.close() for served in self._served.values())
+        closing = (model.close() for model in self._served.values())
         await asyncio.gather(*closing, *self._closing)
         if self._trimming is not None:
             self._trimming.cancel()
 
     def _revisions(self) -> str:
         return ", ".join(
-            f"model {name} is revision {served.model.bundle.manifest.revision}"
-            for name, served in self._served.items()
+            f"model {name} is revision {model.bundle.manifest.revision}"
+            for name, model in self._served.items()
         )
 
-    def _open_each(self, catalogue: Catalogue) -> Iterator[_Served]:
+    def _open_each(self, catalogue: Catalogue) -> Iterator[HostedModel]:
         """Yield each model of the catalogue that can be opened and run.
 
         Raises:
@@ -170,12 +156,12 @@ class Models:
         options = _options(self.settings, catalogue, bundles) if bundles else {}
         for name, bundle in bundles.items():
             try:
-                served = self._open(catalogue.specs[name], bundle, options[name])
+                model = self._open(name, bundle, options[name])
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 errors[name] = error
             else:
-                yield served
-                del served  # the caller may want one at a time in memory
+                yield model
+                del model  # the caller may want one at a time in memory
         catalogue.check_any(errors)
         for name, failure in errors.items():
             _logger.error("model %s was not loaded, it is not served: %s", name, failure)
@@ -186,23 +172,24 @@ class Models:
         bundles, errors = catalogue.open_bundles()
         for name, error in errors.items():
             self._reject(name, error)
-        kept = {name: self._served[name].model.bundle for name in errors if name in self._served}
+        kept = {name: self._served[name].bundle for name in errors if name in self._served}
         return catalogue, bundles, _options(self.settings, catalogue, bundles | kept)
 
-    async def _replace(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> None:
-        former = self._served.get(spec.name)
-        if former is not None and former.is_same(spec, options, bundle):
+    async def _replace(self, name: str, bundle: Bundle, options: RuntimeOptions) -> None:
+        former, revision = self._served.get(name), bundle.manifest.revision
+        is_same = former is not None and former.bundle.manifest.revision == revision
+        if is_same and self._options[name] == options:
             return
         try:
-            served = await asyncio.to_thread(self._open, spec, bundle, options)
+            model = await asyncio.to_thread(self._open, name, bundle, options)
         except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
-            self._reject(spec.name, error)
+            self._reject(name, error)
             return
-        self._served[spec.name] = served
-        self._metrics.count_reload(spec.name, "loaded")
-        _logger.warning("model %s is now revision %s", spec.name, bundle.manifest.revision)
+        self._served[name] = model
+        self._metrics.count_reload(name, "loaded")
+        _logger.warning("model %s is now revision %s", name, revision)
         if former is not None:
-            self._close_later(former.model)
+            self._close_later(former)
 
     def _remove(self, name: str) -> None:
         if len(self._served) == 1:
@@ -210,32 +197,31 @@ class Models:
         _logger.warning("model %s is no longer served", name)
         self._metrics.remove_model(name)
         self._metrics.count_reload(name, "removed")
-        self._close_later(self._served.pop(name).model)
+        self._close_later(self._served.pop(name))
 
     def _reject(self, name: str, error: Exception) -> None:
         kept = "the one before goes on" if name in self._served else "it is not served"
         _logger.error("model %s was not loaded, %s: %s", name, kept, error)
         self._metrics.count_reload(name, "rejected")
 
-    def _open(self, spec: ModelSpec, bundle: Bundle, options: RuntimeOptions) -> _Served:
+    def _open(self, name: str, bundle: Bundle, options: RuntimeOptions) -> HostedModel:
         """Open a model and run it once; in any thread."""
         engine = Engine.open(bundle, options, self._encoders)
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
         tasks = load_tasks(bundle, self._tokenizer(bundle), device=engine.device)
-        description = describe_model(spec.name, bundle, tasks, self.settings)
-        observer = self._metrics.observer(spec.name, bundle.manifest.precision, tasks)
+        description = describe_model(name, bundle, tasks, self.settings)
+        observer = self._metrics.observer(name, bundle.manifest.precision, tasks)
         batcher = Batcher(
             engine,
             max_queue_tokens=self.settings.max_queue_tokens,
-            # The concurrency limit is stricter; this bounds requests that arrive at once.
-            max_wait_s=self.settings.deadline_s / 2,
             call_cost_tokens=engine.call_cost_tokens,
             observer=observer,
         )
-        model = HostedModel(
-            name=spec.name,
+        self._options[name] = options
+        return HostedModel(
+            name=name,
             settings=self.settings,
             bundle=bundle,
             tasks=tasks,
@@ -244,7 +230,6 @@ class Models:
             description=description,
             observer=observer,
         )
-        return _Served(model=model, spec=spec, options=options)
 
     def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
         """Return the bundle's tokenizer, shared between bundles with the same file."""
@@ -289,11 +274,11 @@ def check_models(settings: Settings) -> str:
     # On the CPU, because a process keeps what it ever took of a device.
     trial = Models(settings.model_copy(update={"device": "cpu"}), Metrics(CollectorRegistry()))
     names = []
-    for served in trial._open_each(catalogue):
-        names.append(served.spec.name)
-        if not served.model.bundle.manifest.tasks:
-            _logger.warning("%s has no head, so it answers embeddings alone", served.spec.name)
-        del served
+    for model in trial._open_each(catalogue):
+        names.append(model.name)
+        if not model.bundle.manifest.tasks:
+            _logger.warning("%s has no head, so it answers embeddings alone", model.name)
+        del model
     return_free_memory()
     default = catalogue.default_among(names)
     if default != catalogue.default:

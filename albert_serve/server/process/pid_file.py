@@ -1,8 +1,10 @@
-"""The PID file of a service: a process holds it, locked, until it ends; a reload reads it."""
+"""The PID file of a service: a process holds it, locked, until it ends; a reload reads it.
+
+The file stays when the process has ended: whether it is held tells whether there is a service.
+"""
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 from pathlib import Path
@@ -14,10 +16,11 @@ from albert_serve.errors import ConfigError
 
 # The longest content that is a PID.
 _MAX_CHARS: Final = 20
+_held: Final[list[IO[str]]] = []  # until the process ends
 
 
 def hold_pid_file(file: Path) -> None:
-    """Write this process' PID; the file is locked until the process ends, and then removed.
+    """Write this process' PID; the file is locked until the process ends.
 
     Raises:
         ConfigError: another process holds the file, or it cannot be written.
@@ -26,7 +29,7 @@ def hold_pid_file(file: Path) -> None:
     stream.truncate()
     stream.write(f"{os.getpid()}\n")
     stream.flush()
-    atexit.register(_release, file, stream)
+    _held.append(stream)
 
 
 def check_pid_file(file: Path) -> None:
@@ -65,13 +68,9 @@ def reload_service(file: Path) -> int:
 def _open_locked(file: Path) -> IO[str]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            stream = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o644), "r+")
-            if not _lock(stream):
-                break
-            if _is_at(stream, file):
-                return stream
-            stream.close()  # its holder removed it between the two calls
+        stream = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+        if _lock(stream):
+            return stream
         with stream:
             pid = stream.read(_MAX_CHARS).strip()
     except OSError as error:
@@ -90,13 +89,6 @@ def _lock(stream: IO[str]) -> bool:
     return True
 
 
-def _is_at(stream: IO[str], file: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(stream.fileno()), file.stat())
-    except FileNotFoundError:
-        return False
-
-
 def _has_open(pid: int, file: Path) -> bool:
     """Whether a process has a file open.
 
@@ -110,8 +102,3 @@ def _has_open(pid: int, file: Path) -> bool:
     except psutil.AccessDenied as error:
         raise PermissionError(f"process {pid} may not be signalled by this user") from error
     return any(path.exists() and path.samefile(file) for path in opened)
-
-
-def _release(file: Path, stream: IO[str]) -> None:
-    file.unlink(missing_ok=True)
-    stream.close()

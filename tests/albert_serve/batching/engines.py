@@ -13,8 +13,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from albert_serve.batching.events import BatchObserver, BatchReport
-from albert_serve.batching.queue import Batcher
+from albert_serve.batching.queue import Batcher, BatchObserver, BatchReport
 from albert_serve.batching.scheduler import Priority
 from albert_serve.errors import EngineError
 from albert_serve.tasks.base import EncoderInput, Logits

@@ -1,6 +1,6 @@
 """The concurrency limit follows the measured throughput; refusals in excess of a rate are delayed.
 
-`QueueAdmission` is tested with the batcher that asks it (test_batcher.py, test_waiting.py).
+`QueueAdmission` is tested with the batcher that asks it, too (test_queue.py, test_waiting.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.batching.admission import ConcurrencyLimiter, RefusalPacer
+from albert_serve.batching.admission import ConcurrencyLimiter, QueueAdmission, RefusalPacer
+from albert_serve.batching.scheduler import QueuedRequest, Scheduler
+from albert_serve.errors import QueueFullError
 from tests.albert_serve.batching.engines import FakeClock
 
 INITIAL = 128
@@ -148,3 +150,27 @@ def test_clients_that_come_back_at_once_are_refused_about_once_a_second() -> Non
                 due_s[client] = clock.now_s + pacer.next_delay_s() + 1e-4
                 num_refused += 1
     assert num_refused == pytest.approx(500 * 10 / 0.9, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("queued", "batches", "lengths", "least_s"),
+    [
+        pytest.param([64] * 10, [(1, 1.0)], [10], 2 * 64, id="short: one batch of large ones"),
+        pytest.param([20], [(1, 1.0)], [60, 60, 10], 130 + 3 * 20, id="a wait for each slot"),
+        pytest.param([64], [(100, 1.0), (1, 1.0)], [64], 2 * 64 / 80.2, id="a slow batch"),
+        pytest.param([64], [(100, 1.0), *[(1, 1.0)] * 50], [64], 2 * 64, id="a slow engine"),
+    ],
+)
+def test_the_least_time_for_which_a_request_is_admitted(
+    queued: list[int], batches: list[tuple[int, float]], lengths: list[int], least_s: float
+) -> None:
+    scheduler: Scheduler[QueuedRequest] = Scheduler(max_batch_tokens=64, call_cost_tokens=16)
+    for length in queued:
+        scheduler.add(QueuedRequest(lengths=[length], ends_s=1e9))
+    admission = QueueAdmission(scheduler, max_tokens=10_000)
+    for num_tokens, elapsed_s in batches:
+        admission.measure(num_tokens, elapsed_s)
+    request = QueuedRequest(lengths=lengths, ends_s=1e9)
+    admission.check(request, least_s * 1.01)
+    with pytest.raises(QueueFullError):
+        admission.check(request, least_s * 0.99)

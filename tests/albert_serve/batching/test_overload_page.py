@@ -13,8 +13,7 @@ from starlette.requests import Request as HttpRequest
 
 from albert_serve.api.schemas import FillMaskRequest
 from albert_serve.batching.admission import ConcurrencyLimiter, QueueAdmission
-from albert_serve.batching.scheduler import Request, Scheduler
-from albert_serve.batching.throughput import Throughput
+from albert_serve.batching.scheduler import QueuedRequest, Scheduler
 from albert_serve.errors import RequestError
 from albert_serve.server.bodies import read_body
 from albert_serve.server.large_requests import LargeRequests
@@ -39,11 +38,11 @@ def without_numbers(text: str) -> str:
 
 def admission() -> QueueAdmission:
     """A queue of 100 tokens, of which 90 are taken, at a token a second."""
-    throughput = Throughput()
-    throughput.measure(10, 10.0)
-    scheduler: Scheduler[Request] = Scheduler(call_cost_tokens=16, batch_share=0.2)
-    scheduler.add(Request(lengths=[90], ends_s=1000.0))
-    return QueueAdmission(scheduler, throughput, max_tokens=100, max_wait_s=0.5)
+    scheduler: Scheduler[QueuedRequest] = Scheduler(max_batch_tokens=512, call_cost_tokens=16)
+    scheduler.add(QueuedRequest(lengths=[90], ends_s=1000.0))
+    admission = QueueAdmission(scheduler, max_tokens=100)
+    admission.measure(10, 10.0)
+    return admission
 
 
 def exceed_concurrency() -> None:
@@ -51,7 +50,7 @@ def exceed_concurrency() -> None:
 
 
 def fill_queue() -> None:
-    admission().check(Request(lengths=[11], ends_s=1000.0), 1000.0)
+    admission().check(QueuedRequest(lengths=[11], ends_s=1000.0), 1000.0)
 
 
 def exceed_queue() -> None:
@@ -63,7 +62,7 @@ def exceed_queue() -> None:
 
 
 def wait_long() -> None:
-    admission().check(Request(lengths=[5], ends_s=1000.0), 1000.0)
+    admission().check(QueuedRequest(lengths=[5], ends_s=100.0), 100.0)
 
 
 def miss_deadline() -> None:

@@ -6,18 +6,15 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.batching.events import BatchReport
-from albert_serve.batching.queue import Batcher
+from albert_serve.batching.queue import Batcher, BatchReport
 from albert_serve.batching.scheduler import Priority
 from albert_serve.errors import (
-    ConfigError,
     DeadlineExceededError,
     EngineError,
     InvalidInputError,
@@ -103,48 +100,6 @@ async def test_the_rest_of_a_failed_request_is_not_computed() -> None:
     assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
 
 
-class LosingEngine(FakeEngine):
-    """While it runs its first batch, `leave` is awaited on the event loop."""
-
-    def __init__(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        super().__init__()
-        self._leave = leave
-        self._loop = asyncio.get_running_loop()
-
-    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        if not self.batches:
-            asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result(timeout=10)
-        return super().run_batch(inputs)
-
-
-@on_event_loop
-async def test_a_request_cancelled_while_its_batch_is_halved_is_not_computed_again() -> None:
-    async def leave() -> None:
-        calls[1].cancel()
-        await asyncio.wait({calls[1]})
-
-    engine = LosingEngine(leave)
-    batcher = make_batcher(engine)
-    calls = [asyncio.create_task(batcher.run([make_input(ids)], 10.0)) for ids in ([POISON], [2])]
-    poisoned, cancelled = await asyncio.gather(*calls, return_exceptions=True)
-    await batcher.close()
-    assert isinstance(poisoned, EngineError)
-    assert isinstance(cancelled, asyncio.CancelledError)
-    assert engine.batches == [[[POISON], [2]], [[POISON]]]
-
-
-@on_event_loop
-async def test_an_engine_that_loses_an_answer_fails_the_request() -> None:
-    class Forgetful(FakeEngine):
-        def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-            return super().run_batch(inputs)[1:]
-
-    batcher = make_batcher(Forgetful())
-    with pytest.raises(EngineError, match="0 results for 1"):
-        await batcher.run([make_input([1])], 10.0)
-    await batcher.close()
-
-
 def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     engine = FakeEngine()
     engine.open.clear()
@@ -157,23 +112,6 @@ def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     engine.open.set()
     asyncio.run(batcher.close())
     assert batcher.num_queued_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("max_queue_tokens", "max_wait_s", "batch_share", "call_cost_tokens"),
-    [(0, 1.0, 0.2, 16), (1, 0.0, 0.2, 16), (1, 1.0, 0.0, 16), (1, 1.0, 0.2, -1)],
-)
-def test_invalid_limits_are_refused(
-    max_queue_tokens: int, max_wait_s: float, batch_share: float, call_cost_tokens: int
-) -> None:
-    with pytest.raises(ConfigError, match="it must be"):
-        Batcher(
-            FakeEngine(),
-            max_queue_tokens=max_queue_tokens,
-            max_wait_s=max_wait_s,
-            batch_share=batch_share,
-            call_cost_tokens=call_cost_tokens,
-        )
 
 
 def test_an_observer_sees_every_event() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.batching.scheduler import PRIORITIES, Moment, Priority, Request, Scheduler
+from albert_serve.batching.scheduler import PRIORITIES, Priority, QueuedRequest, Scheduler
 
 CALL_COST = 16
 MAX_BATCH_TOKENS = 64
@@ -28,12 +28,12 @@ class Arrival:
     comes_s: float = 0.0
     leaves_s: float = math.inf
     patience_s: float = math.inf
-    request: Request = field(init=False)
+    request: QueuedRequest = field(init=False)
     taken: list[int] = field(default_factory=list)
     given_up: bool = False
 
     def __post_init__(self) -> None:
-        self.request = Request(
+        self.request = QueuedRequest(
             lengths=self.lengths, priority=self.priority, ends_s=self.comes_s + self.patience_s
         )
 
@@ -77,13 +77,11 @@ class Step:
         return CALL_COST + max(self.lengths) * len(self.lengths)
 
 
-def make_scheduler() -> Scheduler[Request]:
-    return Scheduler(
-        call_cost_tokens=CALL_COST, batch_share=BATCH_SHARE, slot_tokens=MAX_BATCH_TOKENS
-    )
+def make_scheduler() -> Scheduler[QueuedRequest]:
+    return Scheduler(max_batch_tokens=MAX_BATCH_TOKENS, call_cost_tokens=CALL_COST)
 
 
-def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[Step]:
+def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
     """Serve all of them; between two steps the queue is what the arrivals' own books say."""
     scheduler = make_scheduler()
     of = {arrival.request: arrival for arrival in arrivals}
@@ -99,8 +97,7 @@ def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[
         for arrival in [arrival for arrival in waiting if arrival.leaves_s <= now_s]:
             scheduler.remove(arrival.request)
             waiting.remove(arrival)
-        moment = Moment(now_s=now_s, best_s_per_token=s_per_token)
-        batch = scheduler.take(moment, max_batch_tokens=MAX_BATCH_TOKENS)
+        batch = scheduler.take(now_s)
         step = Step(
             now_s=now_s,
             waiting=list(waiting),
@@ -122,14 +119,7 @@ def simulate(arrivals: Sequence[Arrival], s_per_token: float = 0.0) -> Iterator[
     assert scheduler.num_requests == 0
 
 
-@pytest.mark.parametrize(("num_tokens", "num_slots"), [(0, 1), (1, 1), (64, 1), (65, 2), (640, 10)])
-def test_a_request_has_as_many_turns_as_batches_that_it_fills(
-    num_tokens: int, num_slots: int
-) -> None:
-    assert make_scheduler().num_slots(num_tokens) == num_slots
-
-
-def assert_queue_holds(scheduler: Scheduler[Request], waiting: Sequence[Arrival]) -> None:
+def assert_queue_holds(scheduler: Scheduler[QueuedRequest], waiting: Sequence[Arrival]) -> None:
     assert scheduler.num_requests == len(waiting)
     for priority in PRIORITIES:
         mine = [arrival for arrival in waiting if arrival.priority == priority]
@@ -166,6 +156,7 @@ impatient_crowds = st.lists(impatient, min_size=1, max_size=25)
 @given(arrivals=crowds | impatient_crowds)
 def test_every_input_is_taken_once_unless_its_request_is_dropped(arrivals: list[Arrival]) -> None:
     for step in simulate(arrivals):
+        assert all(arrival.request.ends_s <= step.now_s for arrival in step.given_up)
         for arrival, _ in step.members:
             assert arrival.request.ends_s > step.now_s
             assert arrival.leaves_s > step.now_s
@@ -297,29 +288,3 @@ def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:
 def test_the_nearest_lengths_run_together() -> None:
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
     assert [sorted(step.lengths) for step in steps] == [[3, 3, 4, 5], [19, 20, 21]]
-
-
-@settings(max_examples=100, deadline=None)
-@given(arrivals=impatient_crowds)
-def test_nothing_is_computed_that_cannot_be_done_in_time_while_others_wait(
-    arrivals: list[Arrival],
-) -> None:
-    tokens_left = {arrival: sum(arrival.lengths) for arrival in arrivals}
-    for step in simulate(arrivals, s_per_token=S_PER_TOKEN):
-        late = {
-            arrival
-            for arrival in step.waiting
-            if step.now_s + tokens_left[arrival] * S_PER_TOKEN > arrival.request.ends_s
-        }
-        assert late.issuperset(step.given_up)
-        for arrival, index in step.members:
-            tokens_left[arrival] -= arrival.lengths[index]
-        remaining = {arrival for arrival in step.waiting if tokens_left[arrival]} - {*step.given_up}
-        for arrival in {arrival for arrival, _ in step.members}:
-            assert arrival not in late or not remaining - {arrival}
-
-
-def test_a_request_that_will_be_late_is_tried_when_no_other_waits() -> None:
-    hopeless = Arrival(lengths=[10], patience_s=0.05)
-    (step,) = simulate([hopeless], s_per_token=1.0)
-    assert step.members == [(hopeless, 0)]

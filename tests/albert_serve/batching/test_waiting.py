@@ -81,87 +81,59 @@ async def test_an_expired_request_is_not_computed_before_its_timer_runs() -> Non
 
 
 @on_event_loop
-async def test_a_request_that_would_be_late_at_the_measured_rate_is_refused() -> None:
-    engine, batcher = await measured(max_wait_s=1000)
+async def test_a_request_that_would_be_late_is_refused_unless_it_waits_alone() -> None:
+    engine, batcher = await measured()
     async with busy(engine, batcher) as calls:
-        calls.append(await started(batcher, [2] * 5, deadline_s=100.0))
-        with pytest.raises(DeadlineExceededError):
-            await batcher.run([make_input([3] * 50)], 49.0)
-        with pytest.raises(QueueFullError, match="take 55 s of the 50 s"):
-            await batcher.run([make_input([4] * 50)], 50.5)  # it would be in time if it were alone
-    assert [batch[0][0] for batch in engine.batches] == [0, 1, 2]
-
-
-@on_event_loop
-async def test_a_request_that_will_be_late_is_dropped_for_those_behind_it() -> None:
-    engine, batcher = await measured(max_wait_s=1000)
-    async with busy(engine, batcher, [1] * 5) as calls:
-        hopeless = await started(batcher, [2] * 50, deadline_s=51.0)
-        calls.append(await started(batcher, [3] * 20, deadline_s=100.0))
-    with pytest.raises(DeadlineExceededError):
-        await hopeless
-    assert [batch[0][0] for batch in engine.batches] == [0, 1, 3]
-    assert batcher.num_queued_tokens == 0
-
-
-@on_event_loop
-async def test_a_request_over_the_maximum_wait_is_refused_at_once() -> None:
-    engine, batcher = await measured(max_wait_s=20)
-    async with busy(engine, batcher) as calls:
-        calls.append(await started(batcher, [2] * 20, 100.0))
-        calls.append(await started(batcher, [3], 100.0))
-        with pytest.raises(QueueFullError, match="wait 21 s for its turn") as caught:
-            await batcher.run([make_input([4])], 100.0)
-        assert caught.value.retry_after_s == pytest.approx(21)
-        engine.open.set()
-        await asyncio.gather(*calls)
-        await batcher.run([make_input([4])], 100.0)
+        calls.append(await started(batcher, [2] * 50, deadline_s=49.0))
+        with pytest.raises(QueueFullError, match="take 1e\\+02 s of the 1e\\+02 s"):
+            await batcher.run([make_input([3] * 54)], 103.0)
+        calls.append(await started(batcher, [3] * 54, deadline_s=105.0))
 
 
 @on_event_loop
 async def test_no_request_waits_for_more_than_half_of_its_time() -> None:
-    engine, batcher = await measured(max_wait_s=1000)
+    engine, batcher = await measured()
     async with busy(engine, batcher) as calls:
         calls.append(await started(batcher, [2] * 20, 100.0))
-        with pytest.raises(QueueFullError, match="may wait 19 s"):
+        with pytest.raises(QueueFullError, match="of at most 19 s"):
             await batcher.run([make_input([3])], 38.0)
         calls.append(await started(batcher, [4], 42.0))
 
 
 @on_event_loop
 async def test_a_large_request_lets_others_in_for_they_wait_for_one_turn_of_it() -> None:
-    engine, batcher = await measured(max_wait_s=70)
+    engine, batcher = await measured()
     async with busy(engine, batcher) as calls:
         calls.append(asyncio.create_task(batcher.run([make_input([2] * 60)] * 50, 1e6)))
         await asyncio.sleep(0)
         calls.append(await started(batcher, [3] * 10, 200.0))
         with pytest.raises(QueueFullError, match="wait 74 s"):
-            await batcher.run([make_input([4])], 200.0)
+            await batcher.run([make_input([4])], 147.0)
 
 
 @on_event_loop
-async def test_batch_jobs_wait_as_long_as_their_deadline_lets_them() -> None:
-    engine, batcher = await measured(max_wait_s=10)
+async def test_batch_jobs_wait_longer_while_interactive_requests_do() -> None:
+    engine, batcher = await measured()
     async with busy(engine, batcher) as calls:
         for _ in range(9):
             calls.append(await started(batcher, [2] * 15, 1e4, priority="batch"))
         calls.append(await started(batcher, [3], 100.0))
         assert not any(call.done() for call in calls)
-        with pytest.raises(QueueFullError, match=r"wait 6.8e\+02 s for its turn, where batch"):
+        with pytest.raises(QueueFullError, match=r"wait 6.8e\+02 s for its turn"):
             await batcher.run([make_input([4] * 20)], 1000.0, priority="batch")
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     arrivals=st.lists(
-        st.tuples(st.integers(1, 64), st.sampled_from(["interactive", "batch"])), max_size=60
+        st.tuples(st.integers(1, 64), st.sampled_from(["interactive", "batch"])), max_size=20
     )
 )
 @on_event_loop
 async def test_admitted_requests_are_answered_in_time_under_any_load(
     arrivals: list[tuple[int, Priority]],
 ) -> None:
-    engine, batcher = await measured(max_wait_s=100)
+    engine, batcher = await measured()
     async with busy(engine, batcher):
         calls = [
             await started(batcher, [2] * length, 1000.0, priority=priority)
@@ -176,7 +148,7 @@ async def test_admitted_requests_are_answered_in_time_under_any_load(
 async def test_retry_after_is_the_queues_time_at_the_measured_rate(
     num_queued: int, retry_after_s: float
 ) -> None:
-    engine, batcher = await measured(max_wait_s=1000, max_queue_tokens=num_queued)
+    engine, batcher = await measured(max_queue_tokens=num_queued)
     async with busy(engine, batcher) as calls:
         calls.append(await started(batcher, [2] * num_queued, deadline_s=1e6))
         with pytest.raises(QueueFullError) as caught:
@@ -184,12 +156,10 @@ async def test_retry_after_is_the_queues_time_at_the_measured_rate(
     assert caught.value.retry_after_s == pytest.approx(retry_after_s)
 
 
-async def measured(
-    *, max_wait_s: float, max_queue_tokens: int = 100_000
-) -> tuple[TimedEngine, Batcher]:
+async def measured(*, max_queue_tokens: int = 100_000) -> tuple[TimedEngine, Batcher]:
     """An engine that is known to take a second a token."""
     clock = FakeClock()
     engine = TimedEngine(clock)
-    batcher = Batcher(engine, max_queue_tokens=max_queue_tokens, max_wait_s=max_wait_s, clock=clock)
+    batcher = Batcher(engine, max_queue_tokens=max_queue_tokens, clock=clock)
     await batcher.run([make_input([0])], 100.0)
     return engine, batcher

@@ -95,17 +95,3 @@ def test_parameters_are_taken_inside_and_beside(client: httpx.Client) -> None:
     )
     for reply in others:
         assert_close(reply, expected)
-
-
-def test_both_formats_are_counted_as_the_task(client: httpx.Client) -> None:
-    def count() -> float:
-        start = 'albert_serve_requests_total{model="tiny",task="feature-extraction"}'
-        (line,) = [one for one in client.get("/metrics").text.splitlines() if one.startswith(start)]
-        return float(line.rpartition(" ")[2])
-
-    before = count()
-    embed(client, input=TEXTS)
-    vectors(client, TEXTS)
-    assert count() == before + 2
-    paths = [line for line in client.get("/metrics").text.splitlines() if "request_total" in line]
-    assert any(f'endpoint="{EMBEDDINGS_PATH}"' in line for line in paths)

@@ -15,15 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
-from grafana_foundation_sdk.cog import plugins
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from albert_serve.batching.events import BatchReport
+from albert_serve.batching.queue import BatchReport
 from albert_serve.server.logging import JsonFormatter
 from albert_serve.server.metrics import Metrics
 from tests.albert_serve.support import (
@@ -124,25 +121,6 @@ def test_the_dashboard_asks_for_metrics_that_exist_with_labels_that_they_have(
         assert used <= known, expression
     for variable in dashboard["templating"]["list"]:
         assert set(_METRIC.findall(variable["query"])) <= set(labels)
-
-
-def test_grafanas_own_types_read_all_of_the_dashboard() -> None:
-    content = json.loads(DASHBOARD.read_text())
-    plugins.register_default_plugins()
-    read = json.loads(JSONEncoder().encode(Dashboard.from_json(content)))
-    assert list(lost(content, read)) == []
-
-
-def lost(expected: Any, actual: Any, place: str = "") -> Iterator[str]:
-    """Where what was read lacks, or has otherwise, what was given."""
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        for name, value in expected.items():
-            yield from lost(value, actual.get(name), f"{place}.{name}")
-    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
-            yield from lost(one, other, f"{place}[{number}]")
-    elif expected != actual:
-        yield place
 
 
 def balanced(expression: str) -> bool:

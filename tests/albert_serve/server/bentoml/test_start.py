@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +12,6 @@ import pytest
 
 from albert_serve.errors import ConfigError
 from albert_serve.server.bentoml.start import check_command_line
-from albert_serve.settings import SUPERVISOR_VARIABLE
 from tests.albert_serve.support import ROOT, SERVICE, free_port, service_environment
 
 
@@ -65,18 +62,3 @@ def test_what_cannot_be_served_is_one_line(
     assert done.stderr.splitlines()[-1].startswith(f"error: {message}")
     assert "Traceback" not in done.stderr
     assert "Starting production" not in done.stderr
-
-
-def test_a_worker_that_cannot_start_ends_with_one_line(bundle_dir: Path, tmp_path: Path) -> None:
-    bundle = shutil.copytree(bundle_dir, tmp_path / "bundle")
-    (bundle / "tokenizer.json").write_bytes(b"")
-    done = subprocess.run(
-        [sys.executable, "-c", "from albert_serve.service import Serving; Serving()"],
-        env=service_environment(bundle, tmp_path) | {SUPERVISOR_VARIABLE: str(os.getpid())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert f"this worker cannot start: {bundle}/tokenizer.json has 0 bytes; " in line

@@ -18,36 +18,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from albert_serve.api.examples import EXAMPLES
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
-from tests.programs import is_ci, needs_program
-
-# Without it a field that has a default must be given.
-OPTIONAL = "--default-non-nullable=false"
-TYPESCRIPT = """
-import createClient from "openapi-fetch";
-import type { paths } from "./schema";
-
-async function main() {
-  const client = createClient<paths>({ baseUrl: process.argv[2] });
-  const filled = await client.POST("/fill-mask", {
-    body: { inputs: "a [MASK].", parameters: { top_k: 2 } },
-  });
-  const labels = await client.POST("/text-classification", { body: { inputs: ["a", "b"] } });
-  const answer = await client.POST("/v1/models/{model}/question-answering", {
-    params: { path: { model: process.argv[3] }, header: { "X-Priority": "batch" } },
-    body: { inputs: { question: "who", context: "a run" } },
-  });
-  const order = await client.POST("/sentence-order", {
-    body: { inputs: { text: "a", text_pair: "b" } },
-  });
-  const refused = await client.POST("/fill-mask", { body: { inputs: "no mask" } });
-  const label: string | undefined = labels.data?.[0][0].label;
-  const info = await client.GET("/info");
-  console.log(JSON.stringify([
-    filled.data, label, answer.data, order.data, refused.error?.error_type, info.data?.model_id,
-  ]));
-}
-main();
-"""
 
 
 @pytest.fixture(scope="module")
@@ -128,48 +98,6 @@ def test_a_generated_python_client_reads_errors_and_models(
         assert refused.parsed.error_type == "no_mask"
         listed = generated(".api.service_ap_is.get_v1_models").sync(client=caller)
         assert [model.model_id for model in listed.models] == [listed.default]
-
-
-@pytest.mark.slow
-def test_a_generated_typescript_client_calls_each_task(
-    document: dict[str, Any], service: Running, client: httpx.Client, tmp_path: Path
-) -> None:
-    npm = needs_program("npm")
-    packages = ("openapi-typescript@7", "openapi-fetch@0.17", "typescript@5", "@types/node@20")
-    installed = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", *packages],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-    )
-    if installed.returncode != 0 and not is_ci():
-        pytest.skip("npm cannot reach its registry")
-    assert installed.returncode == 0, installed.stderr
-    (tmp_path / "openapi.json").write_text(json.dumps(document))
-    (tmp_path / "client.ts").write_text(TYPESCRIPT)
-    programs = f"{tmp_path}/node_modules/.bin"
-    options = ["--strict", "--skipLibCheck", "--module", "nodenext", "--target", "es2022"]
-    for command in (
-        [f"{programs}/openapi-typescript", "openapi.json", "--output", "schema.d.ts", OPTIONAL],
-        [f"{programs}/tsc", *options, "client.ts"],
-    ):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    model = client.get("/info").json()["model_id"]
-    done = subprocess.run(
-        ["node", "client.js", service.url, model],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    filled, label, answer, order, refused, served = json.loads(done.stdout)
-    assert len(filled) == 2
-    assert label in ("negative", "positive")
-    assert set(answer) == {"answer", "score", "start", "end"}
-    assert set(order) == {"in_order"}
-    assert (refused, served) == ("no_mask", model)
 
 
 def plain(value: Any) -> Any:

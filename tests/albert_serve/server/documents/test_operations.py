@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,28 +28,7 @@ READ: list[dict[str, Any]] = IN_FILES + [
 ]
 DOCUMENTS = {document.get("kind") or next(iter(document)): document for document in READ}
 PARTS = [document for document in READ if next(iter(document)) == "env"]
-# What BentoML makes of a deployment's file; a name that it does not know is left out.
-AS_READ = """
-import json, sys
-from bentoml._internal.cloud.deployment import DeploymentAPI
-from bentoml._internal.cloud.schemas.modelschemas import DeploymentStrategy
-from bentoml._internal.cloud.schemas.schemasv2 import CreateDeploymentSchema
-from bentoml._internal.utils.cattr import bentoml_cattr
-
-read = bentoml_cattr.structure(json.load(sys.stdin), CreateDeploymentSchema)
-DeploymentAPI._fix_and_validate_schema(read)
-[DeploymentStrategy(service.deployment_strategy) for service in read.services.values()]
-print(json.dumps(bentoml_cattr.unstructure(read)))
-"""
 VARIABLE = r"ALBERT_SERVE_[A-Z_]+"
-
-
-def bentoml(code: str, stdin: str = "") -> str:
-    """The output of code in another process: BentoML's import warns, which is an error here."""
-    command = [sys.executable, "-c", code]
-    ran = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 def container() -> Any:
@@ -144,24 +121,6 @@ def rendered(kubectl: str) -> str:
     for document in yaml.safe_load_all(done.stdout):
         kubernetes_validate.validate(document, "1.37", strict=True)
     return done.stdout
-
-
-def test_bentocloud_is_asked_for_what_bentoml_knows() -> None:
-    deployment = DOCUMENTS["name"]
-    assert json.loads(bentoml(AS_READ, stdin=json.dumps(deployment))) == deployment
-    variables = {entry["name"]: entry["value"] for entry in deployment["envs"]}
-    (key,) = re.findall(r"secret create albert-serve-keys (\w+)=", TEXT)
-    assert Settings.from_environment({**variables, key: "k" * 16}).has_keys
-
-
-@pytest.mark.parametrize("command", ["deploy", "secret create"])
-def test_the_commands_options_are_bentomls(command: str) -> None:
-    run = f"from bentoml_cli.cli import cli; cli({[*command.split(), '--help']})"
-    known = set(re.findall(r"(?<!\S)--?[a-z-]+", bentoml(run).replace(",", " ")))
-    lines = re.findall(rf"^bentoml {command} ((?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
-    used = {option for line in lines for option in re.findall(r"(?<!\S)--?[a-z-]+", line)}
-    assert lines
-    assert used <= known
 
 
 @pytest.mark.parametrize("page", ["operations.md", "security.md", "containers.md"])

@@ -9,10 +9,8 @@ import pytest
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
 from albert_serve.tasks import TASKS, TaskSetup, open_task, prepare_request
-from albert_serve.tasks.fill_mask import targets
 from albert_serve.tokenizer import MAX_TOKENS, AlbertTokenizer
 
-JSON = {"content-type": "application/json"}
 WORDS = "The run was scored in the first inning. "
 
 
@@ -64,13 +62,6 @@ def test_each_choice_counts_with_its_context(task_setup: TaskSetup) -> None:
     assert prepared.num_tokens > 40 * least
     with pytest.raises(TooMuchAtOnceError, match=f"has over {40 * least} tokens"):
         prepare_request(task, task_request, max_tokens=40 * least)
-
-
-def test_targets_are_read_once_for_all_texts(task_setup: TaskSetup) -> None:
-    words = [f"word{number}" for number in range(50)]
-    targets.read_first_pieces.cache_clear()
-    assert prepare(task_setup, "fill-mask", ["A [MASK]."] * 20, targets=words) == 20
-    assert targets.read_first_pieces.cache_info().misses == 1
 
 
 def test_windows_and_spans_without_bound_are_refused(task_setup: TaskSetup) -> None:

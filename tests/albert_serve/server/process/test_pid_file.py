@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
-from albert_serve.errors import ConfigError
-from albert_serve.server.process.pid_file import check_pid_file, hold_pid_file
 from tests.albert_serve.support import (
     ROOT,
     free_port,
@@ -46,7 +42,10 @@ def hold(file: Path) -> subprocess.Popen[str]:
 
 
 def test_a_reload_that_changes_nothing_says_so(
-    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    failure: Callable[..., str],
 ) -> None:
     file = tmp_path / "run/albert serve.pid"
     environment = service_environment(bundle_dir, tmp_path / "home")
@@ -62,7 +61,8 @@ def test_a_reload_that_changes_nothing_says_so(
         wait_until_logged(
             service, f"the reload has changed nothing: model {name} is revision {revision}"
         )
-    assert not file.exists()
+    line = failure("reload", "--pid-file", file)
+    assert line == f"no running service holds the PID file {file}"
 
 
 def test_a_reload_signals_the_holder_alone(tmp_path: Path) -> None:
@@ -81,28 +81,6 @@ def test_a_reload_signals_no_process_that_only_has_the_number(
         line = failure("reload", "--pid-file", file)
         assert line == f"no running service holds the PID file {file}"
         holder.communicate()
-
-
-def test_a_file_that_its_holder_removes_meanwhile_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, lock = tmp_path / "served.pid", fcntl.flock
-    opened: list[IO[str]] = []
-
-    def lock_late(stream: IO[str], kind: int) -> None:
-        opened.append(stream)
-        if len(opened) == 1:
-            file.unlink()
-        lock(stream, kind)
-
-    monkeypatch.setattr(fcntl, "flock", lock_late)
-    hold_pid_file(file)
-    assert len(opened) == 2
-    assert file.read_text() == f"{os.getpid()}\n"
-    with pytest.raises(ConfigError, match=f"is the PID file of process {os.getpid()}, which runs"):
-        check_pid_file(file)
-    opened[1].close()
-    check_pid_file(file)
 
 
 def test_a_reload_without_a_service_is_one_line(
@@ -132,7 +110,6 @@ def test_the_file_of_a_running_process_is_not_taken(
         )
         assert file.read_text() == f"{holder.pid}\n"
         holder.communicate()
-    assert not file.exists()
     assert failure(*options, "/proc/served.pid").startswith(
         "the PID file /proc/served.pid cannot be written: "
     )
