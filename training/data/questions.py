@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.batch import TokenisedExample
@@ -106,7 +105,10 @@ def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
         except CorpusError as error:
             errors.append(str(error))
         except ValidationError as error:
-            errors += [_format_error(file, each) for each in error.errors()]
+            errors += [
+                f"{file} is not in SQuAD's format: {_path(each['loc'])}: {each['msg']}"
+                for each in error.errors()
+            ]
         else:
             questions += _questions(content, file)
     if not questions and not errors:
@@ -114,9 +116,8 @@ def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
     return questions, errors
 
 
-def _format_error(file: Path, error: ErrorDetails) -> str:
-    where = ".".join(map(str, error["loc"])) or "the file"
-    return f"{file} is not in SQuAD's format: {where}: {error['msg']}"
+def _path(keys: Sequence[str | int]) -> str:
+    return ".".join(map(str, keys)) or "the file"
 
 
 def _questions(content: _SquadFile, file: Path) -> Iterator[Question]:
