@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import Final
 
-# What modules of `training` import as they are loaded, and what figures and curves need later.
+# What modules of `training` import as they are loaded, and what tables, figures, curves need later.
 PACKAGES: Final = (
     *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
     *("safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers", "torch"),
