@@ -24,12 +24,11 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.api.wire import Parameters
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task, TaskSetup
+from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task, TaskSetup, Work
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tasks.fill_mask.task import FillMask
 from albert_serve.tasks.multiple_choice import MultipleChoice
 from albert_serve.tasks.question_answering.task import QuestionAnswering
-from albert_serve.tasks.rounds import Work
 from albert_serve.tasks.sentence_order.task import SentenceOrder
 from albert_serve.tasks.text_classification import TextClassification
 
