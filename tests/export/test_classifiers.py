@@ -200,3 +200,11 @@ def test_a_manifest_whose_heads_are_wrong_is_refused(
     file.write_text(json.dumps(content))
     with pytest.raises(BundleCorruptError, match=message):
         Bundle.open(tmp_path / "bundle", verify="size")
+
+
+def test_a_task_of_glue_is_measured_on_its_held_out_texts(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + "a good day\t1\nno\t0\n" * 4)
+    words = [str(checkpoint), str(tmp_path / "bundle"), "--quality-budget", "1s"]
+    assert main([*words, "--task", "SST-2", "--data", str(tmp_path)]) == 0
+    quality = read_manifest(tmp_path / "bundle").quality["text-classification"]
+    assert (quality.metric, quality.data) == ("accuracy", ["dev.tsv"])

@@ -100,6 +100,18 @@ async def test_the_rest_of_a_failed_request_is_not_computed() -> None:
     assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
 
 
+@on_event_loop
+async def test_the_rest_of_a_failed_request_in_its_batch_is_not_computed_again() -> None:
+    engine = FakeEngine()
+    batcher = make_batcher(engine)
+    async with busy(engine, batcher):
+        failing = asyncio.create_task(batcher.run([make_input([POISON])] * 4, 10.0))
+        await asyncio.sleep(0)
+    with pytest.raises(EngineError, match="poison"):
+        await failing
+    assert list(map(len, engine.batches)) == [1, 4, 2, 1]
+
+
 def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     engine = FakeEngine()
     engine.open.clear()

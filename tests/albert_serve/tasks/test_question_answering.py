@@ -268,6 +268,15 @@ def run_by_text(inputs: Sequence[EncoderInput], token_id: int) -> list[Logits]:
     ]
 
 
+def test_a_stride_counts_only_beside_a_second_window(task: QuestionAnswering) -> None:
+    room = 61 - len(task.tokenizer.encode_plain(QUESTION))
+    parameters = QuestionAnsweringParameters(max_seq_len=64, doc_stride=room)
+    (filled,) = task.prepare(ask("a " * room), parameters).inputs
+    assert len(filled.ids) == 64
+    with pytest.raises(InvalidInputError, match=f"choose at most {room - 1}"):
+        task.prepare(ask("a " * (room + 1)), parameters)
+
+
 def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> None:
     token_id = task.tokenizer.token_id("€")
     assert token_id is not None

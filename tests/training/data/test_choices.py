@@ -111,6 +111,13 @@ def test_a_bad_record_is_named(tmp_path: Path, change: dict[str, Any], message: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("c", "b", "a")])
+def test_a_row_that_ends_before_a_choice_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
+    file = write(tmp_path / "a.csv", "context,label,a,b,c\nx,0,u,v,w\nx,0,u,v\n")
+    with pytest.raises(CorpusError, match=r"line 3: the row ends before column c$"):
+        read_choices([file], choices=names)
+
+
 @pytest.mark.parametrize(
     ("header", "columns", "choices", "message"),
     [

@@ -81,10 +81,10 @@ def test_both_segments_are_whole_neighbouring_sentences_of_a_document(
 
 
 def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
-    part = make_part([[5, 5, 90, 5, 5], [90, 5]])
+    part = make_part([[5, 5, 90, 15, 15], [90, 5]])
     chosen = ExampleSettings(length=33, sentence_task="pairs", short_rate=0.0)
     examples = build_examples(part, chosen, seed=0, epoch=0)
-    assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 105, 105, 110]]
+    assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 115, 115, 130]]
 
 
 def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:
