@@ -68,7 +68,10 @@ class _ModelsFile(BaseModel):
     workers: int | None = Field(None, ge=1, le=256)
 
     @model_validator(mode="after")
-    def _check_default(self) -> Self:
+    def _check_names(self) -> Self:
+        for key, spec in self.models.items():
+            if spec.name:
+                raise ValueError(f"models.{key}.name: the key is the name; leave this out")
         if self.default is not None and self.default not in self.models:
             there = ", ".join(self.models)
             raise ValueError(f"default is {self.default!r}, which is no model; there are {there}")

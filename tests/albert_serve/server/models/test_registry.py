@@ -88,6 +88,7 @@ def test_a_file_names_models_precisions_threads_and_workers(shelf: Path, tmp_pat
         ("models: {a/b: {bundle: x}}", "a/b"),
         ("models: {a: {bundle: x, precision: int4}}", "'fp32', 'fp16' or 'int8'"),
         ("models: {a: {bundle: x}}\ndefault: b", "default is 'b', which is no model; there are a"),
+        ("models: {a: {bundle: x, name: b}}", "models.a.name: the key is the name"),
         ("models: {a: {bundle: x}}\nworkers: 0", "greater than or equal to 1"),
         ("models: {a: {bundle: nowhere}}", "manifest.json is not there"),
         (
