@@ -163,17 +163,6 @@ class AlbertConfig:
         pooler = h * h + h
         return embeddings + self.num_attentions * attention + self.num_ffns * ffn + pooler
 
-    @property
-    def num_compute_weights(self) -> int:
-        """V*E + E*H + L*(4H² + 8H²) + H²: matrix weights counted once per use, not per storage.
-
-        The FFN term is 2*H*F, which is 8H² at the paper's F = 4H.
-        """
-        e, h = self.embedding_size, self.hidden_size
-        layer = 4 * h * h + 2 * h * self.ffn_size
-        num_applied = self.num_layers * self.num_inner_layers
-        return self.vocab_size * e + e * h + num_applied * layer + h * h
-
     def to_hf(self) -> dict[str, Any]:
         """Return the config as the keys of Hugging Face's `config.json`."""
         hf = {key: getattr(self, name) for name, key in _HF_KEYS.items()}

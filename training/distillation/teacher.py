@@ -224,7 +224,7 @@ def load_encoder(
         raise TeacherError(f"{name} has no tokenizer; it needs tokenizer.json, or a vocabulary")
     load = getattr(transformers, auto_class).from_pretrained
     model, report = _loaded(name, load, output_loading_info=True, **options)
-    _check_weights(name, model, report, optional)
+    _check_weights(name, report, optional)
     if len(tokenizer) > config.vocab_size:
         raise TeacherError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}; "
@@ -269,9 +269,7 @@ def _check_kind(name: str, config: Any) -> None:
         )
 
 
-def _check_weights(
-    name: str, model: nn.Module, report: dict[str, Any], optional: Sequence[str]
-) -> None:
+def _check_weights(name: str, report: dict[str, Any], optional: Sequence[str]) -> None:
     missing = sorted(
         key for key in report["missing_keys"] if not any(part in key for part in optional)
     )
