@@ -1,4 +1,4 @@
-"""The command line: `python -m export CHECKPOINT BUNDLE_DIR`."""
+"""The command line: `albert-serve export CHECKPOINT BUNDLE_DIR`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from training.system.command_line import make_parser
 _WIDTH: Final = 24  # of the first column of the summary
 _EXAMPLES: Final = """\
 examples:
-  python -m export runs/base/checkpoint models/base
-  python -m export runs/base/checkpoint models/base-int8 --precision int8 \\
+  albert-serve export runs/base/checkpoint models/base
+  albert-serve export runs/base/checkpoint models/base-int8 --precision int8 \\
       --text-classification sst2/dev.tsv --question-answering squad/dev-v1.1.json
-  python -m export runs/both/best bundles/both --precision int8 \\
+  albert-serve export runs/both/best bundles/both --precision int8 \\
       --text-classification sst2/dev.tsv --head topic --text-classification news/test.csv
-  python -m export albert/albert-base-v2 bundles/base
-  python -m export textattack/albert-base-v2-SST-2@main bundles/sst2 --precision int8 \\
+  albert-serve export albert/albert-base-v2 bundles/base
+  albert-serve export textattack/albert-base-v2-SST-2@main bundles/sst2 --precision int8 \\
       --keep-fp32 embeddings heads
-  python -m export albert_base/ bundles/base
+  albert-serve export albert_base/ bundles/base
 
 CHECKPOINT is a folder, or a model of the Hugging Face Hub: one of ours, one that transformers
 wrote, or what Google published (albert_config.json, model.ckpt-best.*, 30k-clean.model). Its
@@ -96,7 +96,9 @@ class _ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="exp
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     parser = make_parser(
-        "export", "Write an ALBERT checkpoint as the bundle that albert-serve opens.", _EXAMPLES
+        "albert-serve export",
+        "Write an ALBERT checkpoint as the bundle that albert-serve opens.",
+        _EXAMPLES,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")

@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from typing import Final
 
+from albert_serve.errors import how_to_install
+
 # What modules of `training` import as they are loaded, and what tables, figures, curves need later.
 PACKAGES: Final = (
     *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
@@ -26,6 +28,6 @@ def check_packages(*names: str) -> None:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         sys.exit(
-            f"error: {', '.join(missing)} {verb} not installed; training and export need more than "
-            "serving does: run `make setup`"
+            f"error: {', '.join(missing)} {verb} not installed, which training and export need: "
+            f"{how_to_install('train')}"
         )

@@ -230,8 +230,7 @@ except ValueError as error:
 """
     [line] = run_fresh(code)
     assert line == (
-        "onnxruntime is not installed, which a local model needs: in the checkout pip install "
-        "'.[serve]'; with a wheel, pip install 'FILE.whl[serve]'"
+        "onnxruntime is not installed, which a local model needs: pip install 'albert-serve[serve]'"
     )
 
 
