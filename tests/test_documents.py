@@ -34,6 +34,8 @@ COMMAND = re.compile(
 )
 # A command as torchrun starts it.
 MODULE = re.compile(r"(?:python )?-m (?:training\.(\w+)|(export)\b)")
+# In the help of a module.
+EXAMPLE = re.compile(r"^  (?:albert-serve|torchrun) .*$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
 
@@ -68,7 +70,7 @@ COMMANDS = sorted({match["command"] for match in FOUND if match["command"]})
 def training_commands() -> list[str]:
     """Complete commands of training, in blocks of the documents and in the help of the modules."""
     modules = [file.read_text(encoding="utf-8") for file in (ROOT / "training").glob("*.py")]
-    texts = list(map(in_one_line, modules))
+    texts = [line for module in modules for line in EXAMPLE.findall(in_one_line(module))]
     for document in DOCUMENTS:
         texts += blocks_in(document.read_text(encoding="utf-8"))
     commands = {

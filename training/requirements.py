@@ -6,13 +6,11 @@ import importlib.util
 import sys
 from typing import Final
 
-from albert_serve.errors import how_to_install
-
 # What modules of `training` import as they are loaded, and what tables, figures, curves need later.
 PACKAGES: Final = (
-    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
-    *("safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers", "torch"),
-    "tqdm",
+    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "psutil"),
+    *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
+    *("torch", "tqdm"),
 )
 
 
@@ -29,5 +27,5 @@ def check_packages(*names: str) -> None:
         verb = "is" if len(missing) == 1 else "are"
         sys.exit(
             f"error: {', '.join(missing)} {verb} not installed, which training and export need: "
-            f"{how_to_install('train')}"
+            "pip install 'albert-serve[train]'"
         )

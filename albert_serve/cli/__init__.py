@@ -92,7 +92,7 @@ def _overview(training: _Commands) -> argparse.ArgumentParser:
     groups = {"serving": _SERVING, "training and export": training}
     shown = ["ALBERT from raw text to production."]
     for title, commands in groups.items():
-        lines = (f"  {name:<10} {purpose}" for name, (_, purpose) in commands.items())
+        lines = (f"  {name:<12} {purpose}" for name, (_, purpose) in commands.items())
         shown += [f"\n{title}:", *lines]
     parser = argparse.ArgumentParser(
         prog="albert-serve",

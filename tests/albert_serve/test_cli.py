@@ -223,6 +223,12 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     assert f"examples:\n  albert-serve {command or 'serve'}" in shown
 
 
+def test_every_module_of_training_with_a_main_is_a_command() -> None:
+    modules = Path(str(training.__file__)).parent.glob("*.py")
+    commands = {file.stem for file in modules if "\ndef main(" in file.read_text("utf-8")}
+    assert commands == {*training.commands.COMMANDS}
+
+
 def test_the_overview_lists_all_commands_and_imports_none() -> None:
     program = "import sys; from albert_serve.cli import main\n"
     program += "try: main(['--help'])\nfinally: print(*sys.modules)"
@@ -238,7 +244,7 @@ def test_the_overview_lists_all_commands_and_imports_none() -> None:
 @pytest.mark.parametrize(
     ("command", "missing", "extra"),
     [
-        ("serve", "onnxruntime", "serve"),
+        ("doctor", "onnxruntime", "serve"),
         *(("finetune", "torch", "train"), ("vocab", "sentencepiece", "train")),
         ("export", "onnx", "train"),
     ],
