@@ -67,7 +67,13 @@ function showInfo(info, examples) {
     document.getElementById('tabs')?.replaceWith(element('p', { class: 'banner' }, NO_TASKS));
     return;
   }
-  show(panels.has(named()) ? named() : known[0].name);
+  show(panels.has(named()) ? named() : bestOf(known, info));
+}
+
+/** The task with the highest figure, or else the first. */
+function bestOf(known, info) {
+  const figures = known.map(({ name }) => infoOf(name, info).quality?.percent ?? 0);
+  return known[figures.indexOf(Math.max(...figures))].name;
 }
 
 /** A choice of the models, where there are several; another one is another address of the page. */
@@ -92,8 +98,8 @@ function infoOf(name, info) {
 /** How well the model does a task, where its manifest says so. */
 function showQuality(section, quality) {
   if (!quality) return;
-  const { metric, percent: value, count } = quality;
-  const told = `On labelled data: ${metric} ${percent(value / 100)} (${count.toLocaleString('en')} answers).`;
+  const { metric, percent: value, count, data } = quality;
+  const told = `On ${data ?? 'labelled data'}: ${metric} ${percent(value / 100)} (${count.toLocaleString('en')} answers).`;
   section.querySelector('.lead').after(element('p', { class: 'measured' }, told));
 }
 
