@@ -70,10 +70,13 @@ function showInfo(info, examples) {
   show(panels.has(named()) ? named() : bestOf(known, info));
 }
 
-/** The task with the highest figure, or else the first. */
+/** The task that the model does best, by its figures; one without a figure counts as half right. */
 function bestOf(known, info) {
-  const figures = known.map(({ name }) => infoOf(name, info).quality?.percent ?? 0);
-  return known[figures.indexOf(Math.max(...figures))].name;
+  const figure = ({ name }) => {
+    const told = infoOf(name, info).quality?.percent ?? (name === 'feature-extraction' ? 0 : 50);
+    return name === 'sentence-order' ? 2 * (told - 50) : told; // by chance it has half
+  };
+  return known.reduce((best, task) => (figure(task) > figure(best) ? task : best)).name;
 }
 
 /** A choice of the models, where there are several; another one is another address of the page. */
