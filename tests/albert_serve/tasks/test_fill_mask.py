@@ -70,7 +70,8 @@ def test_rows_of_the_embedding_without_a_token_are_no_answers(
     prepared = task.prepare("a [MASK] b", FillMaskParameters(joint=joint, top_k=2))
     logits = np.zeros((1, size + 8), np.float32)
     logits[0, [7, size - 1, size, size + 7]] = [5, 6, 9, 9]
-    (best, second) = prepared.finish([logits])
+    answer: Any = prepared.finish([logits])
+    best, second = answer
     tokens = [best.tokens, second.tokens] if joint else [[best.token], [second.token]]
     assert tokens == [[size - 1], [7]]
 
