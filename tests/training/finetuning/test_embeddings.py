@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None
     encodings = [tokenizer.encode(text) for text in (PAIRS[0][0], PAIRS[3][1], "A city")]
     examples = [TokenisedExample(ids=each.ids, types=each.types, target=0) for each in encodings]
     batch = collate_examples("embeddings", examples, row_length=32)
-    model = transformers.AlbertModel.from_pretrained(folder).eval()
+    model: Any = transformers.AlbertModel.from_pretrained(folder)
     with torch.no_grad():
         vectors_CH = sentence_vectors(load_checkpoint(folder).eval(), batch)
         for vector_H, each in zip(vectors_CH, encodings, strict=True):
