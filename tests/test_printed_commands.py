@@ -78,6 +78,7 @@ def test_the_guide_trains_a_better_classifier_than_chance(tmp_path: Path) -> Non
     assert "change_pin" in outputs[3]
 
 
+@pytest.mark.extended
 @pytest.mark.process
 def test_the_readmes_road_leads_from_a_csv_to_a_reply(tmp_path: Path) -> None:
     """With fewer steps, and in a folder of its own, from the model that ships."""
