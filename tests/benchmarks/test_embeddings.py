@@ -43,7 +43,7 @@ def test_each_experiment_shuffles_the_order_of_the_one_before_by_the_same_seed()
     second = first.copy()
     np.random.RandomState(42).shuffle(second)
     for indices, order in zip(chosen, (first, second), strict=False):
-        assert indices == sorted(indices, key=list(order).index)
+        assert indices == sorted(indices, key=order.tolist().index)
         assert Counter(labels[index] for index in indices) == {0: 2, 1: 2, 2: 1}
         for label in (0, 1):
             of_label = [index for index in order if labels[index] == label]

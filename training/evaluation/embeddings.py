@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.api.embeddings import FeatureExtractionParameters
+from albert_serve.api.embeddings import FeatureExtractionAnswer, FeatureExtractionParameters
 from albert_serve.errors import TextTooLongError
-from albert_serve.tasks.base import Runner, TaskSetup
+from albert_serve.tasks.base import Logits, Prepared, Round, Runner, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.errors import raise_listed
@@ -76,9 +76,17 @@ def embed_texts(
             start = repr(text[:_NUM_SHOWN_CHARS])
             errors.append(f"{start}...: over {setup.max_positions} tokens; --truncation cuts it")
         else:
-            items.append(Item(inputs=prepared.inputs, read=lambda x, p=prepared: [p.finish(x)]))
+            items.append(Item(inputs=prepared.inputs, read=partial(_read_vector, prepared)))
     raise_listed(errors)
     return np.array(predict(runner, items, max_tokens_at_once=_TOKENS_AT_ONCE), np.float32)
+
+
+def _read_vector(
+    prepared: Prepared[FeatureExtractionAnswer], logits: list[Logits]
+) -> list[FeatureExtractionAnswer]:
+    vector = prepared.finish(logits)
+    assert not isinstance(vector, Round)  # which feature extraction never needs
+    return [vector]
 
 
 def similarity_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
