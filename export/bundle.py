@@ -33,6 +33,7 @@ from albert_serve.bundle.manifest import (
     TaskExample,
     file_entry,
 )
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors, write_sentence_vectors
 from albert_serve.bundle.weights import read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
@@ -169,6 +170,7 @@ def export_bundle(
             costs a task too much, or the target is there or cannot be written.
         CheckpointError, BundleCorruptError: see `read_source`; CheckpointError also if the
             checkpoint is neither here nor on the Hub.
+        ConfigError: it is a model of sentences whose vectors are not computed here.
         VocabError: there is only a `spiece.model`, and it is not ALBERT's.
     """
     target = target.resolve()
@@ -180,7 +182,7 @@ def export_bundle(
         _new_folder(target) as folder,
     ):
         source = with_early_exit(read_source(cut), layers.max_layers, layers.patience)
-        training = read_training(opened.folder)
+        training, vectors = read_training(opened.folder), read_sentence_vectors(opened.folder)
         figures = {**source.evaluation, **(evaluation or {})}
         source = replace(source, evaluation=figures, training=training)
         source = with_threshold(source, null_score_diff_threshold)
@@ -202,6 +204,7 @@ def export_bundle(
             evaluation=source.evaluation,
             provenance=_provenance(source, opened.name),
             examples={task: list(shown[task]) for task in source.tasks if task in shown},
+            sentence_vectors=vectors,
         )
         _write_manifest(manifest, folder)
         if data is not None:
@@ -212,6 +215,8 @@ def export_bundle(
                 check_quality(quality, limits.max_cost)
             manifest = manifest.with_quality(quality)
             _write_manifest(manifest, folder)
+        if vectors is not None and precision == "fp32":  # for sentence-transformers and training
+            write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
         if manifest.evaluation:
             card = model_card(manifest, target.name)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")

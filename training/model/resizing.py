@@ -15,6 +15,7 @@ from typing import Final
 from torch import Tensor
 
 from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from albert_serve.bundle.weights import OUTPUT_LAYERS, exit_name
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
@@ -160,4 +161,10 @@ def expand_for_hf(source: Path, folder: Path) -> None:
         repeated.attentions[place].load_state_dict(shared.attentions[attention].state_dict())
         repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
     extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
-    save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
+    save_checkpoint(
+        expanded,
+        folder,
+        tokenizer_from=source,
+        extra_config=extra,
+        sentence_vectors=read_sentence_vectors(source),
+    )
