@@ -29,6 +29,7 @@ from training.run.driver import TrainedRun, train_run
 from training.run.flags import add_flags, read_flags
 from training.run.heads import add_heads, parse_with_heads, read_heads
 from training.system.command_line import make_parser
+from training.system.threads import use_threads
 
 _EXAMPLES: Final = r"""examples:
   python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \
@@ -65,6 +66,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             record = settings.record()
             is_known_run(config.output, record)
             start = stack.enter_context(open_checkpoint(config.initialize_from))
+        use_threads(config.threads)
         precision = run_precision(config.precision, config.output, world)
         record["precision"] = precision
         with setting_up(world):

@@ -8,9 +8,9 @@ from typing import Final
 
 # What modules of `training` import as they are loaded, and what tables, figures, curves need later.
 PACKAGES: Final = (
-    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
-    *("safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers", "torch"),
-    "tqdm",
+    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "psutil"),
+    *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
+    *("torch", "tqdm"),
 )
 
 
