@@ -27,9 +27,9 @@ from training.run.options import Count, Seed
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.spans wiki/*.jsonl.xz spans.json.xz
-  python -m training.spans wiki/ spans.json --max-questions 100000 --passage-words 150
-  python -m training.finetune --initialize-from runs/base/checkpoint \
+  albert-serve spans wiki/*.jsonl.xz spans.json.xz
+  albert-serve spans wiki/ spans.json --max-questions 100000 --passage-words 150
+  albert-serve finetune --initialize-from runs/base/checkpoint \
       --question-answering spans.json.xz --length 384 --budget 2h --output runs/spans
 """
 
@@ -102,7 +102,7 @@ def _run(config: _SpansConfig) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.spans", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve spans", __doc__, _EXAMPLES)
     parser.add_argument(
         "corpus", nargs="+", type=Path, metavar="CORPUS", help="files of text, or folders"
     )

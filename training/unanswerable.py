@@ -29,10 +29,10 @@ from training.run.options import Count, Seed, Weight
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.unanswerable train-v1.1.json unanswerable.json.xz
-  python -m training.unanswerable train-v1.1.json off-topic.json --same-article 0 --exchanged 0 \
+  albert-serve unanswerable train-v1.1.json unanswerable.json.xz
+  albert-serve unanswerable train-v1.1.json off-topic.json --same-article 0 --exchanged 0 \
       --max-questions 10000
-  python -m training.finetune --initialize-from runs/base/checkpoint \
+  albert-serve finetune --initialize-from runs/base/checkpoint \
       --question-answering train-v1.1.json unanswerable.json.xz --recipe paper --output runs/squad
 """
 
@@ -108,7 +108,7 @@ def _run(config: _UnanswerableConfig) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.unanswerable", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve unanswerable", __doc__, _EXAMPLES)
     parser.add_argument("questions", nargs="+", type=Path, metavar="FILE", help="SQuAD files")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="a .json file, or .json.xz")
     add_flags(parser, _UnanswerableConfig)
