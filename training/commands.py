@@ -17,7 +17,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "distil": ("training.distil", "train a model from text and a larger model"),
         "spans": ("training.spans", "make questions for training from text"),
         "unanswerable": ("training.unanswerable", "make questions without an answer"),
-        "unanswerable": ("training.unanswerable", "make questions without an answer"),
         "average": ("training.average", "average the weights of checkpoints"),
         "convert": ("training.convert", "write any ALBERT checkpoint for transformers"),
         "plot": ("training.plot", "draw the curves of runs"),
