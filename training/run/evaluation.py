@@ -392,6 +392,7 @@ def _question_figures(
     best = figures.get(BEST_F1_THRESHOLD)
     if best is not None and (warning := describe_threshold(answered, best)):
         print(f"warning: {warning}", file=sys.stderr)
+        del figures[BEST_F1_THRESHOLD]
     parameters = question_parameters(
         model.config.max_positions,
         may_be_empty=may_be_empty(answered),
