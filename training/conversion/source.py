@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.hub import HubModel, check_reachable, download
 from training.conversion.shipped import write_from_int8
@@ -22,7 +23,7 @@ REFERENCE_HELP: Final = (
 )
 _SMALL_FILES: Final = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json",
-    "evaluation.json", "adapter_config.json",
+    "evaluation.json", "adapter_config.json", *SENTENCE_FILES,
 )  # fmt: skip
 # Downloaded in this order, until there are weights: a model often has both.
 _WEIGHTS: Final = (
@@ -53,7 +54,8 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
             `id@revision`. None for the model that ships.
 
     Raises:
-        HubError, CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
+        HubError, CheckpointError, ConfigError, BundleCorruptError, VocabError: it cannot be found
+            or read.
     """
     folder, name = _locate(shipped_bundle() if reference is None else reference)
     is_int8 = reference is None and not (folder / "config.json").is_file()
