@@ -169,7 +169,7 @@ def export_bundle(
             costs a task too much, or the target is there or cannot be written.
         CheckpointError, BundleCorruptError: see `read_source`; CheckpointError also if the
             checkpoint is neither here nor on the Hub.
-        VocabError: there is only a `spiece.model`, and it is not ALBERT's.
+        VocabError: there is no `tokenizer.json`, and the vocabulary cannot be read.
     """
     target = target.resolve()
     limits, layers = limits or Limits(), layers or LayerOptions()

@@ -15,7 +15,8 @@ from training import finetune, pretrain
 from training.data.corpus import read_documents
 from training.data.shards import Shards
 from training.prepare import prepare
-from training.vocab import build_tokenizer, train_vocab
+from training.vocab import train_vocab
+from training.vocabulary.spiece import build_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)

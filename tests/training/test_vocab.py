@@ -9,7 +9,9 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from training.data.corpus import read_documents
-from training.vocab import VocabError, build_tokenizer, main, train_vocab
+from training.vocab import main, train_vocab
+from training.vocabulary.errors import VocabError
+from training.vocabulary.spiece import build_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 WIKI = REPOSITORY / "tests" / "data" / "wiki.jsonl"
@@ -85,7 +87,7 @@ def test_a_model_that_is_not_albert_s(tmp_path: Path) -> None:
         vocab_size=15,
         minloglevel=2,
     )
-    with pytest.raises(VocabError, match=r"begins with \('<unk>', '<s>'.*ALBERT's begin with"):
+    with pytest.raises(VocabError, match=r"has no piece \[MASK\] or <mask> \(mask_token\)"):
         build_tokenizer(tmp_path / "other.model")
 
 

@@ -19,8 +19,8 @@ REFERENCE_HELP: Final = (
     "albert/albert-base-v2@main"
 )
 _SMALL_FILES: Final = (
-    "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json",
-    "evaluation.json",
+    "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.txt",
+    "training.json", "evaluation.json",
 )  # fmt: skip
 # Downloaded in this order, until there are weights: a model often has both.
 _WEIGHTS: Final = (
