@@ -32,9 +32,9 @@ _SAMPLED_CHARACTERS: Final = 20_000_000
 _ALBERT: Final = Folding()
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
 _EXAMPLES: Final = """examples:
-  python -m training.vocab --corpus wiki/*.jsonl.xz --output vocab/
-  python -m training.vocab --corpus letters.txt --vocab-size 8000 --output vocab/
-  python -m training.vocab --corpus briefe.txt --cased --keep-accents --output vocab/
+  albert-serve vocab --corpus wiki/*.jsonl.xz --output vocab/
+  albert-serve vocab --corpus letters.txt --vocab-size 8000 --output vocab/
+  albert-serve vocab --corpus briefe.txt --cased --keep-accents --output vocab/
 """
 
 
@@ -153,7 +153,7 @@ def _tell_equal_words(documents: Iterable[str], folding: Folding) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.vocab", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve vocab", __doc__, _EXAMPLES)
     parser.add_argument(
         "--corpus",
         nargs="+",

@@ -399,6 +399,7 @@ class TaskQuality(Reply):
     metric: str = Field(description='Such as "accuracy" or "F1".')
     percent: float
     count: int = Field(description="Answers that it was measured on.")
+    data: str | None = Field(None, description="The files that these are from, where known.")
 
 
 class InputExample(Reply):

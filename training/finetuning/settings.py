@@ -28,7 +28,7 @@ _ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
 # changes the dropout that is drawn, so that a run that lacks memory can go on with a smaller one.
 _NOT_RECORDED: Final = frozenset(
     {
-        *("output", "device", "save_every", "report_every", "keep", "micro_batch_size"),
+        *("output", "device", "threads", "save_every", "report_every", "keep", "micro_batch_size"),
         *("validation", "validate_every", "metric", "precision"),
     }
 )
@@ -201,10 +201,10 @@ def _check_validation(config: FinetuneSettings) -> None:
         RunError: they do not.
     """
     has_default = bool(config.text_classification or config.multiple_choice)
-    if config.validation and not (has_default or config.question_answering):
+    if config.validation and not (has_default or config.question_answering or config.embeddings):
         raise RunError(
             "--validation takes labelled data; it goes with --text-classification, "
-            "--multiple-choice or --question-answering"
+            "--multiple-choice, --question-answering or --embeddings"
         )
     if config.validation and config.heads and not has_default:
         raise RunError(

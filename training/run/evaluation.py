@@ -22,6 +22,7 @@ from training.data.questions import read_squad
 from training.errors import EvaluationError
 from training.evaluation.choices import PREFIX as CHOICE_PREFIX
 from training.evaluation.choices import ChoicePredictions, choose
+from training.evaluation.classification import PREFIX as TEXT_PREFIX
 from training.evaluation.classification import TextPredictions, classify, head_figure
 from training.evaluation.glue import classify_task, task_figures
 from training.evaluation.prediction_files import write_choices, write_glue, write_squad
@@ -39,6 +40,7 @@ from training.evaluation.questions import (
 from training.evaluation.report import Evaluation
 from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
+from training.loop.provenance import file_names
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels
@@ -50,6 +52,7 @@ from training.system.precision import PrecisionName, precision
 
 # The one split of the user's own files.
 _ONLY: Final = "data"
+_SHOWN_FILES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,15 +196,19 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
             length=config.length,
             products=config.precision,
         )
+        figures |= _data("masked", config.pretraining)
+        if "sentence_order_accuracy" in figures:
+            figures |= _data("sentence_order", config.pretraining)
     if config.has_choices:
         choices = _choose(config, opened)
         figures |= {f"{CHOICE_PREFIX}_task": RACE.upper()} if config.task == RACE else {}
-        figures |= choices.figures()
+        figures |= choices.figures() | _data(CHOICE_PREFIX, config.multiple_choice)
     texts, text_figures = _classify_all(config, opened)
     figures |= text_figures
     if config.question_answering:
         questions = _answer(config, opened)
         figures |= _question_figures(config, questions, opened.model)
+        figures |= _data("question_answering", config.question_answering)
     return Evaluation(
         figures={
             name: figure
@@ -213,6 +220,13 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
         questions=questions,
         threshold=config.null_score_diff_threshold,
     )
+
+
+def _data(prefix: str, files: Sequence[Path]) -> dict[str, str]:
+    """Return the figure that names the data of a task's other figures; nothing without files."""
+    first, more = file_names(files)[:_SHOWN_FILES], len(files) - _SHOWN_FILES
+    listed = [*first, f"{more} more"] if more > 0 else first
+    return {f"{prefix}_data": ", ".join(listed)} if listed else {}
 
 
 def _choose(config: EvaluateConfig, opened: _Opened) -> ChoicePredictions:
@@ -241,6 +255,7 @@ def _classify_all(
         own = _classify(config, texts, head, opened)
         task = TASKS.get(texts.task or "")
         own_figures = own[_ONLY].figures() if task is None else task_figures(task, own)
+        own_figures |= _data(TEXT_PREFIX, texts.text_classification)
         _, _, name = head.partition("/")
         if name:
             own = {f"{name}-{split}": each for split, each in own.items()}

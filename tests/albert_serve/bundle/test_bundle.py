@@ -62,7 +62,7 @@ def test_a_bundle_without_adaptive_depth_keeps_its_revision() -> None:
 @pytest.mark.parametrize("name", ["manifest.json", *FILES])
 def test_a_missing_file_is_named(folder: Path, name: str, verify: Verification) -> None:
     (folder / name).unlink()
-    with pytest.raises(BundleMissingError, match=rf"{name} is not there.*python -m export"):
+    with pytest.raises(BundleMissingError, match=rf"{name} is not there.*albert-serve export"):
         Bundle.open(folder, verify=verify)
 
 
@@ -179,6 +179,14 @@ def test_expected_shapes_hold_the_papers_parameter_counts(preset: str) -> None:
 def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(BundleCorruptError, match="is damaged"):
+        read_header(tmp_path / "x")
+
+
+def test_a_tensor_of_a_million_dimensions_is_refused(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [3] * 1_000_000, "data_offsets": [0, 4]}
+    header = json.dumps({"a": tensor}).encode()
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(BundleCorruptError, match="1000000 dimensions; at most 8 are read"):
         read_header(tmp_path / "x")
 
 
