@@ -6,7 +6,7 @@ import io
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 import sentencepiece
@@ -60,7 +60,7 @@ class Model:
 
 def train(sentence: str, **options: Any) -> bytes:
     model = io.BytesIO()
-    usual = {
+    usual: dict[str, Any] = {
         "pad_id": 0,
         "unk_id": 1,
         "bos_id": -1,
@@ -93,7 +93,7 @@ MODELS: Final = (
 def texts(language: str) -> st.SearchStrategy[str]:
     sentence = LANGUAGES[language]
     parts = st.sampled_from([*sentence, *sentence.split(), *ODD])
-    forms = st.sampled_from(["NFC", "NFD"])
+    forms: st.SearchStrategy[Literal["NFC", "NFD"]] = st.sampled_from(["NFC", "NFD"])
     pieces = st.builds(unicodedata.normalize, forms, parts) | parts.map(str.upper)
     return st.lists(pieces | st.just(" "), max_size=8).map("".join)
 
@@ -128,7 +128,9 @@ def has_two_marks(first: str, second: str) -> bool:
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_the_offsets_of_a_syllable_hold_all_its_letters(tmp_path: Path, form: str) -> None:
+def test_the_offsets_of_a_syllable_hold_all_its_letters(
+    tmp_path: Path, form: Literal["NFC", "NFD"]
+) -> None:
     spiece = Model("korean").train(tmp_path / "spiece.model")
     tokenizer = AlbertTokenizer(build_tokenizer(spiece))
     text = unicodedata.normalize(form, "날씨가")

@@ -41,7 +41,7 @@ def write_vocabulary(folder: Path, pieces: list[str], **config: Any) -> None:
 @pytest.mark.parametrize("pieces", [[*SPECIAL, *PIECES], FAR], ids=["first", "far"])
 @pytest.mark.parametrize("config", [{}, {"do_lower_case": False}, {"strip_accents": False}])
 def test_ids_and_offsets_are_those_of_transformers(
-    tmp_path: Path, pieces: list[str], config: dict[str, bool]
+    tmp_path: Path, pieces: list[str], config: dict[str, Any]
 ) -> None:
     write_vocabulary(tmp_path, pieces, **config)
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
