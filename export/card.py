@@ -25,11 +25,12 @@ _TASK_OF: Final[Mapping[str, str]] = {
     "text_classification": "text-classification",
     "multiple_choice": "multiple-choice",
     "question_answering": "question-answering",
+    "embeddings": "sentence-similarity",
 }
 # The figures that the Hub compares.
 _METRICS: Final = (
     *("accuracy", "subset_accuracy", "f1", "macro_f1", "micro_f1", "exact_match"),
-    *("matthews_correlation", "pearson", "spearman"),
+    *("matthews_correlation", "pearson", "spearman", "recall_at_1", "mrr_at_10"),
 )
 
 

@@ -20,6 +20,7 @@ from training.errors import report_errors
 from training.finetuning.build import prepare_finetuning
 from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
+from training.finetuning.embeddings import VECTORS
 from training.finetuning.settings import FinetuneSettings, settle
 from training.loop.distributed import join_world, setting_up
 from training.loop.progress import is_known_run
@@ -83,6 +84,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             start=start.folder,
             tokenizer_from=start.folder,
             extra_config=prepared.extra_config,
+            sentence_vectors=VECTORS if settings.embeddings else None,
             validation=prepared.validation,
         )
         batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
 from albert_serve.hub import HubModel, check_reachable, download
 from training.conversion.standard import is_standard, write_standard
 from training.conversion.weight_files import find_weights, missing_files
@@ -21,6 +22,7 @@ REFERENCE_HELP: Final = (
 _SMALL_FILES: Final = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.txt",
     "training.json", "evaluation.json", "adapter_config.json",
+    *SENTENCE_FILES,
 )  # fmt: skip
 # Downloaded in this order, until there are weights: a model often has both.
 _WEIGHTS: Final = (
@@ -51,7 +53,8 @@ def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
             `id@revision`.
 
     Raises:
-        HubError, CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
+        HubError, CheckpointError, ConfigError, BundleCorruptError, VocabError: it cannot be found
+            or read.
     """
     folder, name = _locate(reference)
     if is_standard(folder):

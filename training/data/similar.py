@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -28,7 +30,12 @@ _USUAL: Final[tuple[tuple[str, ...], ...]] = (
     ("text",),
     ("sentence",),
 )
-_SCORES: Final = ("score", "similarity", "relatedness_score")
+_SCORES: Final = ("score", "similarity", "similarity_score", "relatedness_score")
+# The official files of the STS benchmark, of which some rows end with the two sources.
+_STSB: Final = (
+    *("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"),
+    *("source1", "source2"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,22 +66,27 @@ class _Columns(NamedTuple):
     score: str | None
 
 
-def read_similar(files: Sequence[Path], columns: Sequence[str] = ()) -> list[SimilarTexts]:
+def read_similar(
+    files: Sequence[Path], columns: Sequence[str] = (), delimiter: str | None = None
+) -> list[SimilarTexts]:
     """Read the texts of CSV, TSV, JSONL, Parquet or `.txt` files, the last with a text a line.
 
     Columns have the names that sentence-transformers uses: `anchor`, `positive` and `negative`;
-    `sentence1`, `sentence2` and `score`; `query` and `answer`; or `text`.
+    `sentence1`, `sentence2` and `score`; `query` and `answer`; or `text`. A CSV or TSV file whose
+    first row has none of these has no header: its columns are two texts and perhaps a score or a
+    third text, or those of the STS benchmark.
 
     Args:
         columns: one to three columns of texts in the order of the list, and then perhaps that of
             the score; the usual ones by default.
+        delimiter: of CSV and TSV files; None to detect it.
 
     Raises:
         CorpusError: files cannot be read, lack columns, or hold a text or score that is none; or
             they are of different kinds. All of it is listed.
     """
     errors: list[str] = []
-    texts = gather_rows(files, lambda file: _read(file, columns), "texts", errors)
+    texts = gather_rows(files, lambda file: _read(file, columns, delimiter), "texts", errors)
     kinds = {text.kind: text.place for text in reversed(texts)}
     if len(kinds) > 1:
         places = "; ".join(f"{place} has {kind}" for kind, place in kinds.items())
@@ -83,13 +95,15 @@ def read_similar(files: Sequence[Path], columns: Sequence[str] = ()) -> list[Sim
     return texts
 
 
-def _read(file: Path, columns: Sequence[str]) -> Iterator[SimilarTexts | RowError]:
-    if ".txt" in file.suffixes and not columns:
+def _read(
+    file: Path, columns: Sequence[str], delimiter: str | None
+) -> Iterator[SimilarTexts | RowError]:
+    if ".txt" in file.suffixes and not columns and delimiter is None:
         for number, line in enumerate(read_lines(file), start=1):
             if text := line.strip():
                 yield SimilarTexts(texts=(text,), score=None, place=f"{file}, line {number}")
         return
-    for row in read_records(file):
+    for row in read_records(file, delimiter, None if columns else _columns_by_order):
         if isinstance(row, RowError):
             yield row
             continue
@@ -102,6 +116,24 @@ def _read(file: Path, columns: Sequence[str]) -> Iterator[SimilarTexts | RowErro
             )
             return
         yield _texts_of(row.values, names, row.place)
+
+
+def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
+    """Return the columns of a file without a header by its first row; none if that is a header."""
+    if not {*_SCORES, *chain.from_iterable(_USUAL)}.isdisjoint(first):
+        return ()
+    if len(first) >= len(_STSB) - 2:
+        return _STSB
+    if len(first) == 3 and not _is_number(first[2]):
+        return "anchor", "positive", "negative"
+    return ("sentence1", "sentence2", "score")[: len(first)] if len(first) <= 3 else ()
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def _columns_of(values: Mapping[str, Any], asked: Sequence[str]) -> _Columns | None:
@@ -122,7 +154,7 @@ def _texts_of(values: Mapping[str, Any], names: _Columns, place: str) -> Similar
         return RowError(f"{place}: no text in column {names.texts[texts.index('')]}")
     if names.score is None:
         return SimilarTexts(texts=texts, score=None, place=place)
-    try:
-        return SimilarTexts(texts=texts, score=float(values[names.score]), place=place)
-    except (TypeError, ValueError):
-        return RowError(f"{place}: {values[names.score]!r} in column {names.score} is no number")
+    score = values[names.score]
+    if not _is_number(score):
+        return RowError(f"{place}: {score!r} in column {names.score} is no number")
+    return SimilarTexts(texts=texts, score=float(score), place=place)

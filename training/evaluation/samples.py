@@ -370,7 +370,7 @@ def _questions(
     task = QuestionAnswering(
         tokenizer=drawing.tokenizer,
         max_positions=drawing.max_positions,
-        null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
+        null_score_diff_threshold=entry.null_score_diff_threshold,
         head=entry.question_head or "independent",
     )
     parameters = question_parameters(drawing.max_positions, may_be_empty=may_be_empty)

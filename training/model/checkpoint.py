@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
+from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.bundle.weights import (
     HEAD_NAME,
     QUESTION_OUTPUTS,
@@ -128,7 +129,7 @@ def find_tasks(
     Args:
         shapes: by Hugging Face name.
         architectures: of `config.json`. A `classifier` of one output is a multiple choice if they
-            say so, else a regression (`text-classification` of one label).
+            say so, else a `text-classification` of one label.
 
     Raises:
         CheckpointError: an architecture is none of those whose heads are known.
@@ -167,12 +168,14 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor] | None = None,
     tokenizer_from: Path | None = None,
     extra_config: Mapping[str, Any] | None = None,
+    sentence_vectors: SentenceVectors | None = None,
 ) -> None:
     """Write the model as a Hugging Face directory, each file atomically.
 
     Args:
         tensors: the weights by Hugging Face name, if the model's own are sharded.
         tokenizer_from: a folder whose `tokenizer.json` and vocabulary are copied.
+        sentence_vectors: their form, if the model is one of sentences.
         extra_config: additional keys of `config.json`, such as `id2label`.
 
     Raises:
@@ -199,6 +202,8 @@ def save_checkpoint(
     write_weights(tensors, folder / "model.safetensors")
     if tokenizer_from is not None:
         write_tokenizer(read_tokenizer(tokenizer_from), model.config, folder)
+    if sentence_vectors is not None:
+        write_sentence_vectors(sentence_vectors, folder, hidden_size=model.config.hidden_size)
 
 
 def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
