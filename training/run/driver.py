@@ -93,6 +93,7 @@ def train_run(
     extra_config: Mapping[str, Any],
     alarm: PlateauAlarm | None = None,
     validation: Validation | None = None,
+    validates_start: bool = False,
     flops_a_token: float = 0.0,
     peak_flops: float = 0.0,
 ) -> TrainedRun:
@@ -104,7 +105,7 @@ def train_run(
         program, stage, extra_config: as in `Saver`.
         start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
-        alarm, validation, flops_a_token, peak_flops: as in `Trainer`.
+        alarm, validation, validates_start, flops_a_token, peak_flops: as in `Trainer`.
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
@@ -131,6 +132,7 @@ def train_run(
         report_every=config.report_every,
         alarm=alarm,
         validation=validation,
+        validates_start=validates_start,
         flops_a_token=flops_a_token,
         peak_flops=peak_flops,
     )
