@@ -31,13 +31,13 @@ from training.system.precision import PrecisionName, precision
 _ORDER: Final = "sentence-order"
 # Texts are drawn up to so many tokens: half a minute of two cores.
 _MAX_TOKENS: Final = 300_000
-# Directions of a smaller variance than this part of the mean one are not scaled up to 1: what they
-# hold is partly noise of bf16 and int8.
-_LEAST_VARIANCE: Final = 0.1
+# Added to the variance of each direction, as a part of the mean one: directions of a small variance
+# are not scaled up to 1, since training, bf16 and int8 change them most.
+_ADDED_VARIANCE: Final = 1.0
 # Of whitened states, so that the pooler's tanh is nearly linear in most of them.
 _POOLED_SCALE: Final = 0.3
 # Inverse strength of the L2 penalty, as scikit-learn's C.
-_INVERSE_PENALTY: Final = 0.1
+_INVERSE_PENALTY: Final = 0.3
 _MAX_ITERATIONS: Final = 100
 
 
@@ -144,8 +144,8 @@ def _whitening(rows_NH: Tensor) -> _Affine:
     """Return the map that gives the rows' main directions a variance of 1."""
     mean_H = rows_NH.mean(0)
     variances_H, directions_HH = torch.linalg.eigh(torch.cov(rows_NH.T, correction=0).double())
-    least = _LEAST_VARIANCE * variances_H.mean() + torch.finfo(torch.float32).tiny
-    weight_HH = directions_HH.T / (variances_H.clamp(min=0) + least).sqrt()[:, None]
+    added = _ADDED_VARIANCE * variances_H.mean() + torch.finfo(torch.float32).tiny
+    weight_HH = directions_HH.T / (variances_H.clamp(min=0) + added).sqrt()[:, None]
     return _Affine(weight_HH.float(), mean_H)
 
 
