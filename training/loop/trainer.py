@@ -259,8 +259,9 @@ class Trainer:
         return 128 + stopped_by
 
     def _start(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Validate the initial weights if they may be the best, and save them."""
-        if self.validates_start and self.validation is not None:
+        """Validate the initial weights if they may be the best, once, and save them."""
+        selection = self.run.selection
+        if self.validates_start and selection is not None and selection.best_step is None:
             self._validate(stop, bar)
         self.saver.save(self.run)
 

@@ -94,7 +94,7 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
     folder = tmp_path / "run"
     assert run([*start, "--keep", "1", "--task", task, "--data", str(data)], folder) == 0
     measured = validations(folder, TASK, figure)
-    assert list(measured) == [2, 4, 6]
+    assert list(measured) == [0, 2, 4, 6]
     best = best_step(folder)
     assert measured[best] == max(measured.values())
     assert best == min(step for step, value in measured.items() if value == measured[best])
@@ -163,10 +163,10 @@ def test_a_run_stops_when_validation_gets_no_better(
     options += ["--task", "cola", "--data", str(cola), "--metric", "accuracy"]
     assert run(options, tmp_path / "run", "--patience", "2") == 0
     said = capsys.readouterr()
-    assert "stopped early at 30.0%: no better validation in 2" in said.out + said.err
-    assert checkpoint_state(tmp_path / "run")["step"] == 6
-    assert best_step(tmp_path / "run") == 2
-    for patience, step in (("2", 6), ("3", 8)):
+    assert "stopped early at 20.0%: no better validation in 2" in said.out + said.err
+    assert checkpoint_state(tmp_path / "run")["step"] == 4
+    assert best_step(tmp_path / "run") == 0
+    for patience, step in (("2", 4), ("3", 6)):
         assert run(options, tmp_path / "run", "--patience", patience) == 0
         assert checkpoint_state(tmp_path / "run")["step"] == step
 
