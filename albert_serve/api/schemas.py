@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from albert_serve.api.embeddings import Embedding, TokenFeatures
+from albert_serve.api.embeddings import Embedding, Pooled, TokenFeatures
 from albert_serve.api.model_card import ModelCard, card_text
 from albert_serve.api.wire import (
     MANY,
@@ -229,8 +229,10 @@ class QuestionAnsweringParameters(Parameters):
     max_seq_len: int | None = Field(
         None, ge=4, description="Question and window together; left out, 384 or fewer."
     )
-    handle_impossible_answer: bool = Field(
-        False, description='Let "no answer" compete, as an empty answer.'
+    handle_impossible_answer: bool | None = Field(
+        None,
+        description='Let "no answer" compete, as an empty answer. Left out, of a model that has a '
+        "threshold for it.",
     )
     null_score_diff_threshold: float | None = Field(
         None,
@@ -238,7 +240,9 @@ class QuestionAnsweringParameters(Parameters):
         description='"No answer" wins where its logit is over that of the best answer by more than '
         "this. Left out, the model's own, tuned on questions without an answer, or 0.",
     )
-    align_to_words: bool = Field(True, description="Widen an answer to whole words.")
+    align_to_words: bool = Field(
+        True, description="Widen an answer to whole words, and leave out punctuation around it."
+    )
 
 
 class SentenceOrderParameters(Parameters):
@@ -399,6 +403,7 @@ class TaskQuality(Reply):
     metric: str = Field(description='Such as "accuracy" or "F1".')
     percent: float
     count: int = Field(description="Answers that it was measured on.")
+    data: str | None = Field(None, description="The files that these are from, where known.")
 
 
 class InputExample(Reply):
@@ -425,6 +430,16 @@ class HeadInfo(Reply):
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
 
 
+class SentenceVectorsInfo(Reply):
+    """The form of embeddings where a request does not say it."""
+
+    pooling: Pooled
+    normalize: bool
+    max_length: int | None = Field(
+        None, description="Tokens of a text, [CLS] and [SEP] among them; left out: max_positions."
+    )
+
+
 class TaskInfo(Reply):
     """One task that the service answers."""
 
@@ -444,6 +459,11 @@ class TaskInfo(Reply):
     )
     question_head: Literal["independent", "start-conditioned"] | None = Field(
         None, description="Of question answering; left out, start and end by themselves."
+    )
+    sentence_vectors: SentenceVectorsInfo | None = Field(
+        None,
+        description="Of feature extraction, if the model was trained to give vectors of sentences; "
+        "left out, the mean of all tokens' vectors.",
     )
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
     examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
 from albert_serve.hub import HubModel, check_reachable, download
 from training.conversion.standard import is_standard, write_standard
 from training.conversion.weight_files import find_weights, missing_files
@@ -20,7 +21,7 @@ REFERENCE_HELP: Final = (
 )
 _SMALL_FILES: Final = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json",
-    "evaluation.json",
+    "evaluation.json", "adapter_config.json", *SENTENCE_FILES,
 )  # fmt: skip
 # Downloaded in this order, until there are weights: a model often has both.
 _WEIGHTS: Final = (
@@ -51,7 +52,8 @@ def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
             `id@revision`.
 
     Raises:
-        HubError, CheckpointError, BundleCorruptError, VocabError: it cannot be found or read.
+        HubError, CheckpointError, ConfigError, BundleCorruptError, VocabError: it cannot be found
+            or read.
     """
     folder, name = _locate(reference)
     if is_standard(folder):
@@ -81,7 +83,8 @@ def _locate(reference: str | Path) -> tuple[Path, str]:
 def _download(model: HubModel) -> Path:
     """Download a model's configuration and, if it is an ALBERT's, its weights."""
     folder = download(model, _SMALL_FILES)
-    if not (folder / "config.json").is_file():
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if not is_adapter and not (folder / "config.json").is_file():
         check_reachable(model, "config.json")
         raise CheckpointError(f"{model} has no config.json: it is not a model of transformers")
     check_config(read_config(folder), model)

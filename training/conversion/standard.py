@@ -1,7 +1,8 @@
 """The standard form of a checkpoint: the Hugging Face directory that the rest of the code reads.
 
-`config.json`, the weights as fp32 in one `model.safetensors` by today's names, and
-`tokenizer.json`, with the ids of SentencePiece, where there is a vocabulary.
+`config.json`, the weights as fp32 in one `model.safetensors` by today's names,
+`tokenizer.json`, with the ids of SentencePiece, where there is a vocabulary, and beside them the
+files of `sentence-transformers` where it is a model of sentences.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
+from albert_serve.bundle.sentence_vectors import (
+    encoder_folder,
+    read_sentence_vectors,
+    write_sentence_vectors,
+)
 from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
 from training.conversion.tensorflow import (
@@ -43,8 +49,12 @@ def is_standard(folder: Path) -> bool:
     Raises:
         CheckpointError: there is no checkpoint, it is another architecture's, or a bundle that is
             not fp32.
+        ConfigError: it is a model of sentences whose vectors are not computed here.
         BundleCorruptError: its `model.safetensors` is damaged.
     """
+    read_sentence_vectors(folder)  # refused here, before hours of training
+    if encoder_folder(folder) != folder:
+        return False
     if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
         return False
     check_config(read_config(folder), folder)
@@ -64,10 +74,11 @@ def write_standard(source: Path, folder: Path) -> None:
     """Write a checkpoint of any form into a new folder, in the standard form.
 
     Raises:
-        CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be read.
+        CheckpointError, BundleCorruptError, ConfigError, VocabError: the checkpoint cannot be read.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True)
+    vectors, source = read_sentence_vectors(source), encoder_folder(source)
     if (source / "config.json").is_file():
         config, weights = read_config(source), load_weights(source)
         config = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
@@ -78,7 +89,10 @@ def write_standard(source: Path, folder: Path) -> None:
     for name in _KEPT:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    _add_tokenizer(source, folder, check_config(config, source))
+    sizes = check_config(config, source)
+    _add_tokenizer(source, folder, sizes)
+    if vectors is not None:
+        write_sentence_vectors(vectors, folder, hidden_size=sizes.hidden_size)
 
 
 def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
@@ -103,7 +117,8 @@ def write_for_transformers(source: Path, folder: Path) -> None:
         OSError: the folder cannot be written.
     """
     hf = read_config(source)
-    if check_config(hf, source).sharing != "all":
+    sizes = check_config(hf, source)
+    if sizes.sharing != "all":
         expand_for_hf(source, folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,6 +126,9 @@ def write_for_transformers(source: Path, folder: Path) -> None:
     for name in (WEIGHTS_FILE, *_KEPT):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+    vectors = read_sentence_vectors(source)
+    if vectors is not None:
+        write_sentence_vectors(vectors, folder, hidden_size=sizes.hidden_size)
 
 
 def _write_config(config: Mapping[str, Any], folder: Path) -> None:

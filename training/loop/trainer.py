@@ -13,6 +13,7 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.progress import progress_bar
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
@@ -50,6 +51,7 @@ class Saver:
         stage: the settings and data of this run, for the checkpoint's `training.json`.
         earlier_stages: those of the checkpoint whose weights the run started from.
         extra_config: additional keys of the checkpoint's `config.json`.
+        sentence_vectors: their form, if the model is one of sentences.
     """
 
     checkpoints: Checkpoints
@@ -59,6 +61,7 @@ class Saver:
     stage: Mapping[str, Any]
     earlier_stages: Sequence[Mapping[str, Any]] = ()
     extra_config: Mapping[str, Any] = field(default_factory=dict)
+    sentence_vectors: SentenceVectors | None = None
     _saved_at: float = field(default_factory=time.monotonic)
     _claim: FileLock | None = None
     _validated_step: int = 0  # as the last checkpoint has it
@@ -89,12 +92,19 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def _write(self, run: Run, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        save_checkpoint(run.model, folder, tensors=tensors, extra_config=self.extra_config)
+        save_checkpoint(
+            run.model,
+            folder,
+            tensors=tensors,
+            extra_config=self.extra_config,
+            sentence_vectors=self.sentence_vectors,
+        )
         write_tokenizer(self.tokenizer, run.model.config, folder)
         done = {
             "steps": run.progress.step,
             "tokens": run.num_tokens,
             "seconds": round(run.progress.seconds),
+            "tasks": sorted({task for stream in run.mixture.streams for task in stream.tasks}),
         }
         record_stage(folder, self.program, {**self.stage, **done}, earlier=self.earlier_stages)
 

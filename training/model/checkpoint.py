@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
+from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.bundle.weights import (
     HEAD_NAME,
     QUESTION_OUTPUTS,
@@ -85,6 +86,8 @@ _ARCHITECTURES: Final[dict[Task, str]] = {
 _KNOWN_ARCHITECTURES: Final = frozenset(
     {"AlbertModel", "AlbertForPreTraining", *_ARCHITECTURES.values()}
 )
+# The key of `config.json` that has `transformers` refuse a model.
+UNSUPPORTED_KEY: Final = "attn_implementation"
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model")
 
@@ -125,7 +128,7 @@ def find_tasks(
     Args:
         shapes: by Hugging Face name.
         architectures: of `config.json`. A `classifier` of one output is a multiple choice if they
-            say so, else a regression (`text-classification` of one label).
+            say so, else a `text-classification` of one label.
 
     Raises:
         CheckpointError: an architecture is none of those whose heads are known.
@@ -164,12 +167,14 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor] | None = None,
     tokenizer_from: Path | None = None,
     extra_config: Mapping[str, Any] | None = None,
+    sentence_vectors: SentenceVectors | None = None,
 ) -> None:
     """Write the model as a Hugging Face directory, each file atomically.
 
     Args:
         tensors: the weights by Hugging Face name, if the model's own are sharded.
         tokenizer_from: a folder whose `tokenizer.json` and `spiece.model` are copied.
+        sentence_vectors: their form, if the model is one of sentences.
         extra_config: additional keys of `config.json`, such as `id2label`.
 
     Raises:
@@ -188,6 +193,7 @@ def save_checkpoint(
     config = {
         "architectures": _architectures(model.tasks),
         **model.config.to_hf(),
+        **_keys_for_transformers(model.config),
         **(label_keys(names) if names and "id2label" not in extra else {}),
         **extra,
     }
@@ -195,6 +201,20 @@ def save_checkpoint(
     write_weights(tensors, folder / "model.safetensors")
     if tokenizer_from is not None:
         write_tokenizer(read_tokenizer(tokenizer_from), model.config, folder)
+    if sentence_vectors is not None:
+        write_sentence_vectors(sentence_vectors, folder, hidden_size=model.config.hidden_size)
+
+
+def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
+    """Return the keys by which `transformers` loads a model as it is, or refuses it.
+
+    It has groups of layers, and passes over `albert_sharing`.
+    """
+    if config.sharing == "all":
+        return {}
+    if config.sharing == "none":
+        return {"num_hidden_groups": config.num_layers}
+    return {UNSUPPORTED_KEY: f"none for albert_sharing={config.sharing}, see training.convert"}
 
 
 def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -267,6 +287,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             weights are not fp32.
     """
     file = folder / "config.json"
+    if (folder / "adapter_config.json").is_file() and not file.is_file():
+        raise CheckpointError(
+            f"{folder} is an adapter (LoRA, PEFT), not a model; merge it into its model "
+            "(model.merge_and_unload().save_pretrained(FOLDER) of peft) and give that folder"
+        )
     _refuse_lower_precision(folder)
     try:
         config = json.loads(read_small_file(file, _MAX_CONFIG_BYTES))

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from albert_serve import __version__
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
     DepthInfo,
     HeadInfo,
     InfoReply,
     InputExample,
+    SentenceVectorsInfo,
     TaskInfo,
     TaskQuality,
 )
@@ -87,7 +89,8 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             quality=_quality(manifest, name),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )
-    return TaskInfo(name=task)
+    vectors = manifest.sentence_vectors if task == FEATURE_EXTRACTION else None
+    return TaskInfo(name=task, sentence_vectors=vectors and SentenceVectorsInfo(**asdict(vectors)))
 
 
 def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:

@@ -43,11 +43,13 @@ class RowError(NamedTuple):
 
 
 _Row: TypeAlias = "Record | RowError"
+# The first row of a file to its columns' names, where that row is no header; else to none.
+NamesByOrder: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 _ReadT = TypeVar("_ReadT")
 
 
 def read_records(
-    file: Path, delimiter: str | None = None, headerless: Sequence[str] = ()
+    file: Path, delimiter: str | None = None, headerless: NamesByOrder | None = None
 ) -> Iterator[_Row]:
     """Yield the records of a file, whose suffix gives the format, and its errors.
 
@@ -56,8 +58,7 @@ def read_records(
 
     Args:
         delimiter: of CSV and TSV files; None to detect it.
-        headerless: names of the columns of CSV and TSV files without a header, whose first row
-            holds none of them. Rows may be shorter.
+        headerless: for CSV and TSV files that may lack a header, whose rows may then be shorter.
     """
     suffixes = set(file.suffixes)
     try:
@@ -103,7 +104,9 @@ def likely_delimiter(header: str) -> str | None:
     return best if counts[best] > 1 else None
 
 
-def _table_records(file: Path, delimiter: str | None, headerless: Sequence[str]) -> Iterator[_Row]:
+def _table_records(
+    file: Path, delimiter: str | None, headerless: NamesByOrder | None
+) -> Iterator[_Row]:
     is_csv = ".csv" in file.suffixes
     with open_lines(file, type_by_name(file.name).compression) as (stream, _):
         lines = text_lines(file, stream)
@@ -114,8 +117,8 @@ def _table_records(file: Path, delimiter: str | None, headerless: Sequence[str])
         number, names = next(rows, (1, []))
         header = f"{file}, line {number}"
         # A first row of one field has another delimiter.
-        if headerless and len(names) > 1 and set(names).isdisjoint(headerless):
-            rows, names = chain([(number, names)], rows), list(headerless)
+        if headerless and len(names) > 1 and (unnamed := headerless(names)):
+            rows, names = chain([(number, names)], rows), list(unnamed)
         if repeated := repeated_names([name for name in names if name]):
             yield RowError(
                 f"{header}: columns of the same name ({', '.join(repeated)}); its columns "
