@@ -20,6 +20,7 @@ from training.errors import report_errors
 from training.finetuning.build import prepare_finetuning
 from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
+from training.finetuning.embeddings import VECTORS
 from training.finetuning.outlook import advise, describe_passes
 from training.finetuning.settings import FinetuneSettings, settle
 from training.loop.distributed import join_world, setting_up
@@ -86,6 +87,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             start=start.folder,
             tokenizer_from=start.folder,
             extra_config=prepared.extra_config,
+            sentence_vectors=VECTORS if settings.embeddings else None,
             validation=prepared.validation,
             validates_start=prepared.probing is not None,
         )
