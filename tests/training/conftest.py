@@ -105,6 +105,23 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def classifier(pretrained: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with a classifier of these texts' labels, which a run goes on from."""
+    folder = tmp_path_factory.mktemp("classifier") / "run"
+    options = [
+        "--initialize-from",
+        str(pretrained / "checkpoint"),
+        "--length",
+        "64",
+        "--steps",
+        "1",
+    ]
+    options += ["--text-classification", str(labelled), "--device", "cpu", "--lr", "1e-6"]
+    assert finetune.main([*options, "--adamw-lr", "1e-6", "--output", str(folder)]) == 0
+    return folder / "checkpoint"
+
+
+@pytest.fixture(scope="session")
 def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> list[str]:
     """A run of 40 steps on three feeds; its folder is left to be named."""
     return [
