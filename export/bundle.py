@@ -177,7 +177,7 @@ def export_bundle(
         CheckpointError, BundleCorruptError: see `read_source`; CheckpointError also if the
             checkpoint is neither here nor on the Hub.
         ConfigError: it is a model of sentences whose vectors are not computed here.
-        VocabError: there is only a `spiece.model`, and it is not ALBERT's.
+        VocabError: there is no `tokenizer.json`, and the vocabulary cannot be read.
     """
     target = target.resolve()
     limits, layers = limits or Limits(), layers or LayerOptions()

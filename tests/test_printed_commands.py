@@ -68,7 +68,7 @@ def test_the_readmes_commands_make_a_bundle_of_all_tasks(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_the_guide_trains_a_better_classifier_than_chance(tmp_path: Path) -> None:
     outputs = run_printed(printed_commands(GUIDE, "serve finetune")[1:5], tmp_path)
-    figures = json.loads((tmp_path / "runs/intents/checkpoint/evaluation.json").read_text())
+    figures = json.loads((tmp_path / "runs/intents/best/evaluation.json").read_text())
     assert figures["text_classification_accuracy"] > 0.6  # by chance it is 1/6
     assert "validation of text-classification" in outputs[0]
     manifest = json.loads((tmp_path / "bundles/intents/manifest.json").read_text())

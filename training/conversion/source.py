@@ -22,8 +22,9 @@ REFERENCE_HELP: Final = (
     "albert/albert-base-v2@main"
 )
 _SMALL_FILES: Final = (
-    "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json",
-    "evaluation.json", "adapter_config.json", *SENTENCE_FILES,
+    "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.txt",
+    "training.json", "evaluation.json", "adapter_config.json",
+    *SENTENCE_FILES,
 )  # fmt: skip
 # Downloaded in this order, until there are weights: a model often has both.
 _WEIGHTS: Final = (

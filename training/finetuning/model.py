@@ -28,6 +28,8 @@ from training.model.heads import AlbertForTasks, Task, head_sizes, is_classifier
 from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
 
+# Labels that a line names.
+_NUM_NAMED: Final = 5
 # Both are named `classifier`, so that a checkpoint has one of them.
 _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
 
@@ -142,8 +144,6 @@ def load_start(
             sizes |= head_sizes(config, (task,), question_head=question_head)
         else:
             sizes[task] = len(record["id2label"])
-        if record is not None and task in heads:
-            _report_change(folder, task, heads[task], record)
     is_trained = "text-classification" in tasks
     if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
         print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
@@ -173,16 +173,26 @@ def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     return changed
 
 
-def _report_change(folder: Path, head: Task, num_outputs: int, labels: Mapping[str, Any]) -> None:
-    """Print how the labels differ from those of the checkpoint's classifier, if they do."""
-    names = list(labels["id2label"].values())
-    record = head_record(read_config(folder), head)
-    before = [str(name) for name in (record.get("id2label") or {}).values()]
-    if num_outputs != len(names):
-        print(
-            f"the checkpoint's classifier has {num_outputs} outputs ({', '.join(before)}); "
-            f"a new one is trained, of {len(names)} ({', '.join(names)})"
-        )
-    elif before and before not in (names, [f"LABEL_{i}" for i in range(num_outputs)]):
-        shown = f"{', '.join(before)}, for {', '.join(names)}"
-        print(f"the classifier goes on from the checkpoint's of {shown}")
+def new_classifiers(folder: Path, labels: Mapping[Task, Mapping[str, Any]]) -> list[Task]:
+    """Return the classifiers whose labels are not those of the checkpoint's, and report a change.
+
+    Args:
+        labels: the keys of each classifier that is trained.
+    """
+    stored, hf = read_tasks(folder), read_config(folder)
+    new = []
+    for head, record in labels.items():
+        names = list(record["id2label"].values())
+        before = [str(name) for name in (head_record(hf, head).get("id2label") or {}).values()]
+        unnamed = [f"LABEL_{index}" for index in range(len(names))]
+        if stored.get(head) != len(names) or before not in ([], names, unnamed):
+            new.append(head)
+            if head in stored:
+                print(f"a new classifier of {_list(names)} replaces that of {_list(before)}")
+    return new
+
+
+def _list(names: Sequence[str]) -> str:
+    """List the first names."""
+    further = f" and {len(names) - _NUM_NAMED:,} more" if len(names) > _NUM_NAMED else ""
+    return ", ".join(names[:_NUM_NAMED]) + further

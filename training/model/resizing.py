@@ -36,7 +36,9 @@ from training.model.checkpoint import (
 from training.model.heads import AlbertForTasks
 
 # Files of a checkpoint that do not depend on the number of its layers; `evaluation.json` does.
-_LAYERLESS: Final = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json")
+_LAYERLESS: Final = (
+    "tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.txt", "training.json",
+)  # fmt: skip
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:

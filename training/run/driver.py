@@ -110,6 +110,7 @@ def train_run(
     sentence_vectors: SentenceVectors | None = None,
     alarm: PlateauAlarm | None = None,
     validation: Validation | None = None,
+    validates_start: bool = False,
     flops_a_token: float = 0.0,
     peak_flops: float = 0.0,
 ) -> TrainedRun:
@@ -122,7 +123,7 @@ def train_run(
         start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
         sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
-        alarm, validation, flops_a_token, peak_flops: as in `Trainer`.
+        alarm, validation, validates_start, flops_a_token, peak_flops: as in `Trainer`.
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
@@ -153,6 +154,7 @@ def train_run(
         report_every=config.report_every,
         alarm=alarm,
         validation=validation,
+        validates_start=validates_start,
         flops_a_token=flops_a_token,
         peak_flops=peak_flops,
     )

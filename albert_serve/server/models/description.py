@@ -31,7 +31,7 @@ from albert_serve.tasks.text_classification import label_names
 
 
 def describe_model(
-    name: str, bundle: Bundle, tasks: Iterable[str], settings: Settings
+    name: str, bundle: Bundle, tasks: Iterable[str], settings: Settings, *, mask_token: str
 ) -> InfoReply:
     """Return a model's description; the bundle's card is read, so call it off the event loop."""
     manifest, config = bundle.manifest, bundle.config
@@ -42,7 +42,7 @@ def describe_model(
         revision=manifest.revision,
         tasks=[_describe(task, manifest, config.num_layers) for task in tasks],
         max_positions=config.max_positions,
-        mask_token="[MASK]",  # noqa: S106  # not that kind of token
+        mask_token=mask_token,
         max_items=settings.max_items,
         max_body_bytes=settings.max_body_bytes,
         needs_key=settings.needs_key,
