@@ -186,7 +186,9 @@ def _read(config: ClassifierConfig) -> LabelledSplits:
         files[VALIDATION] = config.validation
     if config.task is not None:
         return read_task(TASKS[config.task], files)
-    return read_splits(files, config.labels or None, config.columns, config.problem)
+    # Without either, labels that are many numbers are asked about.
+    problem = config.problem if config.columns.has_several_labels else config.problem_type
+    return read_splits(files, config.labels or None, config.columns, problem)
 
 
 def _taught(
