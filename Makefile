@@ -27,7 +27,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: $(VENV)/.serve
 	@echo "installing what training, export and the tests need ..."
 	$(PIP) torch
-	$(PIP) --group dev
+	$(PIP) --editable '.[train]' --group dev
 	@touch $@
 
 setup: $(VENV)/.dev  ## install everything for development into .venv

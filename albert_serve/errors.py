@@ -38,10 +38,8 @@ _INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
 def how_to_install(extra: str) -> str:
-    """Return how an extra of this package is installed, which no package index has."""
-    return (
-        f"in the checkout pip install '.[{extra}]'; with a wheel, pip install 'FILE.whl[{extra}]'"
-    )
+    """Return the command that installs an extra; pip needs no index for a package that is there."""
+    return f"pip install 'albert-serve[{extra}]'"
 
 
 def describe_faults(error: ValueError) -> str:

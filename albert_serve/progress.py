@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar in a terminal, elsewhere a line every so often.
+"""Progress of long work on stderr: a bar in a terminal or notebook, else a line every so often.
 
     for item in progress(items, title="reading"):
         ...
@@ -88,7 +88,7 @@ def progress_bar(
         unit_scale: whether large numbers are written as 1.5M.
         is_step: whether the work is one step of several: its bar comes late and goes.
         is_hidden: whether nothing is shown.
-        bar_format: tqdm's, in a terminal.
+        bar_format: tqdm's, in a terminal or notebook.
         line_format: tqdm's, elsewhere.
     """
     options: dict[str, Any] = {
@@ -99,9 +99,11 @@ def progress_bar(
         "disable": is_hidden or is_quiet(),
         "leave": not is_step,
     }
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+        from tqdm.auto import tqdm as live_tqdm  # a widget in a notebook
+
         delay_s = _BAR_AFTER_S if is_step else 0.0
-        return tqdm(**options, unit=f" {unit}", delay=delay_s, bar_format=bar_format)
+        return live_tqdm(**options, unit=f" {unit}", delay=delay_s, bar_format=bar_format)
     line = line_format or (_LINE_OF_UNKNOWN if total is None else _LINE)
     return _Lines(
         **options,

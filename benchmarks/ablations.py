@@ -258,7 +258,7 @@ def _cells(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.ablations", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.ablations", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--shards", type=Path, required=True, help="folder that training.prepare wrote")
     add("--validation", type=Path, required=True, help="the same of held-out text")

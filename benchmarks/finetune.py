@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.finetune", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.finetune", __doc__, _EXAMPLES)
     add = parser.add_argument
     tasks, shapes = list(get_args(FinetuningTask)), ["small", "base"]
     add("--tasks", nargs="+", choices=tasks, default=tasks, help="(both)")

@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.pretrain", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.pretrain", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--corpus", nargs="+", type=Path, default=[WIKI], help="text (a few articles)")
     cases = ["small@128", "base@128"]

@@ -283,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.score", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.score", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--texts", type=Path, required=True, help="JSONL with a `text`, or text; compressed or not")
     add("--num-texts", type=int, help="a sample of so many, spread evenly (all)")

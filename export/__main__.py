@@ -1,42 +1,31 @@
-"""The command line: `python -m export CHECKPOINT BUNDLE_DIR`."""
+"""The command line: `albert-serve export CHECKPOINT BUNDLE_DIR`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
-from export.bundle import Exported, LayerOptions, Limits, export_bundle
-from export.errors import ExportError
-from export.examples import read_examples
-from export.source import read_json_object
+from export.job import ExportConfig, export, report
 from training.conversion.source import REFERENCE_HELP
-from training.data.labelled.folders import RACE, labelled_files, race_files
 from training.errors import report_errors
-from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.glue.files import dev_files
-from training.glue.tasks import TASKS
-from training.run.flags import add_flags, flag, read_flags
+from training.run.flags import add_flags, read_flags
 from training.run.heads import add_heads, parse_with_heads, read_heads
-from training.run.labelled import ChoiceFiles, LabelledTexts, with_task_data
-from training.run.options import Duration, Finite
+from training.run.labelled import LabelledTexts
 from training.system.command_line import make_parser
 
-_WIDTH: Final = 24  # of the first column of the summary
 _EXAMPLES: Final = """\
 examples:
-  python -m export runs/base/checkpoint models/base
-  python -m export runs/base/checkpoint models/base-int8 --precision int8 \\
+  albert-serve export runs/base/checkpoint models/base
+  albert-serve export runs/base/checkpoint models/base-int8 --precision int8 \\
       --text-classification sst2/dev.tsv --question-answering squad/dev-v1.1.json
-  python -m export runs/both/best bundles/both --precision int8 \\
+  albert-serve export runs/both/best bundles/both --precision int8 \\
       --text-classification sst2/dev.tsv --head topic --text-classification news/test.csv
-  python -m export albert/albert-base-v2 bundles/base
-  python -m export textattack/albert-base-v2-SST-2@main bundles/sst2 --precision int8 \\
+  albert-serve export albert/albert-base-v2 bundles/base
+  albert-serve export textattack/albert-base-v2-SST-2@main bundles/sst2 --precision int8 \\
       --keep-fp32 embeddings heads
-  python -m export albert_base/ bundles/base
+  albert-serve export albert_base/ bundles/base
 
 CHECKPOINT is a folder, or a model of the Hugging Face Hub: one of ours, one that transformers
 wrote, or what Google published (albert_config.json, model.ckpt-best.*, 30k-clean.model). Its
@@ -48,160 +37,26 @@ Give a task's own held-out data for its own metric; without, it is how often the
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="export"):
-    """A checkpoint, the bundle to write, and the data on which it is measured.
-
-    Attributes:
-        checkpoint: a folder, or a model of the Hugging Face Hub.
-        heads: the data of further classifiers.
-    """
-
-    checkpoint: str
-    bundle: Path
-    heads: tuple[LabelledTexts, ...] = ()
-    precision: Precision = flag(
-        "fp32: the checkpoint's own file; int8: a quarter of it, and the fastest on CPUs; fp16: "
-        "half of it on disk, fp32 in memory",
-        "fp32",
-    )
-    keep_fp32: tuple[Part, ...] = flag("parts that stay fp32", (), metavar="PART")
-    cuda_precision: ComputePrecision = flag(
-        "the type that the encoder computes in on a GPU; fp16 and bf16 are as fast, bf16 has the "
-        "range of fp32 and an eighth of fp16's exactness",
-        "fp16",
-    )
-    text: tuple[Path, ...] = flag("a corpus (an excerpt of Wikipedia)", (), metavar="FILE")
-    question_answering: tuple[Path, ...] = flag("SQuAD's JSON", (), metavar="FILE")
-    quality: bool = flag("compare each task with torch on real data", True)
-    quality_budget: Duration = flag(
-        "time for measuring it, such as 90s or 5m, after which less of the data is used (10m)",
-        600.0,
-        metavar="TIME",
-    )
-    evaluation: Path | None = flag("results to put into the manifest", metavar="FILE.json")
-    null_score_diff_threshold: Finite | None = flag(
-        "the service's default for questions: by how much the logit of no answer must be over that "
-        "of the best answer to win (question_answering_best_f1_threshold of the evaluation)",
-        metavar="LOGITS",
-    )
-    examples: Path | None = flag(
-        "examples for the service's page: for each task a list of inputs, as in "
-        "albert_serve/web/examples.json",
-        metavar="FILE.json",
-    )
-    overwrite: bool = flag("replace the bundle that is at BUNDLE_DIR", False)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     parser = make_parser(
-        "export", "Write an ALBERT checkpoint as the bundle that albert-serve opens.", _EXAMPLES
+        "albert-serve export",
+        "Write an ALBERT checkpoint as the bundle that albert-serve opens.",
+        _EXAMPLES,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")
-    add_flags(parser, _ExportConfig)
+    add_flags(parser, ExportConfig)
     add_heads(parser)
     values, heads = parse_with_heads(parser, LabelledTexts, arguments)
 
     def run() -> int:
         own = {"checkpoint": values.checkpoint, "bundle": values.bundle}
-        return _run(
-            read_flags(_ExportConfig, values, heads=read_heads(LabelledTexts, heads), **own)
-        )
+        config = read_flags(ExportConfig, values, heads=read_heads(LabelledTexts, heads), **own)
+        report(export(config))
+        return 0
 
     return report_errors(run)
-
-
-def _run(config: _ExportConfig) -> int:
-    exported = export_bundle(
-        config.checkpoint,
-        config.bundle,
-        precision=config.precision,
-        kept_fp32=config.keep_fp32,
-        cuda_precision=config.cuda_precision,
-        data=_real_data(config) if config.quality else None,
-        quality_budget_s=config.quality_budget,
-        limits=config,
-        evaluation=_read_evaluation(config.evaluation),
-        null_score_diff_threshold=config.null_score_diff_threshold,
-        layers=config,
-        examples=read_examples(config.examples) if config.examples else None,
-        overwrite=config.overwrite,
-    )
-    if exported.unused:
-        listed = ", ".join(exported.unused)
-        print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
-    print(_summarize(exported))
-    return 0
-
-
-def _summarize(exported: Exported) -> str:
-    """Sizes and differences, for people."""
-    manifest = exported.bundle.manifest
-    sizes = {name: entry.size for name, entry in manifest.files.items()}
-    graphs = sum(size for name, size in sizes.items() if name.endswith(".onnx"))
-    total = sum(sizes.values())
-    share = total / exported.fp32_bytes
-    width = max(_WIDTH, *map(len, (*sizes, *manifest.parity)))
-    return "\n".join(
-        [
-            f"{exported.bundle.folder} ({manifest.precision})",
-            *(f"  {name:<{width}} {size:>14,} bytes" for name, size in sizes.items()),
-            f"  {'graphs':<{width}} {graphs:>14,} bytes, which hold no weight",
-            f"  {'all':<{width}} {total:>14,} bytes, {share:.3f} of fp32 weights",
-            "largest difference from torch",
-            *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.parity.items()),
-            f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
-            *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
-            *_summarize_quality(manifest.head_quality, width),
-        ]
-    )
-
-
-def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[str]:
-    if quality:
-        yield "on real text, in percent: in torch, from the bundle"
-    for task, found in quality.items():
-        figures = f"{found.torch:.2f} {found.bundle:.2f}"
-        yield f"  {task:<{width}} {figures:>14} {found.metric} ({found.count:,})"
-
-
-def _real_data(config: _ExportConfig) -> RealData:
-    config = with_task_data(config)
-    choices = config.multiple_choice
-    if config.task == RACE and config.data is not None:
-        choices = tuple(race_files(config.data, "dev"))
-    return replace(
-        _labelled_data(config),
-        text=config.text or (DEFAULT_TEXT,),
-        questions=config.question_answering,
-        choices=choices,
-        choice_columns=config.choice_columns,
-        heads={
-            own.head: _labelled_data(own)
-            for own in map(with_task_data, config.heads)
-            if own.head is not None
-        },
-    )
-
-
-def _labelled_data(data: LabelledTexts) -> RealData:
-    """Return the labelled texts of a classifier."""
-    task = TASKS.get(data.task or "")
-    if task is None or data.data is None:
-        labelled = labelled_files(data.text_classification, "test", "validation")
-    else:
-        labelled = [file for files in dev_files(task, data.data).values() for file in files]
-    return RealData(text=(), labelled=tuple(labelled), columns=data.columns, task=task)
-
-
-def _read_evaluation(file: Path | None) -> dict[str, object]:
-    if file is None:
-        return {}
-    if not file.is_file():
-        raise ExportError(f"--evaluation {file} is not there")
-    return read_json_object(file)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def _accuracy(predicted: transformers.EvalPrediction) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("scripts.finetune_teacher", __doc__, _EXAMPLES)
+    parser = make_parser("python -m scripts.finetune_teacher", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("model", help="an encoder: a folder, or its name on the Hugging Face hub")
     add("--train", type=Path, nargs="+", required=True, help="labelled texts: CSV, TSV or JSONL")

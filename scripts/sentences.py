@@ -49,7 +49,7 @@ def _sentences(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("scripts.sentences", __doc__, _EXAMPLES)
+    parser = make_parser("python -m scripts.sentences", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("documents", type=Path, nargs="+", help="JSONL, Parquet or text files, or folders of them")
     add("--output", type=Path, required=True, help="text file")

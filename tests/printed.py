@@ -37,7 +37,7 @@ def run_printed(
     """Run commands in a folder as in a clone of the repository; return what each printed.
 
     Args:
-        appended: options to append, by the module whose command they are for.
+        appended: options to append, by the command of `albert-serve` that they are for.
         timeout_s: for each command.
     """
     for name in _TREES:
@@ -48,9 +48,9 @@ def run_printed(
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
     outputs = []
     for command in commands:
-        module = command.split()[2]
+        verb = command.split()[1]
         ended = subprocess.run(
-            f"{command} {(appended or {}).get(module, '')}",
+            f"{command} {(appended or {}).get(verb, '')}",
             shell=True,
             cwd=folder,
             env=environment,

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import training.commands
 from albert_serve import cli
 from scripts.client_reference import PAGE, reference
 
@@ -26,13 +27,15 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(.*)$", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(
-    r"(?:python -m (?P<module>(?:training|export|benchmarks)\b[\w.]*)"
+    r"(?:python -m (?P<module>benchmarks\b[\w.]*)"
     r"|(?:(?<=bin/)|(?<![\w/.-]))albert-serve (?P<command>[a-z]+)"
     r"|(?<!\S)make (?P<target>[a-z-]+))"
     r"(?P<rest>[^`\n#;&|]*)"
 )
-# Of training, in a shell or under torchrun.
-TRAINING = re.compile(r"-m (?P<module>training\.\w+)(?P<rest>[^`\n#;&|]*)")
+# A command as torchrun starts it.
+MODULE = re.compile(r"(?:python )?-m (?:training\.(\w+)|(export)\b)")
+# In the help of a module.
+EXAMPLE = re.compile(r"^  (?:albert-serve|torchrun) .*$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
 
@@ -51,7 +54,7 @@ def blocks_in(text: str) -> Iterator[str]:
 
 
 def in_one_line(text: str) -> str:
-    return text.replace("\\\n", " ")
+    return MODULE.sub(r"albert-serve \1\2", text.replace("\\\n", " "))
 
 
 def commands_of(document: Path) -> list[re.Match[str]]:
@@ -61,19 +64,20 @@ def commands_of(document: Path) -> list[re.Match[str]]:
 
 FOUND = [match for document in DOCUMENTS for match in commands_of(document)]
 MODULES = sorted({match["module"] for match in FOUND if match["module"]})
-SERVE_COMMANDS = sorted({match["command"] for match in FOUND if match["command"]})
+COMMANDS = sorted({match["command"] for match in FOUND if match["command"]})
 
 
 def training_commands() -> list[str]:
     """Complete commands of training, in blocks of the documents and in the help of the modules."""
     modules = [file.read_text(encoding="utf-8") for file in (ROOT / "training").glob("*.py")]
-    texts = list(map(in_one_line, modules))
+    texts = [line for module in modules for line in EXAMPLE.findall(in_one_line(module))]
     for document in DOCUMENTS:
         texts += blocks_in(document.read_text(encoding="utf-8"))
     commands = {
-        f"{match['module']} {' '.join(match['rest'].split())}"
+        f"{match['command']} {' '.join(match['rest'].split())}"
         for text in texts
-        for match in TRAINING.finditer(text)
+        for match in COMMAND.finditer(text)
+        if match["command"] in training.commands.COMMANDS
     }
     return sorted(command for command in commands if "..." not in command)
 
@@ -108,9 +112,8 @@ def test_a_printed_command_of_training_is_complete(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has all that the command asks for, and a run has an end."""
-    name, *words = shlex.split(command)
-    module = importlib.import_module(name)
-    verb = name.rpartition(".")[2]
+    verb, *words = shlex.split(command)
+    module = importlib.import_module(f"training.{verb}")
     done = SimpleNamespace(status=0)
     if verb in ("pretrain", "distil", "finetune"):
         monkeypatch.setattr(module, verb, lambda config: done)
@@ -119,12 +122,12 @@ def test_a_printed_command_of_training_is_complete(
     assert module.main(words) == 0
 
 
-@pytest.mark.parametrize("command", SERVE_COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_the_options_that_are_printed(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options, _, examples = run_help(capsys, cli.__name__, command).partition("\nexamples:\n")
-    printed = [*COMMAND.finditer(examples), *FOUND]
+    printed = [*COMMAND.finditer(in_one_line(examples)), *FOUND]
     assert command in {match["command"] for match in printed[: -len(FOUND)]}
     assert_options(options, [match["rest"] for match in printed if match["command"] == command])
 
@@ -137,9 +140,10 @@ def test_the_targets_of_make_exist() -> None:
 
 
 def test_the_documents_have_commands_of_all_kinds() -> None:
-    assert {"export", "training.finetune", "training.evaluate"} <= set(MODULES)
+    assert {"benchmarks.engine", "benchmarks.serve"} <= set(MODULES)
     assert len(training_commands()) > 40
-    assert {"serve", "reload", "score", "info", "doctor", "import"} == set(SERVE_COMMANDS)
+    assert {"serve", "reload", "score", "info", "doctor", "import"} <= set(COMMANDS)
+    assert {"finetune", "evaluate", "export"} <= set(COMMANDS)
 
 
 def test_bentos_and_images_are_served_to_this_machine_alone() -> None:

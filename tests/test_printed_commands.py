@@ -11,8 +11,8 @@ from tests.printed import printed_commands, run_printed
 
 README, GUIDE = "README.md", "docs/finetuning.md"
 FEWER = {
-    "training.pretrain": "--steps 20 --budget 1h --no-compile",
-    "training.finetune": "--steps 6 --budget 1h",
+    "pretrain": "--steps 20 --budget 1h --no-compile",
+    "finetune": "--steps 6 --budget 1h",
     "export": "--quality-budget 20s",
 }
 
@@ -20,8 +20,8 @@ FEWER = {
 @pytest.mark.parametrize(
     ("document", "program", "begins"),
     [
-        (README, "training.vocab", ["training.vocab", "training.pretrain"]),
-        (GUIDE, "training.finetune", []),
+        (README, "serve vocab", ["vocab", "pretrain"]),
+        (GUIDE, "serve finetune", []),
     ],
 )
 def test_a_document_leads_from_training_to_a_service(
@@ -29,17 +29,16 @@ def test_a_document_leads_from_training_to_a_service(
 ) -> None:
     activate, *commands = printed_commands(document, program)
     assert activate == "source .venv/bin/activate"
-    modules = [*begins, "training.finetune", "training.evaluate", "export"]
-    num = len(modules)
-    assert [command.split()[:3] for command in commands[:num]] == [
-        ["python", "-m", module] for module in modules
+    verbs = [*begins, "finetune", "evaluate", "export"]
+    assert [command.split()[:2] for command in commands[: len(verbs)]] == [
+        ["albert-serve", verb] for verb in verbs
     ]
     assert commands[-1].startswith("albert-serve serve --bundle bundles/")
 
 
 @pytest.mark.slow
 def test_the_readmes_commands_make_a_bundle_of_all_tasks(tmp_path: Path) -> None:
-    *commands, serve = printed_commands(README, "training.vocab")[1:]
+    *commands, serve = printed_commands(README, "serve vocab")[1:]
     inspect = serve.replace("serve --bundle", "info")
     outputs = run_printed([*commands, inspect], tmp_path, FEWER)
     manifest = json.loads((tmp_path / "bundles/mine/manifest.json").read_text())
@@ -64,7 +63,7 @@ def test_the_readmes_commands_make_a_bundle_of_all_tasks(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_guide_trains_a_better_classifier_than_chance(tmp_path: Path) -> None:
-    outputs = run_printed(printed_commands(GUIDE, "training.finetune")[1:5], tmp_path)
+    outputs = run_printed(printed_commands(GUIDE, "serve finetune")[1:5], tmp_path)
     figures = json.loads((tmp_path / "runs/intents/checkpoint/evaluation.json").read_text())
     assert figures["text_classification_accuracy"] > 0.6  # by chance it is 1/6
     assert "validation of text-classification" in outputs[0]

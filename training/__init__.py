@@ -1,4 +1,4 @@
-"""Training of ALBERT: vocabulary, pretraining, finetuning, evaluation. Run from a checkout."""
+"""Training of ALBERT: vocabulary, pretraining, finetuning, evaluation."""
 
 from training.requirements import PACKAGES, check_packages
 

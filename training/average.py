@@ -34,9 +34,9 @@ from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.average runs/first/checkpoint runs/second/checkpoint --output runs/mean
-  python -m training.average runs/seed-*/best --output runs/soup
-  python -m training.average runs/tasks/checkpoint runs/pretrained/checkpoint --weights 3 1 \
+  albert-serve average runs/first/checkpoint runs/second/checkpoint --output runs/mean
+  albert-serve average runs/seed-*/best --output runs/soup
+  albert-serve average runs/tasks/checkpoint runs/pretrained/checkpoint --weights 3 1 \
       --output runs/mean
 """
 
@@ -115,7 +115,7 @@ class _AverageConfig(Options, title="average"):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.average", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve average", __doc__, _EXAMPLES)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add_flags(parser, _AverageConfig)
     values = parser.parse_args(arguments)

@@ -18,9 +18,9 @@ from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = """examples:
-  python -m training.convert runs/base/checkpoint for-transformers/
-  python -m training.convert albert_base/ checkpoints/albert-base-v2
-  python -m training.convert textattack/albert-base-v2-SST-2 checkpoints/sst2
+  albert-serve convert runs/base/checkpoint for-transformers/
+  albert-serve convert albert_base/ checkpoints/albert-base-v2
+  albert-serve convert textattack/albert-base-v2-SST-2 checkpoints/sst2
 
 A checkpoint is a folder, or a model of the Hugging Face Hub: config.json with weights as
 safetensors or pytorch_model.bin, in one file or several, in fp32, fp16 or bf16; or what Google
@@ -41,7 +41,7 @@ def convert(reference: str | Path, target: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.convert", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve convert", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to write")
     values = parser.parse_args(arguments)

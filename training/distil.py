@@ -29,13 +29,13 @@ from training.run.recipes import DISTILLATION
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.distil --teacher sentence-transformers/all-MiniLM-L6-v2 \
+  albert-serve distil --teacher sentence-transformers/all-MiniLM-L6-v2 \
       --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/student \
       --embedding-size 256 --budget 2h --validation held-out.jsonl
-  python -m training.distil --teacher bert-base-uncased --hidden-weight 0 --relation-weight 1 \
+  albert-serve distil --teacher bert-base-uncased --hidden-weight 0 --relation-weight 1 \
       --start local --preset small --shards wiki-shards/ --tokenizer vocab/ \
       --output runs/small --budget 8h
-  python -m training.distil --teacher roberta-base --initialize-from runs/base/checkpoint \
+  albert-serve distil --teacher roberta-base --initialize-from runs/base/checkpoint \
       --shards wiki-shards/ --tokenizer vocab/ --output runs/taught --budget 8h
 """
 
@@ -66,7 +66,7 @@ def distil(config: DistilConfig) -> TrainedRun:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.distil", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve distil", __doc__, _EXAMPLES)
     add_flags(parser, DistilConfig)
     values = parser.parse_args(arguments)
     return report_errors(lambda: distil(read_flags(DistilConfig, values)).status)

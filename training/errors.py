@@ -22,6 +22,8 @@ from albert_serve.errors import AlbertServeError
 
 # Lines of an error that are shown.
 _SHOWN_LINES: Final = 20
+# What a shell says of a program that SIGINT ended.
+_INTERRUPTED: Final = 128 + 2
 
 
 class TrainingError(ValueError):
@@ -46,9 +48,16 @@ REPORTED: Final = (TrainingError, AlbertServeError, OSError)
 
 
 def report_errors(command: Callable[[], int]) -> int:
-    """Run a command and return its exit status; report a user's error on stderr, with status 1."""
+    """Run a command and return its exit status; report a user's error on stderr, with status 1.
+
+    That of an interrupted command is 130.
+    """
     try:
         return command()
+    except KeyboardInterrupt as error:
+        if not error.args:  # a run has said that it stopped
+            print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except REPORTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -23,20 +23,20 @@ from training.run.labelled import LabelledTexts
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
-  python -m training.evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
+  albert-serve evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
+  albert-serve evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
       --question-answering squad/dev-v1.1.json --output figures.json
-  python -m training.evaluate runs/rte/best --task RTE --data glue/RTE
-  python -m training.evaluate runs/both/best --text-classification sst2/dev.tsv \
+  albert-serve evaluate runs/rte/best --task RTE --data glue/RTE
+  albert-serve evaluate runs/both/best --text-classification sst2/dev.tsv \
       --head topic --text-classification news/test.csv --label-column category
-  python -m training.evaluate runs/race/best --multiple-choice RACE/test --truncation
-  python -m training.evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
+  albert-serve evaluate runs/race/best --multiple-choice RACE/test --truncation
+  albert-serve evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.evaluate", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve evaluate", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add_flags(parser, EvaluateConfig)
     add_heads(parser)

@@ -29,24 +29,25 @@ from training.run.driver import TrainedRun, train_run
 from training.run.flags import add_flags, read_flags
 from training.run.heads import add_heads, parse_with_heads, read_heads
 from training.system.command_line import make_parser
+from training.system.threads import use_threads
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.finetune --initialize-from runs/base/checkpoint --output runs/sentiment \
+  albert-serve finetune --initialize-from runs/base/checkpoint --output runs/sentiment \
       --text-classification sst2/train.tsv --labels negative positive --steps 20000
-  python -m training.finetune --initialize-from runs/base/checkpoint --output runs/tasks \
+  albert-serve finetune --initialize-from runs/base/checkpoint --output runs/tasks \
       --text-classification sst2/train.tsv --labels negative positive \
       --question-answering squad/train-v1.1.json --pretraining wiki/*.jsonl.xz \
       --weights 1 2 1 --budget 30m
-  python -m training.finetune --initialize-from runs/sentiment/best --output runs/both \
+  albert-serve finetune --initialize-from runs/sentiment/best --output runs/both \
       --text-classification sst2/train.tsv --labels negative positive \
       --head topic --text-classification news/train.csv --label-column category --steps 20000
-  python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/mood \
+  albert-serve finetune --initialize-from albert/albert-base-v2 --output runs/mood \
       --text-classification mood.tsv --labels bad good --steps 5000
-  python -m training.finetune --initialize-from runs/mnli/best --output runs/rte \
+  albert-serve finetune --initialize-from runs/mnli/best --output runs/rte \
       --task RTE --recipe paper --patience 5
-  python -m training.finetune --initialize-from albert/albert-base-v2 --output runs/race \
+  albert-serve finetune --initialize-from albert/albert-base-v2 --output runs/race \
       --task RACE --data RACE --recipe paper
-  python -m training.finetune --initialize-from runs/student/checkpoint --output runs/taught \
+  albert-serve finetune --initialize-from runs/student/checkpoint --output runs/taught \
       --teacher textattack/bert-base-uncased-SST-2 --text-classification reviews.txt --budget 30m
   torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
       --output runs/mnli --task MNLI --recipe paper
@@ -65,6 +66,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             record = settings.record()
             is_known_run(config.output, record)
             start = stack.enter_context(open_checkpoint(config.initialize_from))
+        use_threads(config.threads)
         precision = run_precision(config.precision, config.output, world)
         record["precision"] = precision
         with setting_up(world):
@@ -105,7 +107,7 @@ def _data_names(settings: FinetuneSettings, start: str) -> dict[str, list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.finetune", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve finetune", __doc__, _EXAMPLES)
     add_flags(parser, FinetuneConfig)
     add_heads(parser)
     values, heads = parse_with_heads(parser, ClassifierConfig, arguments)

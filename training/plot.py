@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # slow to import
     from matplotlib.figure import Figure
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.plot runs/base
-  python -m training.plot runs/lamb runs/muon --x hours --output optimizers.png
-  python -m training.plot runs/base --layers --output layers.png
+  albert-serve plot runs/base
+  albert-serve plot runs/lamb runs/muon --x hours --output optimizers.png
+  albert-serve plot runs/base --layers --output layers.png
 """
 _XAxis = Literal["steps", "tokens", "hours"]
 # The figure of each x axis, and the number of it in one unit.
@@ -210,7 +210,7 @@ class _PlotConfig(Options, title="picture"):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.plot", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve plot", __doc__, _EXAMPLES)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add_flags(parser, _PlotConfig)
     values = parser.parse_args(arguments)

@@ -36,8 +36,8 @@ _FINGERPRINT_BYTES: Final = 1 << 20
 _INTERRUPTED: Final = 130
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.prepare --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output shards/
-  python -m training.prepare --corpus books/ web.parquet --tokenizer vocab/ --output shards/ \
+  albert-serve prepare --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output shards/
+  albert-serve prepare --corpus books/ web.parquet --tokenizer vocab/ --output shards/ \
       --workers 16
 """
 
@@ -160,7 +160,7 @@ def _run(corpus: Sequence[Path], tokenizer: Path, output: Path, num_workers: int
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser("training.prepare", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve prepare", __doc__, _EXAMPLES)
     add = parser.add_argument
     add(
         "--corpus",

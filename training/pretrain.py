@@ -22,15 +22,15 @@ from training.run.recipes import RECIPES, RecipeName
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.pretrain --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/base \
+  albert-serve pretrain --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/base \
       --preset base --recipe paper
-  python -m training.pretrain --shards wiki-shards/ --tokenizer vocab/ --output runs/small \
+  albert-serve pretrain --shards wiki-shards/ --tokenizer vocab/ --output runs/small \
       --preset small --recipe small --budget 2h --validation held-out.jsonl
   torchrun --nproc-per-node 8 -m training.pretrain --shards wiki-shards/ --tokenizer vocab/ \
       --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp --recompute
-  python -m training.pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
+  albert-serve pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
       --shards wiki-shards/ --tokenizer vocab/ --output runs/12-layers --budget 2h
-  python -m training.pretrain --initialize-from albert/albert-base-v2 --corpus letters/ \
+  albert-serve pretrain --initialize-from albert/albert-base-v2 --corpus letters/ \
       --output runs/letters --budget 2h
 """
 
@@ -71,7 +71,7 @@ def pretrain(config: PretrainConfig) -> TrainedRun:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.pretrain", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve pretrain", __doc__, _EXAMPLES)
     add_flags(parser, PretrainConfig)
     values = parser.parse_args(arguments)
     return report_errors(lambda: pretrain(read_flags(PretrainConfig, values)).status)

@@ -8,9 +8,9 @@ from typing import Final
 
 # What modules of `training` import as they are loaded, and what tables, figures, curves need later.
 PACKAGES: Final = (
-    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "pydantic"),
-    *("safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers", "torch"),
-    "tqdm",
+    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "psutil"),
+    *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
+    *("torch", "tqdm"),
 )
 
 
@@ -26,6 +26,6 @@ def check_packages(*names: str) -> None:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         sys.exit(
-            f"error: {', '.join(missing)} {verb} not installed; training and export need more than "
-            "serving does: run `make setup`"
+            f"error: {', '.join(missing)} {verb} not installed, which training and export need: "
+            "pip install 'albert-serve[train]'"
         )

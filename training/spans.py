@@ -8,38 +8,28 @@ same corpus, options and seed give the same file to the byte.
 
 from __future__ import annotations
 
-import io
-import json
-import lzma
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Any, Final
 
 import numpy as np
 
-from albert_serve.files import partial_path, put_in_place
 from albert_serve.progress import progress_bar
-from training.data.corpus import (
-    CorpusError,
-    Place,
-    find_files,
-    read_from,
-    read_lines,
-    split_sentences,
-)
+from training.data.corpus import Place, find_files, read_from, read_lines, split_sentences
 from training.data.questions import Question
 from training.data.recurring import STOP_WORDS, passages, span_questions, to_squad
+from training.data.squad_file import write_squad_file
 from training.errors import report_errors
 from training.run.flags import Options, add_flags, flag, read_flags
 from training.run.options import Count, Seed
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
-  python -m training.spans wiki/*.jsonl.xz spans.json.xz
-  python -m training.spans wiki/ spans.json --max-questions 100000 --passage-words 150
-  python -m training.finetune --initialize-from runs/base/checkpoint \
+  albert-serve spans wiki/*.jsonl.xz spans.json.xz
+  albert-serve spans wiki/ spans.json --max-questions 100000 --passage-words 150
+  albert-serve finetune --initialize-from runs/base/checkpoint \
       --question-answering spans.json.xz --length 384 --budget 2h --output runs/spans
 """
 
@@ -82,54 +72,37 @@ def _documents(config: _SpansConfig) -> Iterator[list[Question]]:
             bar.update(document.end.num_bytes - bar.n)
 
 
-def _write(documents: Iterable[list[Question]], stream: IO[str], most: int | None) -> int:
-    """Write questions in SQuAD's format, of the corpus read as a stream; return their number.
+def _articles(documents: Iterable[list[Question]], most: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the documents with questions in SQuAD's format, of the corpus read as a stream.
 
     Args:
-        most: maximum number, after which the corpus is read no further.
+        most: maximum number of questions, after which the corpus is read no further.
     """
     num_questions = 0
-    stream.write('{"version": "recurring spans", "data": [')
     for document in documents:
         kept = document[: None if most is None else most - num_questions]
         if kept:
-            article = {"title": kept[0].id, "paragraphs": list(map(to_squad, kept))}
-            stream.write(",\n" if num_questions else "\n")
-            stream.write(json.dumps(article, ensure_ascii=False))
+            yield {"title": kept[0].id, "paragraphs": list(map(to_squad, kept))}
             num_questions += len(kept)
         if num_questions == most:
-            break
-    stream.write("\n]}\n")
-    return num_questions
+            return
 
 
 def _run(config: _SpansConfig) -> int:
-    output = config.output
-    if output.suffix not in (".json", ".xz"):
-        raise CorpusError(f"{output} is neither a .json file nor a .json.xz; name one of these")
-    opener: Callable[..., IO[bytes]] = lzma.open if output.suffix == ".xz" else open
-    partial = partial_path(output)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with io.TextIOWrapper(opener(partial, "wb"), encoding="utf-8") as stream:
-            num_questions = _write(_documents(config), stream, config.max_questions)
-        if not num_questions:
-            raise CorpusError(
-                "no span of several words recurs in a passage of the corpus; give more text, or "
-                "longer passages (--passage-words)"
-            )
-        put_in_place(partial, output)
-    except OSError as error:
-        raise CorpusError(f"{output} cannot be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    print(f"{output}: {num_questions:,} questions")
+    num_questions = write_squad_file(
+        config.output,
+        "recurring spans",
+        _articles(_documents(config), config.max_questions),
+        if_none="no span of several words recurs in a passage of the corpus; give more text, or "
+        "longer passages (--passage-words)",
+    )
+    print(f"{config.output}: {num_questions:,} questions")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.spans", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve spans", __doc__, _EXAMPLES)
     parser.add_argument(
         "corpus", nargs="+", type=Path, metavar="CORPUS", help="files of text, or folders"
     )

@@ -34,8 +34,8 @@ from training.system.command_line import make_parser
 
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
 _EXAMPLES: Final = """examples:
-  python -m training.vocab --corpus wiki/*.jsonl.xz --output vocab/
-  python -m training.vocab --corpus letters.txt --vocab-size 8000 --output vocab/
+  albert-serve vocab --corpus wiki/*.jsonl.xz --output vocab/
+  albert-serve vocab --corpus letters.txt --vocab-size 8000 --output vocab/
 """
 
 
@@ -177,7 +177,7 @@ def text_normalizer() -> normalizers.Normalizer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("training.vocab", __doc__, _EXAMPLES)
+    parser = make_parser("albert-serve vocab", __doc__, _EXAMPLES)
     parser.add_argument(
         "--corpus",
         nargs="+",

@@ -63,7 +63,7 @@ def _no_bundle(model: HubModel, snapshot: Path) -> str:
     name = model.repo_id.rpartition("/")[2]
     return (
         f"{model} is a checkpoint, and no bundle: it has no {MANIFEST_FILE}; make one of it with "
-        f"`python -m export {model} bundles/{name}`, and serve that"
+        f"`albert-serve export {model} bundles/{name}`, and serve that"
     )
 
 

@@ -445,5 +445,5 @@ def _check_file(file: Path, expected: FileEntry, verify: Verification) -> None:
 def _missing(file: Path) -> BundleMissingError:
     return BundleMissingError(
         f"{file} is not there; copy the whole bundle, or write it again with "
-        "`python -m export CHECKPOINT_DIR BUNDLE_DIR`"
+        "`albert-serve export CHECKPOINT_DIR BUNDLE_DIR`"
     )

@@ -1,23 +1,39 @@
-"""The command line: `albert-serve serve | reload | score | info | doctor | import`."""
+"""The command line, `albert-serve COMMAND`; training and export add commands by entry points."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, cast
 
 from albert_serve import __version__
-from albert_serve.cli.bundles import add_doctor, add_import, add_info
-from albert_serve.cli.score import add_score
-from albert_serve.cli.serve import add_reload, add_serve
-from albert_serve.errors import AlbertServeError
+from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
 
+# By name: the module of a command, which is imported when it is called, and the command's purpose.
+_Commands: TypeAlias = Mapping[str, tuple[str, str]]
+# The module has `NAME_parser`.
+_SERVING: Final[_Commands] = MappingProxyType(
+    {
+        "serve": ("albert_serve.cli.serve", "answer requests over HTTP"),
+        "reload": ("albert_serve.cli.serve", "let a running service read its models again"),
+        "score": ("albert_serve.cli.score", "answer every row of files"),
+        "info": ("albert_serve.cli.bundles", "check a bundle and say what it holds"),
+        "doctor": ("albert_serve.cli.bundles", "measure a bundle on this machine"),
+        "import": ("albert_serve.cli.bundles", "put a bundle into BentoML's model store"),
+    }
+)
+# Each entry point is a table of commands, whose modules have `main`.
+_GROUP: Final = "albert_serve.commands"
 _EXAMPLES: Final = """\
 examples:
   albert-serve serve
   albert-serve score --task text-classification reviews.jsonl scored.jsonl
-  albert-serve info models/albert-small-en
+  albert-serve finetune --text-classification train.csv --output runs/mine --epochs 3
+  albert-serve export runs/mine/checkpoint bundles/mine --precision int8
 
 `albert-serve COMMAND --help` has the options and examples of each.
 """
@@ -27,34 +43,65 @@ _INTERRUPTED: Final = 128 + 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    options = command_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words else ""
     try:
-        status: int = options.run(options)
+        if name in _SERVING:
+            options = command_parser(name).parse_args(words[1:])
+            return cast("int", options.run(options))
+        training = _training_commands()
+        if name in training:
+            return cast("int", _load(name, training, "train").main(words[1:]))
     except (AlbertServeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status if isinstance(error, AlbertServeError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
-    return status
+    _overview(training).parse_args(words)
+    return 0
 
 
-def command_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command of serving.
+
+    Raises:
+        ConfigError: the extra `serve` is not installed.
+    """
+    make = getattr(_load(name, _SERVING, "serve"), f"{name}_parser")
+    return cast("argparse.ArgumentParser", make(_SERVING[name][1]))
+
+
+def _load(name: str, commands: _Commands, extra: str) -> Any:
+    try:
+        return import_module(commands[name][0])
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed, which `albert-serve {name}` needs: "
+            f"{how_to_install(extra)}"
+        ) from error
+
+
+def _training_commands() -> _Commands:
+    tables = [each.load() for each in entry_points(group=_GROUP)]
+    return {name: command for table in tables for name, command in table.items()}
+
+
+def _overview(training: _Commands) -> argparse.ArgumentParser:
+    """Return the parser of a line without a command that is known."""
+    groups = {"serving": _SERVING, "training and export": training}
+    shown = ["ALBERT from raw text to production."]
+    for title, commands in groups.items():
+        lines = (f"  {name:<12} {purpose}" for name, (_, purpose) in commands.items())
+        shown += [f"\n{title}:", *lines]
     parser = argparse.ArgumentParser(
         prog="albert-serve",
-        description="Serve ALBERT, score files with it, look into a bundle.",
+        usage="albert-serve [-h] [--version] COMMAND ...",
+        description="\n".join(shown),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"albert-serve {__version__}")
-    commands = parser.add_subparsers(
-        required=True, metavar="serve | reload | score | info | doctor | import"
-    )
-    add_serve(commands)
-    add_reload(commands)
-    add_score(commands)
-    add_info(commands)
-    add_doctor(commands)
-    add_import(commands)
+    names = (*_SERVING, *training)
+    parser.add_argument("command", choices=names, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser

@@ -10,13 +10,13 @@ from typing import Any, Final
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import import_bundle, locate
 from albert_serve.cli.options import (
-    add_command,
     add_runtime_options,
     add_workers,
     bundle_path,
     check_home,
     chosen,
     downloaded,
+    make_parser,
     one_bundle,
 )
 from albert_serve.doctor.description import describe_bundle
@@ -49,17 +49,18 @@ tasks, precision and sizes; BENTOML_HOME is the folder of the store. docs/models
 """
 
 
-def add_info(commands: Any) -> None:
-    """Add the command and its options."""
-    info = add_command(commands, "info", "check a bundle and say what it holds", _INFO_EXAMPLES)
+def info_parser(purpose: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    info = make_parser("info", purpose, _INFO_EXAMPLES)
     info.add_argument("bundle", type=bundle_path, metavar="BUNDLE")
     info.add_argument("--json", action="store_true", help="for programs instead of people")
     info.set_defaults(run=_info)
+    return info
 
 
-def add_doctor(commands: Any) -> None:
-    """Add the command and its options."""
-    doctor = add_command(commands, "doctor", "measure a bundle on this machine", _DOCTOR_EXAMPLES)
+def doctor_parser(purpose: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    doctor = make_parser("doctor", purpose, _DOCTOR_EXAMPLES)
     doctor.add_argument(
         "bundle",
         type=bundle_path,
@@ -72,13 +73,12 @@ def add_doctor(commands: Any) -> None:
     add_workers(doctor)
     doctor.add_argument("--json", action="store_true", help="for programs instead of people")
     doctor.set_defaults(run=_doctor)
+    return doctor
 
 
-def add_import(commands: Any) -> None:
-    """Add the command and its options."""
-    importing = add_command(
-        commands, "import", "put a bundle into BentoML's model store", _IMPORT_EXAMPLES
-    )
+def import_parser(purpose: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    importing = make_parser("import", purpose, _IMPORT_EXAMPLES)
     importing.add_argument("bundle", type=bundle_path, metavar="BUNDLE")
     importing.add_argument(
         "--name",
@@ -88,6 +88,7 @@ def add_import(commands: Any) -> None:
         help="the tag in the store (the folder's name, and the bundle's revision as version)",
     )
     importing.set_defaults(run=_import)
+    return importing
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
@@ -16,16 +16,14 @@ from albert_serve.models_file import store_tag
 from albert_serve.settings import PID_FILE_VARIABLE, Device, Prepack, Settings, cache_folder
 
 
-def add_command(commands: Any, name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
-    """Add a command whose help ends with examples."""
-    added: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=purpose,
+def make_parser(name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, whose help ends with examples."""
+    return argparse.ArgumentParser(
+        prog=f"albert-serve {name}",
         description=purpose[0].upper() + purpose[1:] + ".",
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return added
 
 
 def bundle_path(text: str) -> Path:

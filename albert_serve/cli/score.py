@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from albert_serve.bundle.weights import CLASSIFICATION
-from albert_serve.cli.options import add_command, add_model_options, chosen, one_bundle
+from albert_serve.cli.options import add_model_options, chosen, make_parser, one_bundle
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, how_to_install
 from albert_serve.files import write_atomically
 from albert_serve.models_file import store_tag
@@ -56,9 +56,9 @@ on.
 """
 
 
-def add_score(commands: Any) -> None:
-    """Add the command and its options; the names of many are those of `ScoreOptions`."""
-    score = add_command(commands, "score", "answer every row of files", _SCORE_EXAMPLES)
+def score_parser(purpose: str) -> argparse.ArgumentParser:
+    """Return the parser of the command; the names of many are those of `ScoreOptions`."""
+    score = make_parser("score", purpose, _SCORE_EXAMPLES)
     score.add_argument("--task", required=True, choices=list(TASKS))
     score.add_argument(
         "--parameters", type=_json_object, default={}, metavar="JSON", help="for all rows"
@@ -81,6 +81,7 @@ def add_score(commands: Any) -> None:
     )
     score.add_argument("output", metavar="OUTPUT", help="a file, a folder (OUTPUT/), or - (stdout)")
     score.set_defaults(run=_score)
+    return score
 
 
 def _add_columns(group: argparse._ArgumentGroup) -> None:

@@ -7,16 +7,16 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.cli.greeting import greeting
 from albert_serve.cli.options import (
-    add_command,
     add_model_options,
     add_workers,
     check_home,
     chosen,
+    make_parser,
 )
 from albert_serve.errors import ConfigError
 from albert_serve.server.bentoml.start import check_address, port_number
@@ -53,9 +53,9 @@ the service, and the revision of each model in /info.
 """
 
 
-def add_serve(commands: Any) -> None:
-    """Add the command and its options."""
-    serve = add_command(commands, "serve", "answer requests over HTTP", _SERVE_EXAMPLES)
+def serve_parser(purpose: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    serve = make_parser("serve", purpose, _SERVE_EXAMPLES)
     add_model_options(serve)
     serve.add_argument(
         "--models", type=Path, metavar="PATH", help="several: a folder of bundles, or a YAML file"
@@ -67,16 +67,16 @@ def add_serve(commands: Any) -> None:
     serve.add_argument("--deadline-s", metavar="SECONDS", help="give up a request after this")
     serve.add_argument("--max-batch-tokens", metavar="N", help="tokens that run together")
     serve.set_defaults(run=_serve)
+    return serve
 
 
-def add_reload(commands: Any) -> None:
-    """Add the command and its options."""
-    reload = add_command(
-        commands, "reload", "let a running service read its models again", _RELOAD_EXAMPLES
-    )
+def reload_parser(purpose: str) -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    reload = make_parser("reload", purpose, _RELOAD_EXAMPLES)
     _add_port(reload, "port of the service (%(default)s), by which its PID file is found")
     _add_pid_file(reload, "the PID file, if serve was given one")
     reload.set_defaults(run=_reload)
+    return reload
 
 
 def _add_port(parser: argparse.ArgumentParser, meaning: str) -> None:

@@ -31,6 +31,7 @@ from albert_serve.client.concurrency import AnyIterable
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,
+    Column,
     FeatureExtractionOptions,
     FillMaskOptions,
     MultipleChoiceOptions,
@@ -67,10 +68,11 @@ if TYPE_CHECKING:
 class AsyncAlbertClient:
     """Calls a service from asyncio, on one event loop at a time.
 
-    A method takes one input or a list, and returns one result or a list. Its options are the
-    parameters of the endpoint, with the service's defaults. A long list is split into as many
-    requests as the service's limits require, several of which are sent at once. Each method has a
-    stream, such as `fill_mask_stream`, for rows of any number.
+    A method takes one input or a list, and returns one result or a list; a column of a frame
+    (pandas, polars) or an array is taken as a list. Its options are the parameters of the endpoint,
+    with the service's defaults. A long list is split into as many requests as the service's limits
+    require, several of which are sent at once. Each method has a stream, such as
+    `fill_mask_stream`, for rows of any number.
 
     A request is retried if the service is overloaded, not ready, or out of reach, after the delay
     that the service asks for.
@@ -179,11 +181,11 @@ class AsyncAlbertClient:
 
     @overload
     async def fill_mask(
-        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> list[FillMaskAnswer]: ...
 
     async def fill_mask(
-        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> FillMaskAnswer | list[FillMaskAnswer]:
         """Return the likeliest tokens for the mask, or a list for each of several masks.
 
@@ -202,11 +204,11 @@ class AsyncAlbertClient:
 
     @overload
     async def fill_mask_jointly(
-        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> list[list[FilledMasks]]: ...
 
     async def fill_mask_jointly(
-        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> list[FilledMasks] | list[list[FilledMasks]]:
         """Return the likeliest joint fillings of all masks of a text.
 
@@ -225,11 +227,14 @@ class AsyncAlbertClient:
 
     @overload
     async def score_targets(
-        self, inputs: list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+        self, inputs: list[str] | Column, targets: list[str], **options: Unpack[ScoreTargetsOptions]
     ) -> list[TargetsAnswer]: ...
 
     async def score_targets(
-        self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+        self,
+        inputs: str | list[str] | Column,
+        targets: list[str],
+        **options: Unpack[ScoreTargetsOptions],
     ) -> TargetsAnswer | list[TargetsAnswer]:
         """Return the score of each target, of one or several pieces, at the mask.
 
@@ -249,11 +254,11 @@ class AsyncAlbertClient:
 
     @overload
     async def text_classification(
-        self, inputs: list[TextT], **options: Unpack[TextClassificationOptions]
+        self, inputs: list[TextT] | Column, **options: Unpack[TextClassificationOptions]
     ) -> list[list[LabelScore]]: ...
 
     async def text_classification(
-        self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
+        self, inputs: TextLike | list[TextT] | Column, **options: Unpack[TextClassificationOptions]
     ) -> list[LabelScore] | list[list[LabelScore]]:
         """Return the labels of a text or pair of texts, the best first.
 
@@ -372,11 +377,11 @@ class AsyncAlbertClient:
 
     @overload
     async def feature_extraction(
-        self, inputs: list[str], **options: Unpack[FeatureExtractionOptions]
+        self, inputs: list[str] | Column, **options: Unpack[FeatureExtractionOptions]
     ) -> list[Embedding]: ...
 
     async def feature_extraction(
-        self, inputs: str | list[str], **options: Unpack[FeatureExtractionOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[FeatureExtractionOptions]
     ) -> Embedding | list[Embedding]:
         """Return the embedding of a text.
 
@@ -392,11 +397,11 @@ class AsyncAlbertClient:
 
     @overload
     async def token_features(
-        self, inputs: list[str], **options: Unpack[TokenFeaturesOptions]
+        self, inputs: list[str] | Column, **options: Unpack[TokenFeaturesOptions]
     ) -> list[list[Embedding]]: ...
 
     async def token_features(
-        self, inputs: str | list[str], **options: Unpack[TokenFeaturesOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[TokenFeaturesOptions]
     ) -> list[Embedding] | list[list[Embedding]]:
         """Return the vector of each token of a text, [CLS] and [SEP] among them.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
-from typing import Annotated, Any, Final, Generic, TypeAlias, TypedDict, TypeVar
+from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
@@ -50,6 +50,14 @@ TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
 ChoiceLike: TypeAlias = ChoiceQuestion | Mapping[str, Any]
+
+
+class Column(Protocol):
+    """A column of texts in a frame (pandas, polars), or an array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+
 
 AnswerT = TypeVar("AnswerT")
 # Type variables, because lists are invariant: `list[TextLike]` would not take a `list[str]`.
@@ -127,6 +135,12 @@ class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
     pooling: Pooled
 
 
+def _listed(inputs: object) -> object:
+    """Return a column or an array as a list; anything else as it is."""
+    to_list = getattr(inputs, "tolist", None) or getattr(inputs, "to_list", None)
+    return inputs if to_list is None else to_list()
+
+
 def _as_dict(item: object) -> object:
     return dict(item) if isinstance(item, Mapping) else item
 
@@ -174,7 +188,7 @@ class Endpoint(Generic[AnswerT]):
         Raises:
             InvalidInputError: the service would refuse the inputs or an option.
         """
-        parameters = {**options, **self.implied}
+        parameters, inputs = {**options, **self.implied}, _listed(inputs)
         if not isinstance(inputs, list):
             body, reply = self._body(_as_dict(inputs), parameters), self.single or self.answer
         else:
@@ -253,5 +267,6 @@ def with_targets(targets: Sequence[str], options: ScoreTargetsOptions) -> dict[s
 
 def one_or_more_texts(sentences: list[str] | list[list[str]]) -> object:
     """Return the sentences of one text as one input, those of several as a list."""
+    sentences = cast("list[str] | list[list[str]]", _listed(sentences))
     is_one = not sentences or not isinstance(sentences[0], list)
     return {"sentences": sentences} if is_one else sentences

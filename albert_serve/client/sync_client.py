@@ -31,6 +31,7 @@ from albert_serve.client import requests
 from albert_serve.client.requests import (
     ChoiceLike,
     ChoiceT,
+    Column,
     FeatureExtractionOptions,
     FillMaskOptions,
     MultipleChoiceOptions,
@@ -68,10 +69,11 @@ if TYPE_CHECKING:
 class AlbertClient:
     """Calls a service; safe to use from many threads.
 
-    A method takes one input or a list, and returns one result or a list. Its options are the
-    parameters of the endpoint, with the service's defaults. A long list is split into as many
-    requests as the service's limits require, several of which are sent at once. Each method has a
-    stream, such as `fill_mask_stream`, for rows of any number.
+    A method takes one input or a list, and returns one result or a list; a column of a frame
+    (pandas, polars) or an array is taken as a list. Its options are the parameters of the endpoint,
+    with the service's defaults. A long list is split into as many requests as the service's limits
+    require, several of which are sent at once. Each method has a stream, such as
+    `fill_mask_stream`, for rows of any number.
 
     A request is retried if the service is overloaded, not ready, or out of reach, after the delay
     that the service asks for.
@@ -178,11 +180,11 @@ class AlbertClient:
 
     @overload
     def fill_mask(
-        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> list[FillMaskAnswer]: ...
 
     def fill_mask(
-        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> FillMaskAnswer | list[FillMaskAnswer]:
         """Return the likeliest tokens for the mask, or a list for each of several masks.
 
@@ -201,11 +203,11 @@ class AlbertClient:
 
     @overload
     def fill_mask_jointly(
-        self, inputs: list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> list[list[FilledMasks]]: ...
 
     def fill_mask_jointly(
-        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[FillMaskOptions]
     ) -> list[FilledMasks] | list[list[FilledMasks]]:
         """Return the likeliest joint fillings of all masks of a text.
 
@@ -224,11 +226,14 @@ class AlbertClient:
 
     @overload
     def score_targets(
-        self, inputs: list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+        self, inputs: list[str] | Column, targets: list[str], **options: Unpack[ScoreTargetsOptions]
     ) -> list[TargetsAnswer]: ...
 
     def score_targets(
-        self, inputs: str | list[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
+        self,
+        inputs: str | list[str] | Column,
+        targets: list[str],
+        **options: Unpack[ScoreTargetsOptions],
     ) -> TargetsAnswer | list[TargetsAnswer]:
         """Return the score of each target, of one or several pieces, at the mask.
 
@@ -248,11 +253,11 @@ class AlbertClient:
 
     @overload
     def text_classification(
-        self, inputs: list[TextT], **options: Unpack[TextClassificationOptions]
+        self, inputs: list[TextT] | Column, **options: Unpack[TextClassificationOptions]
     ) -> list[list[LabelScore]]: ...
 
     def text_classification(
-        self, inputs: TextLike | list[TextT], **options: Unpack[TextClassificationOptions]
+        self, inputs: TextLike | list[TextT] | Column, **options: Unpack[TextClassificationOptions]
     ) -> list[LabelScore] | list[list[LabelScore]]:
         """Return the labels of a text or pair of texts, the best first.
 
@@ -371,11 +376,11 @@ class AlbertClient:
 
     @overload
     def feature_extraction(
-        self, inputs: list[str], **options: Unpack[FeatureExtractionOptions]
+        self, inputs: list[str] | Column, **options: Unpack[FeatureExtractionOptions]
     ) -> list[Embedding]: ...
 
     def feature_extraction(
-        self, inputs: str | list[str], **options: Unpack[FeatureExtractionOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[FeatureExtractionOptions]
     ) -> Embedding | list[Embedding]:
         """Return the embedding of a text.
 
@@ -391,11 +396,11 @@ class AlbertClient:
 
     @overload
     def token_features(
-        self, inputs: list[str], **options: Unpack[TokenFeaturesOptions]
+        self, inputs: list[str] | Column, **options: Unpack[TokenFeaturesOptions]
     ) -> list[list[Embedding]]: ...
 
     def token_features(
-        self, inputs: str | list[str], **options: Unpack[TokenFeaturesOptions]
+        self, inputs: str | list[str] | Column, **options: Unpack[TokenFeaturesOptions]
     ) -> list[Embedding] | list[list[Embedding]]:
         """Return the vector of each token of a text, [CLS] and [SEP] among them.
 

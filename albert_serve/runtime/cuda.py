@@ -23,7 +23,7 @@ _OLDEST_DRIVER: Final = 580  # of CUDA 13
 _CUDA_MAJOR: Final = 13
 NO_DRIVER: Final = "no NVIDIA driver is installed"
 ADVICE: Final = (
-    "CUDA 13 and cuDNN 9 come with make serve-gpu, or pip install '.[gpu]' in the checkout; "
+    "CUDA 13 and cuDNN 9 come with make serve-gpu, or pip install 'albert-serve[gpu]'; "
     f"the NVIDIA driver must be {_OLDEST_DRIVER} or newer, "
     # onnxruntime-gpu 1.31 has kernels for these, and no PTX for others.
     "the compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 12.0"

@@ -207,7 +207,7 @@ def _describe_model(options: argparse.Namespace, config: AlbertConfig) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.engine", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.engine", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--output", type=Path, default=Path("runs/bench-engine"), help="(%(default)s)")
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")

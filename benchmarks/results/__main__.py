@@ -166,7 +166,7 @@ def _report(runs: _ResultRuns, page: Path | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.results", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.results", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--data", type=Path, required=True, help="with a folder for each task, such as sst2/")
     add("--output", type=Path, default=Path("runs/results"), help="takes the runs (%(default)s)")

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.serve", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.serve", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
     add("--precisions", nargs="+", choices=_PRECISIONS, default=_PRECISIONS, help="of ours (all)")

@@ -16,10 +16,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+import export.commands
+import training.commands
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.cli.greeting import greeting
 from tests.albert_serve.support import free_port
+
+SERVING = ["serve", "reload", "score", "info", "doctor", "import"]
 
 
 def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: httpx.Client) -> None:
@@ -207,20 +211,54 @@ def test_a_home_that_cannot_be_written_to_is_one_line(
     assert "set BENTOML_HOME" in line
 
 
-@pytest.mark.parametrize("command", ["", "serve", "reload", "score", "info", "doctor", "import"])
+@pytest.mark.parametrize(
+    "command", ["", *SERVING, *training.commands.COMMANDS, *export.commands.COMMANDS]
+)
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
     assert caught.value.code == 0
-    assert f"examples:\n  albert-serve {command or 'serve'}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: albert-serve {command}")
+    assert f"examples:\n  albert-serve {command or 'serve'}" in shown
 
 
-def test_a_missing_serve_extra_is_reported_with_the_command() -> None:
+def test_every_module_of_training_with_a_main_is_a_command() -> None:
+    modules = Path(str(training.__file__)).parent.glob("*.py")
+    commands = {file.stem for file in modules if "\ndef main(" in file.read_text("utf-8")}
+    assert commands == {*training.commands.COMMANDS}
+
+
+def test_the_overview_lists_all_commands_and_imports_none() -> None:
+    program = "import sys; from albert_serve.cli import main\n"
+    program += "try: main(['--help'])\nfinally: print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    serving, _, others = shown.partition("\ntraining and export:\n")
+    assert re.findall(r"^  (\w+) +[a-z].*", serving, re.MULTILINE) == SERVING
+    assert {"vocab", "finetune", "export"} <= {
+        *re.findall(r"^  (\w+) +[a-z]", others, re.MULTILINE)
+    }
+    assert not {"torch", "numpy", "bentoml", "onnx"} & {*shown.splitlines()[-1].split()}
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        ("doctor", "onnxruntime", "serve"),
+        *(("finetune", "torch", "train"), ("vocab", "sentencepiece", "train")),
+        ("export", "onnx", "train"),
+    ],
+)
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
+    command: str, missing: str, extra: str
+) -> None:
     program = (
-        "import sys; sys.modules['onnxruntime'] = None\n"
-        "from albert_serve.__main__ import main; sys.exit(main())"
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        f"from albert_serve.cli import main; sys.exit(main([{command!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: onnxruntime is not installed")
-    assert "run `make serve`, or in the checkout pip install '.[serve]'; with a" in done.stderr
+    assert done.stderr == (
+        f"error: {missing} is not installed, which `albert-serve {command}` needs: "
+        f"pip install 'albert-serve[{extra}]'\n"
+    )

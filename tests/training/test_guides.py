@@ -33,16 +33,16 @@ def clone(tmp_path: Path) -> Path:
 
 
 def test_pretraining(clone: Path) -> None:
-    plots = printed_commands(PRETRAINING, "training.plot")
+    plots = printed_commands(PRETRAINING, "serve plot")
     commands = [
-        *printed_commands(PRETRAINING, "training.vocab"),
+        *printed_commands(PRETRAINING, "serve vocab"),
         *printed_commands(PRETRAINING, "--recipe paper"),
-        *(command for command in plots if command.startswith("python")),
+        *(command for command in plots if command.startswith("albert-serve")),
     ]
     assert len(commands) == 6
     appended = {
-        "training.vocab": "--vocab-size 800",
-        "training.pretrain": f"{TINY_SIZES} {TWO_STEPS} --validate-every 1",
+        "vocab": "--vocab-size 800",
+        "pretrain": f"{TINY_SIZES} {TWO_STEPS} --validate-every 1",
     }
     run_printed(commands, clone, appended)
     settings = {
@@ -54,9 +54,9 @@ def test_pretraining(clone: Path) -> None:
         assert [line["step"] for line in read_metrics(clone / "runs" / name)][-1] == 2
         assert load_checkpoint(clone / "runs" / name / "checkpoint").config.vocab_size == 800
     order = printed_commands(PRETRAINING, "--order-share 0.25")
-    spans = printed_commands(PRETRAINING, "training.spans")
+    spans = printed_commands(PRETRAINING, "serve spans")
     few = "--batch-size 2 2 --steps 2 --report-every 1"
-    run_printed([*order, *spans], clone, {"training.pretrain": TWO_STEPS, "training.finetune": few})
+    run_printed([*order, *spans], clone, {"pretrain": TWO_STEPS, "finetune": few})
     model = load_checkpoint(clone / "runs" / "spans" / "checkpoint")
     assert {"fill-mask", "sentence-order", "question-answering"} <= model.tasks.keys()
     for name in ("curves.png", "layers.png"):
@@ -73,8 +73,8 @@ def test_distillation(clone: Path, vocab_dir: Path) -> None:
     (student,) = printed_commands(DISTILLATION, "all-MiniLM-L6-v2")
     (sentiment,) = printed_commands(DISTILLATION, "bert-base-uncased-SST-2")
     small = f"--embedding-size 16 --length 32 {TWO_STEPS}"
-    run_printed([student], clone, {"training.distil": small})
-    run_printed([sentiment], clone, {"training.finetune": "--steps 2 --length 32"})
+    run_printed([student], clone, {"distil": small})
+    run_printed([sentiment], clone, {"finetune": "--steps 2 --length 32"})
     model = load_checkpoint(clone / "runs" / "sentiment" / "checkpoint")
     assert model.tasks["text-classification"] == 3
     stages = read_stages(clone / "runs" / "sentiment" / "checkpoint")

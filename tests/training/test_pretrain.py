@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -201,10 +200,3 @@ def test_impossible_options_are_one_line_and_no_run(
     more = words.format(empty=empty, start=pretrained / "checkpoint").split()
     assert run([*pretrain_options, *more], folder) == 1
     assert message in refusal(capsys, folder)
-
-
-@pytest.mark.parametrize("program", ["vocab", "pretrain", "distil", "finetune", "evaluate"])
-def test_help_shows_examples(program: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        import_module(f"training.{program}").main(["--help"])
-    assert f"examples:\n  python -m training.{program} " in capsys.readouterr().out

@@ -32,7 +32,7 @@ def test_a_command_without_its_packages_is_one_line(command: str, python: Path) 
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: filelock, ")
     assert ", torch, " in line
-    assert line.endswith(": run `make setup`")
+    assert line.endswith(": pip install 'albert-serve[train]'")
 
 
 def test_an_import_is_not_ended(python: Path) -> None:

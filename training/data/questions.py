@@ -27,6 +27,8 @@ class Question:
         start: character offset of the first answer in the context, as the file has it; None
             without an answer.
         place: file and id, for messages.
+        article: file and title of the article of the context.
+        kind: the kind of a question without an answer, if the file has it.
     """
 
     id: str
@@ -35,6 +37,8 @@ class Question:
     answers: tuple[str, ...]
     start: int | None
     place: str = ""
+    article: str = ""
+    kind: str = ""
 
 
 class _Answer(BaseModel):
@@ -49,6 +53,7 @@ class _Entry(BaseModel):
     question: str
     answers: list[_Answer] | None = None
     is_impossible: bool | None = None
+    kind: str = ""
 
 
 class _Paragraph(BaseModel):
@@ -57,6 +62,7 @@ class _Paragraph(BaseModel):
 
 
 class _Article(BaseModel):
+    title: str = ""
     paragraphs: list[_Paragraph]
 
 
@@ -121,7 +127,7 @@ def _path(keys: Sequence[str | int]) -> str:
 
 
 def _questions(content: _SquadFile, file: Path) -> Iterator[Question]:
-    for article in content.data:
+    for number, article in enumerate(content.data):
         for paragraph in article.paragraphs:
             for entry in paragraph.qas:
                 answers = [] if entry.is_impossible else entry.answers or []
@@ -132,6 +138,8 @@ def _questions(content: _SquadFile, file: Path) -> Iterator[Question]:
                     answers=tuple(answer.text for answer in answers),
                     start=answers[0].answer_start if answers else None,
                     place=f"{file}, question {entry.id}",
+                    article=f"{file}: {article.title or number}",
+                    kind=entry.kind,
                 )
 
 

@@ -220,7 +220,7 @@ def _read_manifest(folder: Path) -> Manifest:
         return Manifest.read(file)
     if (folder / PARTIAL_FILE).is_file():
         raise ShardError(f"{folder} is not whole; give the command that was preparing it again")
-    raise ShardError(f"{folder} holds no {SHARDS_FILE}; make it with python -m training.prepare")
+    raise ShardError(f"{folder} holds no {SHARDS_FILE}; make it with albert-serve prepare")
 
 
 def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer_file: Path) -> None:

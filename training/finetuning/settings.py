@@ -28,7 +28,7 @@ _ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
 # changes the dropout that is drawn, so that a run that lacks memory can go on with a smaller one.
 _NOT_RECORDED: Final = frozenset(
     {
-        *("output", "device", "save_every", "report_every", "keep", "micro_batch_size"),
+        *("output", "device", "threads", "save_every", "report_every", "keep", "micro_batch_size"),
         *("validation", "validate_every", "metric", "precision"),
     }
 )

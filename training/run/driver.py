@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +34,7 @@ class TrainedRun:
 
     Attributes:
         status: exit status: 0 for a run that is done, 128 + the signal's number otherwise.
-        checkpoint: the folder of the newest checkpoint.
+        checkpoint: the folder of the newest checkpoint, in the run's folder.
         num_steps: steps so far.
         selection: the best validation, whose checkpoint `best` links to; None without validation.
     """
@@ -41,6 +43,19 @@ class TrainedRun:
     checkpoint: Path
     num_steps: int
     selection: Selection | None
+
+    @property
+    def best(self) -> Path:
+        """The folder of the checkpoint with the best validation; without validation the newest."""
+        has_best = self.selection is not None and self.selection.best_step is not None
+        return self.checkpoint.with_name("best") if has_best else self.checkpoint
+
+    @property
+    def validations(self) -> list[dict[str, float]]:
+        """The figures of each validation and its `step`, as `metrics.jsonl` has them."""
+        file = self.checkpoint.with_name("metrics.jsonl")
+        lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        return [line for line in lines if any(name.startswith("validation/") for name in line)]
 
 
 def build_run(
@@ -108,6 +123,7 @@ def train_run(
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
+        KeyboardInterrupt: SIGINT stopped it, as a notebook sends it; its last step is saved.
     """
     # Read now: the folders may be temporary, or be removed in the days that a run takes.
     saver = Saver(
@@ -134,8 +150,11 @@ def train_run(
         flops_a_token=flops_a_token,
         peak_flops=peak_flops,
     )
+    status = trainer.train()
+    if status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt(f"stopped at step {run.progress.step:,}, which is saved")
     return TrainedRun(
-        status=trainer.train(),
+        status=status,
         checkpoint=config.output / "checkpoint",
         num_steps=run.progress.step,
         selection=run.selection,

@@ -6,7 +6,8 @@
         budget: Duration | None = flag("training time, such as 25m or 2h")
 
 `batch_size` is the flag `--batch-size`, a tuple takes several values, a bool is on or off. A
-configuration is checked however it is made, and its errors name the flags.
+configuration is checked however it is made, and its errors name the flags. Where a flag takes data
+files, Python may give tables in memory (`training.run.tables`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import (
 
 from training.loop.progress import RunError
 from training.run.options import Numbers, Parsed
+from training.run.tables import data_files
 
 _HELP = "help"
 _METAVAR = "metavar"
@@ -72,6 +74,8 @@ class _Kind(NamedTuple):
         """
         if not self.is_list:
             return self._check(value)
+        if self.value is Path:
+            return data_files(value)
         if isinstance(value, str | bytes):
             raise argparse.ArgumentTypeError(f"{value!r} is no list of values")
         return tuple(map(self._check, value))

@@ -38,6 +38,7 @@ from training.run.pretraining import CorpusRunConfig, Start
 from training.run.recipes import RECIPES, Recipe
 from training.run.text_streams import TextStreams
 from training.system.precision import PrecisionName
+from training.system.threads import use_threads
 
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
@@ -243,6 +244,7 @@ def run_job(
     record = run_record(config, recipe, architecture, further_settings)
     is_known_run(config.output, record)
     with join_world(config.device) as world:
+        use_threads(config.threads)
         precision = record["precision"] = run_precision(config.precision, config.output, world)
         job = open_job(config, recipe, architecture, start, world, precision, make)
         return _train(job, record, program)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 
-def make_parser(module: str, description: str | None, examples: str) -> argparse.ArgumentParser:
-    """Return the parser of `python -m module`, whose help shows both texts as they are."""
+def make_parser(prog: str, description: str | None, examples: str) -> argparse.ArgumentParser:
+    """Return the parser of a program, whose help shows both texts as they are."""
     return argparse.ArgumentParser(
-        prog=f"python -m {module}",
+        prog=prog,
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,

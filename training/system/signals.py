@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Any, Final, TypeAlias
@@ -25,7 +26,9 @@ class StopFlag:
         self._before: _Handlers = {}
 
     def __enter__(self) -> StopFlag:
-        self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
+        # Python lets no other thread set handlers.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in STOPPING}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -62,7 +62,7 @@ def test_a_bundle_without_adaptive_depth_keeps_its_revision() -> None:
 @pytest.mark.parametrize("name", ["manifest.json", *FILES])
 def test_a_missing_file_is_named(folder: Path, name: str, verify: Verification) -> None:
     (folder / name).unlink()
-    with pytest.raises(BundleMissingError, match=rf"{name} is not there.*python -m export"):
+    with pytest.raises(BundleMissingError, match=rf"{name} is not there.*albert-serve export"):
         Bundle.open(folder, verify=verify)
 
 

@@ -128,7 +128,7 @@ def test_what_is_in_the_cache_is_not_downloaded_again(hub: Hub, tmp_path: Path) 
         ("us/nothing", "us/nothing is no folder here, and {url} has no model of that name"),
         ("us/private", "if it is private, set HF_TOKEN"),
         ("us/whole@v9", "us/whole has no revision v9"),
-        ("us/checkpoint", "`python -m export us/checkpoint bundles/checkpoint`, and serve that"),
+        ("us/checkpoint", "`albert-serve export us/checkpoint bundles/checkpoint`, and serve that"),
         ("us/empty", "us/empty has no manifest.json: it is no bundle"),
         ("us/lacking", "us/lacking lacks encoder.onnx, which its manifest.json lists"),
         ("us/damaged", "tokenizer.json has SHA-256"),

@@ -17,6 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
+import polars
 import pytest
 
 from albert_serve.client import AlbertClient, AsyncAlbertClient
@@ -25,6 +28,7 @@ from albert_serve.errors import (
     BundleMissingError,
     ConfigError,
     DeadlineExceededError,
+    InvalidInputError,
 )
 from albert_serve.runtime.engine import Engine
 from tests.albert_serve.client.cases import CASES, MASKED, Case, assert_same
@@ -69,6 +73,18 @@ def test_answers_are_those_of_the_service(
     ask: Call, local: AlbertClient, albert: AlbertClient
 ) -> None:
     assert_same(ask(local), ask(albert))
+
+
+@pytest.mark.parametrize(
+    "column", [pandas.Series, polars.Series, np.array], ids=["pandas", "polars", "numpy"]
+)
+def test_a_column_is_answered_as_the_list(column: Any, local: AlbertClient) -> None:
+    texts = ["a film", "another film"]
+    assert_same(local.text_classification(column(texts)), local.text_classification(texts))
+    assert_same(local.coherence(column(texts)), local.coherence(texts))
+    gap = pandas.Series(["a film", None])
+    with pytest.raises(InvalidInputError, match=r"inputs\[1\]"):
+        local.text_classification(gap)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -230,8 +246,7 @@ except ValueError as error:
 """
     [line] = run_fresh(code)
     assert line == (
-        "onnxruntime is not installed, which a local model needs: in the checkout pip install "
-        "'.[serve]'; with a wheel, pip install 'FILE.whl[serve]'"
+        "onnxruntime is not installed, which a local model needs: pip install 'albert-serve[serve]'"
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import assert_type
 
+import numpy as np
+
 from albert_serve.api.schemas import Coherence, InfoReply, LabelScore, Order
 from albert_serve.client import AlbertClient, AsyncAlbertClient
 from albert_serve.errors import RequestError
@@ -14,6 +16,7 @@ from tests.albert_serve.support import ROOT
 def check_sync(albert: AlbertClient, rows: Iterator[str]) -> None:
     assert_type(albert.text_classification("a film", top_k=1), list[LabelScore])
     assert_type(albert.text_classification(["a film", "another"]), list[list[LabelScore]])
+    assert_type(albert.text_classification(np.array(["a film"])), list[list[LabelScore]])
     with albert.text_classification_stream(rows, truncation=True) as answers:
         for answer in answers:
             assert_type(answer, list[LabelScore])

@@ -107,7 +107,7 @@ def test_auto_serves_on_the_cpu_where_cuda_cannot_be_used(
     assert (device, level) == ("cpu", logging.WARNING)
     assert line.startswith("running on the CPU: ")
     assert reason in line
-    assert "make serve-gpu, or pip install '.[gpu]' in the checkout" in line
+    assert "make serve-gpu, or pip install 'albert-serve[gpu]'" in line
     assert len(line) < 400
     assert "\n" not in line
     assert outcome.errors == ""

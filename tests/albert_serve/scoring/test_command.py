@@ -123,7 +123,7 @@ def test_without_pyarrow_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert command() == 1
-    assert "score needs pyarrow: in the checkout pip install '.[score]'" in error_of(capsys)
+    assert "score needs pyarrow: pip install 'albert-serve[score]'" in error_of(capsys)
 
 
 REFUSED: list[tuple[str, int, str]] = [

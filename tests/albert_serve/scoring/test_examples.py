@@ -31,7 +31,7 @@ CONTAINER = JOB["spec"]["template"]["spec"]["containers"][0]
 def parsed(command: list[str]) -> Any:
     """The options of a command; a usage error ends the test."""
     assert command[0] == "albert-serve"
-    options = command_parser().parse_args(command[1:])
+    options = command_parser(command[1]).parse_args(command[2:])
     return read_score_options(options)
 
 

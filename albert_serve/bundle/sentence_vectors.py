@@ -1,0 +1,214 @@
+"""The form of a sentence's vector, in the files by which `sentence-transformers` has it.
+
+A checkpoint with `modules.json` is one of `sentence-transformers`: the encoder (Transformer), then
+Pooling, then Normalize. Its limit of tokens is the encoder's `max_seq_length` or, as version 6
+saves it, the tokenizer's `model_max_length`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+
+from albert_serve.errors import ConfigError, describe_faults
+from albert_serve.files import read_small_file, write_atomically
+
+SentencePooling: TypeAlias = Literal["mean", "cls", "max"]
+
+MODULES_FILE: Final = "modules.json"
+# Patterns of the files, for a download.
+SENTENCE_FILES: Final = (
+    MODULES_FILE, "config_sentence_transformers.json", "sentence_*_config.json",
+    "*_Pooling/config.json",
+)  # fmt: skip
+_SETTINGS_FILE: Final = "config_sentence_transformers.json"
+_ENCODER_FILE: Final = "sentence_bert_config.json"
+_POOLING_FOLDER: Final = "1_Pooling"
+_LIBRARY: Final = "sentence_transformers."
+_MODULES: Final = ("Transformer", "Pooling", "Normalize")
+_MODE_KEY: Final = "pooling_mode"
+_MAX_BYTES: Final = 1 << 20
+_POOLING: Final[TypeAdapter[SentencePooling]] = TypeAdapter(SentencePooling)
+# [CLS], a token, [SEP].
+_MIN_LENGTH: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentenceVectors:
+    """The form of the vectors that a model was trained to give sentences.
+
+    Attributes:
+        pooling: the mean of all tokens' vectors with [CLS] and [SEP], the vector of [CLS], or the
+            largest number of all tokens in each dimension.
+        normalize: whether a vector is scaled to a length of 1.
+        max_length: the limit of tokens, [CLS] and [SEP] among them; None for all positions.
+    """
+
+    pooling: SentencePooling = "mean"
+    normalize: bool = False
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < _MIN_LENGTH:
+            raise ConfigError(
+                f"max_length is {self.max_length}; [CLS], a token and [SEP] need {_MIN_LENGTH}"
+            )
+
+
+class _Module(BaseModel):
+    # A plain name: the folder must not be left.
+    path: str = Field(pattern=r"^(\w[\w.-]*)?$")
+    type: str
+
+    @property
+    def kind(self) -> str:
+        """The name of a known class, else its whole path."""
+        name = self.type.rpartition(".")[2]
+        return name if name in _MODULES and self.type.startswith(_LIBRARY) else self.type
+
+
+class _Settings(BaseModel):
+    default_prompt_name: str | None = None
+    prompts: dict[str, str | None] = {}
+
+
+class _Encoder(BaseModel):
+    max_seq_length: int | None = Field(None, ge=_MIN_LENGTH)
+    do_lower_case: bool = False
+
+
+class _Tokenizer(BaseModel):
+    model_max_length: int | None = Field(None, ge=_MIN_LENGTH)
+
+
+class _Config(BaseModel):
+    max_position_embeddings: int
+
+
+_ContentT = TypeVar("_ContentT")
+
+
+def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_size: int) -> None:
+    """Add the files to a checkpoint by which `sentence-transformers` reads it, any version of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    modules = [("", "Transformer"), (_POOLING_FOLDER, "Pooling")]
+    if vectors.normalize:
+        modules.append(("2_Normalize", "Normalize"))
+    modes = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
+    pooling = {f"{_MODE_KEY}_{key}": mode == vectors.pooling for key, mode in modes.items()}
+    limit = {} if vectors.max_length is None else {"max_seq_length": vectors.max_length}
+    files: dict[str, JsonValue] = {
+        f"{_POOLING_FOLDER}/config.json": {"word_embedding_dimension": hidden_size, **pooling},
+        _ENCODER_FILE: {**limit, "do_lower_case": False},
+        _SETTINGS_FILE: {"prompts": {}, "similarity_fn_name": "cosine"},
+        MODULES_FILE: [
+            {"idx": index, "name": str(index), "path": path, "type": f"{_LIBRARY}models.{kind}"}
+            for index, (path, kind) in enumerate(modules)
+        ],
+    }
+    (folder / _POOLING_FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomically(folder / name, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Return the folder of a checkpoint's encoder: itself, or the subfolder of `modules.json`.
+
+    Raises:
+        ConfigError: `modules.json` cannot be read.
+    """
+    modules = _read_modules(folder)
+    return folder / modules[0].path if modules else folder
+
+
+def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
+    """Read the form of a checkpoint's vectors; None if it is no model of sentences.
+
+    Raises:
+        ConfigError: a file cannot be read, or asks for what is not computed here.
+    """
+    modules = _read_modules(folder)
+    kinds = [module.kind for module in modules]
+    if kinds in ([], ["Transformer"]):  # the second is of a cross-encoder
+        return None
+    if kinds not in (["Transformer", "Pooling"], list(_MODULES)):
+        raise ConfigError(
+            f"{folder / MODULES_FILE} has the modules {', '.join(kinds)}; those that are computed "
+            "here are Transformer, Pooling and, after them or not, Normalize"
+        )
+    _check_prompt(folder / _SETTINGS_FILE)
+    return SentenceVectors(
+        pooling=_read_pooling(folder / modules[1].path / "config.json"),
+        normalize="Normalize" in kinds,
+        max_length=_read_max_length(encoder_folder(folder)),
+    )
+
+
+def _read_modules(folder: Path) -> list[_Module]:
+    return _read_if_there(folder / MODULES_FILE, list[_Module]) or []
+
+
+def _check_prompt(file: Path) -> None:
+    settings = _read_if_there(file, _Settings) or _Settings()
+    if settings.prompts.get(settings.default_prompt_name or ""):
+        raise ConfigError(
+            f"{file} has a prompt before every text (default_prompt_name is "
+            f"{settings.default_prompt_name!r}), which is not added here: set it to null, and "
+            "write the prompt before the texts of your requests"
+        )
+
+
+def _read_pooling(file: Path) -> SentencePooling:
+    """Return the one mode, which versions before 6 have as one of several booleans."""
+    config = _read(file, dict[str, Any])
+    modes = config.get(_MODE_KEY)
+    if modes is None:
+        active = [key for key, value in config.items() if key.startswith(_MODE_KEY) and value]
+        names = [key.removeprefix(f"{_MODE_KEY}_").removesuffix("_tokens") for key in active]
+        modes = [name.removesuffix("_token") for name in names] or ["mean"]
+    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
+    try:
+        return _POOLING.validate_python(mode)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{file} asks for the pooling {modes}; those that are computed here are mean, cls and "
+            "max"
+        ) from error
+
+
+def _read_max_length(encoder: Path) -> int | None:
+    """Return the limit of tokens, if it is less than the encoder's positions."""
+    config = _Encoder()
+    for file in encoder.glob("sentence_*_config.json"):
+        config = _read(file, _Encoder)
+        if config.do_lower_case:
+            raise ConfigError(
+                f"{file} asks for do_lower_case: set it to false if tokenizer.json has lower case "
+                "by itself, as ALBERT's has"
+            )
+    limit = config.max_seq_length
+    if limit is None:
+        tokenizer = _read_if_there(encoder / "tokenizer_config.json", _Tokenizer) or _Tokenizer()
+        limit = tokenizer.model_max_length
+    positions = _read(encoder / "config.json", _Config).max_position_embeddings
+    return limit if limit is not None and limit < positions else None
+
+
+def _read_if_there(file: Path, form: type[_ContentT]) -> _ContentT | None:
+    return _read(file, form) if file.is_file() else None
+
+
+def _read(file: Path, form: type[_ContentT]) -> _ContentT:
+    try:
+        return TypeAdapter(form).validate_json(read_small_file(file, _MAX_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} cannot be used: {describe_faults(error)}") from error

@@ -1,0 +1,12 @@
+"""The command of this package for `albert-serve`, which finds this table by an entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+# As `training.commands`.
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {"export": ("export.__main__", "write a checkpoint as a bundle, which is what is served")}
+)

@@ -1,0 +1,108 @@
+"""The files by which `sentence-transformers` knows the form of a sentence's vector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from albert_serve.bundle.sentence_vectors import (
+    SentenceVectors,
+    encoder_folder,
+    read_sentence_vectors,
+    write_sentence_vectors,
+)
+from albert_serve.errors import ConfigError
+
+
+def _write(file: Path, content: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint's folder, as far as these files go."""
+    _write(tmp_path / "config.json", {"max_position_embeddings": 512})
+    write_sentence_vectors(SentenceVectors(), tmp_path, hidden_size=8)
+    return tmp_path
+
+
+def _modules(*kinds: str) -> list[dict[str, Any]]:
+    return [
+        {"path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        SentenceVectors(),
+        SentenceVectors(pooling="cls", max_length=128),
+        SentenceVectors(pooling="max", normalize=True),
+    ],
+)
+def test_what_is_written_is_read_again(folder: Path, vectors: SentenceVectors) -> None:
+    write_sentence_vectors(vectors, folder, hidden_size=8)
+
+    assert read_sentence_vectors(folder) == vectors
+
+
+def test_version_6_has_the_limit_in_the_tokenizer_and_one_name_of_the_pooling(folder: Path) -> None:
+    _write(folder / "1_Pooling/config.json", {"pooling_mode": "cls", "embedding_dimension": 8})
+    _write(folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    _write(folder / "tokenizer_config.json", {"model_max_length": 100})
+
+    assert read_sentence_vectors(folder) == SentenceVectors(pooling="cls", max_length=100)
+
+
+def test_the_encoder_may_stand_in_a_folder_of_its_own(folder: Path) -> None:
+    modules = _modules("Transformer", "Pooling")
+    modules[0]["path"] = "0_Transformer"
+    _write(folder / "modules.json", modules)
+    _write(folder / "0_Transformer/config.json", {"max_position_embeddings": 512})
+    _write(folder / "0_Transformer/sentence_bert_config.json", {"max_seq_length": 64})
+
+    assert encoder_folder(folder) == folder / "0_Transformer"
+    assert read_sentence_vectors(folder) == SentenceVectors(max_length=64)
+
+
+def test_a_cross_encoder_has_no_vectors_of_sentences(folder: Path) -> None:
+    _write(folder / "modules.json", _modules("Transformer"))
+
+    assert read_sentence_vectors(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", _modules("Transformer", "Pooling", "Dense"), "models.Dense"),
+        ("modules.json", _modules("Transformer", "Normalize", "Pooling"), "Normalize, Pooling"),
+        ("modules.json", [{"path": "../other", "type": "x.Transformer"}], "path"),
+        ("modules.json", '[{"path": ', "modules.json cannot be used"),
+        ("modules.json", {"path": ""}, "valid array"),
+        ("modules.json", "[" + " " * (1 << 20) + "]", "more than 1048576 bytes"),
+        ("1_Pooling/config.json", {"pooling_mode": ["mean", "max"]}, "mean, cls and max"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"),
+        ("1_Pooling/config.json", [], "cannot be used"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length"),
+        ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "set it to false"),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            "a prompt before every text",
+        ),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(
+    folder: Path, file: str, content: Any, message: str
+) -> None:
+    _write(folder / file, content)
+
+    with pytest.raises(ConfigError, match=message) as refused:
+        read_sentence_vectors(folder)
+    assert file in str(refused.value)

@@ -1,0 +1,124 @@
+"""A notebook's road: a frame is trained on, exported, and the bundle answers a column of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas
+import polars
+import pytest
+from pyarrow import parquet
+
+from albert_serve.client import AlbertClient
+from export.job import ExportConfig, export
+from training.finetune import FinetuneConfig, finetune
+from training.loop.progress import RunError
+from training.run.flags import OptionError
+
+ROWS = [
+    {"review": f"the {thing} was {word}", "mood": mood}
+    for thing in ("game", "city", "music", "work", "school")
+    for mood, words in {"glad": ("good", "great", "first"), "sad": ("lost", "died", "war")}.items()
+    for word in words
+]
+Configure = Callable[..., FinetuneConfig]
+
+
+@pytest.fixture
+def configure(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path / "cache"))
+
+    def make(data: Any, **changes: Any) -> FinetuneConfig:
+        values: dict[str, Any] = {
+            "text_classification": data,
+            "text_column": "review",
+            "label_column": ("mood",),
+            "initialize_from": str(pretrained / "checkpoint"),
+            "output": tmp_path / "run",
+            "length": 32,
+            "batch_size": (10,),
+            "steps": 40,
+            "lr": 5e-3,
+            "adamw_lr": 1e-2,
+            "precision": "fp32",
+            "device": "cpu",
+            **changes,
+        }
+        return FinetuneConfig(**values)
+
+    return make
+
+
+def test_a_notebook_goes_from_a_frame_to_answers(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pandas.DataFrame(ROWS)
+    trained = finetune(configure(frame.sample(frac=1, random_state=0), validation=ROWS))
+    last = trained.validations[-1]
+    assert last["step"] == trained.num_steps == 40
+    assert last["validation/text-classification/accuracy"] > 0.9
+    assert trained.best == tmp_path / "run/best"
+    exported = export(
+        ExportConfig(checkpoint=trained.best, bundle=tmp_path / "bundle", quality=False)
+    )
+    with AlbertClient.local(exported.bundle.folder, num_threads=1) as albert:
+        answers = albert.text_classification(frame["review"])
+    right = [answer[0].label == row["mood"] for answer, row in zip(answers, ROWS, strict=True)]
+    assert sum(right) / len(right) == pytest.approx(last["validation/text-classification/accuracy"])
+
+    capsys.readouterr()
+    again = configure(pandas.DataFrame(ROWS).sample(frac=1, random_state=0), validation=ROWS)
+    assert finetune(again).num_steps == 40
+    assert "resuming from step 40" in capsys.readouterr().out
+    with pytest.raises(RunError, match="holds a run with text_classification"):
+        finetune(configure(frame.head(20), validation=ROWS))
+
+
+@pytest.mark.parametrize("make", [list, pandas.DataFrame, polars.DataFrame, iter])
+def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
+    make: Callable[[Any], Any], configure: Configure
+) -> None:
+    (file,) = configure(make(ROWS)).text_classification
+    assert parquet.read_table(file).to_pylist() == ROWS
+    assert configure(make(ROWS)).text_classification == (file,)
+    assert configure(make(ROWS[1:])).text_classification != (file,)
+    assert configure([file, str(file)]).text_classification == (file, file)
+    assert configure(str(file)).text_classification == (file,)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([{"review": "a", "mood": 1}, {"review": "b", "mood": "x"}], "the list cannot be read"),
+        (pandas.DataFrame({"review": [], "mood": []}), "the DataFrame has no rows"),
+        (pandas.Series(["a", "b"]), "the Series cannot be read as a table"),
+        (3, "the int cannot be read as a table .*; give files, a frame of pandas"),
+    ],
+)
+def test_what_is_no_table_is_refused(data: Any, message: str, configure: Configure) -> None:
+    with pytest.raises(OptionError, match=f"--text-classification: {message}"):
+        configure(data)
+
+
+def test_an_interrupted_run_is_saved_and_goes_on(configure: Configure, tmp_path: Path) -> None:
+    config = configure(ROWS, steps=1_000_000, report_every=1)
+
+    def interrupt() -> None:
+        while not (tmp_path / "run/metrics.jsonl").is_file():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt, match="stopped at step"):
+        finetune(config)
+    record = next((tmp_path / "run/checkpoints").iterdir())
+    assert (record / "model.safetensors").is_file()
+    trained = finetune(replace(config, steps=40))
+    assert trained.num_steps >= 40
