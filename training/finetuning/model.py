@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
@@ -14,6 +16,7 @@ from albert_serve.bundle.weights import (
     question_head_of,
 )
 from albert_serve.config import AlbertConfig
+from albert_serve.names import listed
 from training.finetuning.config import ClassifierConfig
 from training.finetuning.settings import FinetuneSettings
 from training.loop.progress import RunError
@@ -117,7 +120,7 @@ def load_start(
 ) -> AlbertForTasks:
     """Load a checkpoint with the heads of the tasks beside its own, and report a replaced one.
 
-    A head that the checkpoint lacks, or has with another number of outputs, is new.
+    A head that the checkpoint lacks, or a classifier that it has with other labels, is new.
 
     Args:
         config: its sizes, perhaps with fewer positions and other dropout.
@@ -136,6 +139,8 @@ def load_start(
             f"{question_head}"
         )
     sizes = dict(heads)
+    new_heads: list[Task] = []
+    orders: dict[Task, list[int]] = {}
     for task in tasks:
         record = labels.get(task)
         if record is None:
@@ -143,11 +148,26 @@ def load_start(
         else:
             sizes[task] = len(record["id2label"])
         if record is not None and task in heads:
-            _report_change(folder, task, heads[task], record)
+            before, names = (
+                _stored_names(folder, task, heads[task]),
+                list(record["id2label"].values()),
+            )
+            if set(before) == set(names):
+                orders[task] = [before.index(name) for name in names]
+            else:
+                new_heads.append(task)
+                print(
+                    f"the checkpoint's classifier has {len(before)} labels ({listed(before)}); a "
+                    f"new one is trained, of {len(names)} ({listed(names)})"
+                )
     is_trained = "text-classification" in tasks
     if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
         print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
-    model = load_checkpoint(folder, sizes, has_exits=has_exits if is_trained else None)
+    model = load_checkpoint(
+        folder, sizes, has_exits=has_exits if is_trained else None, new_heads=new_heads
+    )
+    for task, order in orders.items():
+        _reorder(model, task, order)
     if config.max_positions != model.config.max_positions:
         model = cut_positions(model, config.max_positions)
     return model if config == model.config else _with_config(model, config)
@@ -173,16 +193,15 @@ def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     return changed
 
 
-def _report_change(folder: Path, head: Task, num_outputs: int, labels: Mapping[str, Any]) -> None:
-    """Print how the labels differ from those of the checkpoint's classifier, if they do."""
-    names = list(labels["id2label"].values())
-    record = head_record(read_config(folder), head)
-    before = [str(name) for name in (record.get("id2label") or {}).values()]
-    if num_outputs != len(names):
-        print(
-            f"the checkpoint's classifier has {num_outputs} outputs ({', '.join(before)}); "
-            f"a new one is trained, of {len(names)} ({', '.join(names)})"
-        )
-    elif before and before not in (names, [f"LABEL_{i}" for i in range(num_outputs)]):
-        shown = f"{', '.join(before)}, for {', '.join(names)}"
-        print(f"the classifier goes on from the checkpoint's of {shown}")
+def _stored_names(folder: Path, head: Task, num_outputs: int) -> list[str]:
+    names = head_record(read_config(folder), head).get("id2label") or {}
+    return [str(names.get(str(index), f"LABEL_{index}")) for index in range(num_outputs)]
+
+
+def _reorder(model: AlbertForTasks, task: Task, order: Sequence[int]) -> None:
+    """Put the outputs of a classifier, and of those after each layer, into another order."""
+    stems = (f"heads.{task}.output.", *(["exits."] if task == CLASSIFICATION else []))
+    for name, parameter in model.named_parameters():
+        if name.startswith(stems) and list(order) != sorted(order):
+            with torch.no_grad():
+                parameter.copy_(parameter[list(order)])
