@@ -182,6 +182,8 @@ class AlbertConfig:
         ours = {name: values[key] for name, key in _HF_KEYS.items() if key in values}
         if "activation" in ours:
             ours["activation"] = _read_activation(ours["activation"])
+        if ours.get("sharing") == "none":
+            ours["num_groups"] = 1  # for transformers the file has a group for each layer
         return cls(**ours)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
+
 from connection import connect, example_parser
 
 CONTEXT = (
@@ -17,7 +19,9 @@ def main() -> None:
     parser.add_argument("context", nargs="?", default=CONTEXT)
     parser.add_argument("--top-k", type=int, default=1, help="answers")
     parser.add_argument(
-        "--allow-none", action="store_true", help='let "no answer" be one of the answers'
+        "--allow-none",
+        action=BooleanOptionalAction,
+        help='whether "no answer" is one of the answers; otherwise as the model was exported',
     )
     options = parser.parse_args()
     with connect(options) as albert:

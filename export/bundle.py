@@ -29,11 +29,10 @@ from albert_serve.bundle.manifest import (
     Manifest,
     Part,
     Precision,
-    Quality,
     TaskExample,
     file_entry,
 )
-from albert_serve.bundle.weights import read_header
+from albert_serve.bundle.weights import TaskName, read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
@@ -44,7 +43,8 @@ from export.examples import check_tasks
 from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
 from export.precision import restore_weights, write_weights
-from export.quality import check_quality, measure_quality
+from export.quality import Measured, check_quality, measure_quality
+from export.selection import select_tasks, tasks_with_data
 from export.source import (
     HUGGING_FACE_FILES,
     Source,
@@ -79,12 +79,14 @@ class Exported:
     """The result of an export.
 
     Attributes:
-        unused: names of the checkpoint's weights that no graph reads.
+        unused: names of the checkpoint's weights that none of its heads reads.
+        left_out: tasks of the checkpoint that the bundle has not, and why.
         fp32_bytes: size of the checkpoint's weight file.
     """
 
     bundle: Bundle
     unused: list[str]
+    left_out: dict[str, str]
     fp32_bytes: int
 
 
@@ -114,7 +116,8 @@ class Limits(Options, title="limits"):
     """The limits that a bundle must meet."""
 
     max_cost: Finite = flag(
-        "most points of a task's metric that precision and fewer layers may cost",
+        "most points of a task's metric that precision and fewer layers may cost, where so many "
+        "answers became worse that it is no chance",
         1.0,
         metavar="POINTS",
     )
@@ -133,6 +136,7 @@ def export_bundle(
     checkpoint: str | Path,
     target: Path,
     *,
+    tasks: Collection[TaskName] = (),
     precision: Precision = "fp32",
     kept_fp32: Collection[Part] = (),
     cuda_precision: Compute = "fp16",
@@ -150,6 +154,8 @@ def export_bundle(
     Args:
         checkpoint: a folder, or a model of the Hugging Face Hub; see `open_checkpoint`.
         target: the folder to write.
+        tasks: those to export; empty for those that the last run trained or that there is data for,
+            or for all where the checkpoint does not say what was trained.
         precision: how matrices are stored.
         kept_fp32: parts whose matrices stay fp32.
         cuda_precision: the type that the encoder computes in on CUDA.
@@ -179,10 +185,12 @@ def export_bundle(
         with_layers(opened.folder, layers.layers) as cut,
         _new_folder(target) as folder,
     ):
-        source = with_early_exit(read_source(cut), layers.max_layers, layers.patience)
-        training = read_training(opened.folder)
+        source = read_source(cut)
         figures = {**source.evaluation, **(evaluation or {})}
+        training = read_training(opened.folder)
         source = replace(source, evaluation=figures, training=training)
+        source, left_out = select_tasks(source, tasks, tasks_with_data(data))
+        source = with_early_exit(source, layers.max_layers, layers.patience)
         source = with_threshold(source, null_score_diff_threshold)
         shown = examples or {}
         check_tasks(shown, source.tasks)
@@ -207,10 +215,12 @@ def export_bundle(
         if data is not None:
             if layers.layers is not None:  # the cost of the missing layers counts, too
                 model = load_checkpoint(opened.folder, source.num_outputs)
-            quality = _measure_quality(source, folder, model, data, quality_budget_s)
+            measured = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.force:
-                check_quality(quality, limits.max_cost)
-            manifest = manifest.with_quality(quality)
+                check_quality(measured, limits.max_cost)
+            manifest = manifest.with_quality(
+                {task: each.quality for task, each in measured.items()}
+            )
             _write_manifest(manifest, folder)
         if manifest.evaluation:
             card = model_card(manifest, target.name)
@@ -220,6 +230,7 @@ def export_bundle(
         return Exported(
             bundle=Bundle.open(target, verify="size"),
             unused=unused,
+            left_out=left_out,
             fp32_bytes=source.weights_file.stat().st_size,
         )
 
@@ -227,7 +238,7 @@ def export_bundle(
 def _write_files(
     source: Source, folder: Path, precision: Precision, kept_fp32: Collection[Part], form: Form
 ) -> list[str]:
-    """Write the tokenizer, weights and graphs; return the weights that no graph reads."""
+    """Write the tokenizer, weights and graphs; return the weights that no head reads."""
     _write_tokenizer(source, folder)
     if precision == "fp32":
         _copy_hugging_face_files(source, folder)
@@ -235,8 +246,8 @@ def _write_files(
     else:
         write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
     graphs = _write_graphs(source, folder, form)
-    unread = check_references(graphs, read_header(folder / WEIGHTS_FILE))
-    return sorted({*unread, *source.stored.keys()} - {*source.names})
+    check_references(graphs, read_header(folder / WEIGHTS_FILE))
+    return sorted(source.stored.keys() - source.known)
 
 
 def _compare(
@@ -332,7 +343,7 @@ def _write_manifest(manifest: Manifest, folder: Path) -> None:
 
 def _measure_quality(
     source: Source, folder: Path, model: AlbertForTasks, data: RealData, budget_s: float | None
-) -> dict[str, Quality]:
+) -> dict[str, Measured]:
     engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
     return measure_quality(
@@ -364,10 +375,14 @@ def _copy_hugging_face_files(source: Source, folder: Path) -> None:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file where the file system can, else copy it."""
+    """Hard-link a file that every user may read where the file system can, else copy it."""
+    is_readable = source.stat().st_mode & 0o444 == 0o444
     try:
-        os.link(source.resolve(), target)
+        if is_readable:
+            os.link(source.resolve(), target)
     except OSError:
+        is_readable = False
+    if not is_readable:
         shutil.copyfile(source, target)
 
 

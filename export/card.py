@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from albert_serve.bundle.card import read_stages
+from albert_serve.bundle.card import read_figure, read_stages
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.config import AlbertConfig
@@ -25,11 +25,12 @@ _TASK_OF: Final[Mapping[str, str]] = {
     "text_classification": "text-classification",
     "multiple_choice": "multiple-choice",
     "question_answering": "question-answering",
+    "embeddings": "sentence-similarity",
 }
 # The figures that the Hub compares.
 _METRICS: Final = (
     *("accuracy", "subset_accuracy", "f1", "macro_f1", "micro_f1", "exact_match"),
-    *("matthews_correlation", "pearson", "spearman"),
+    *("matthews_correlation", "pearson", "spearman", "recall_at_1", "mrr_at_10"),
 )
 
 
@@ -54,10 +55,10 @@ def model_card(manifest: Manifest, name: str) -> str:
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
     lines += [f"# {name}", "", f"An ALBERT in {manifest.precision}.", ""]
     rows = [
-        (task, entry.problem_type or "", ", ".join(entry.labels or []))
+        (task, entry.problem_type or "", ", ".join(entry.labels or []), _measured(manifest, task))
         for task, entry in manifest.heads.items()
     ]
-    lines += ["## Tasks", "", *table(["task", "problem type", "labels"], rows)]
+    lines += ["## Tasks", "", *table(["task", "problem type", "labels", "measured"], rows)]
     lines += ["## Figures on held-out data", "", *table(["figure", "value"], figures.items())]
     lines += _question_requests(manifest.evaluation)
     if manifest.head_quality:
@@ -69,6 +70,15 @@ def model_card(manifest: Manifest, name: str) -> str:
         lines += ["## What precision and depth cost", "", *table(header, costs)]
     lines += _training(manifest)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _measured(manifest: Manifest, head: str) -> str:
+    """Return a head's figure and the data that it was measured on."""
+    figure = read_figure(manifest, head)
+    if figure is None:
+        return "not on labelled data"
+    data = f" answers of {figure.data}" if figure.data else " answers"
+    return f"{figure.metric} {figure.percent:.1f} % of {figure.count:,}{data}"
 
 
 def _training(manifest: Manifest) -> list[str]:
@@ -141,7 +151,8 @@ def _results(
             if f"{beginning}_{metric}" in figures
         ]
         if metrics:
-            name = str(evaluation.get(f"{beginning}_task", "held-out data"))
+            names = (evaluation.get(f"{beginning}_{kind}") for kind in ("task", "data"))
+            name = next(map(str, filter(None, names)), "held-out data")
             yield {
                 "task": {"type": task},
                 "dataset": {"type": name.lower().replace(" ", "-"), "name": name},

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
+from albert_serve.bundle.weights import TaskName
 from export.bundle import Exported, LayerOptions, Limits, export_bundle
 from export.errors import ExportError
 from export.examples import read_examples
@@ -41,6 +42,12 @@ class ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="expo
     checkpoint: str | Path
     bundle: str | Path
     heads: tuple[LabelledTexts, ...] = ()
+    tasks: tuple[TaskName, ...] = flag(
+        "the tasks to export (those that the last training run trained, or that there is data for "
+        "here; all if the checkpoint does not say what was trained)",
+        (),
+        metavar="TASK",
+    )
     precision: Precision = flag(
         "fp32: the checkpoint's own file; int8: a quarter of it, and the fastest on CPUs; fp16: "
         "half of it on disk, fp32 in memory",
@@ -84,6 +91,7 @@ def export(config: ExportConfig) -> Exported:
     return export_bundle(
         config.checkpoint,
         Path(config.bundle),
+        tasks=config.tasks,
         precision=config.precision,
         kept_fp32=config.keep_fp32,
         cuda_precision=config.cuda_precision,
@@ -103,6 +111,8 @@ def report(exported: Exported) -> None:
     if exported.unused:
         listed = ", ".join(exported.unused)
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
+    for task, why in exported.left_out.items():
+        print(f"{task} is left out, --tasks names what is exported: {why}", file=sys.stderr)
     print(_summarize(exported))
 
 

@@ -9,7 +9,7 @@ of the word embeddings serves both ends of the model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,10 +48,7 @@ def write_weights(source: Source, file: Path, precision: Precision, kept: Collec
     tensors = {
         stored: array for name in names for stored, array in _convert(source, name, precision, kept)
     }
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+    _save(tensors, file)
 
 
 def restore_weights(file: Path, target: Path) -> None:
@@ -66,10 +63,15 @@ def restore_weights(file: Path, target: Path) -> None:
         for name, array in stored.items()
         if not name.endswith(SCALE_SUFFIX)
     }
+    _save(tensors, target)
+
+
+def _save(tensors: Mapping[str, _Array], file: Path) -> None:
     try:
-        save_file(tensors, target, metadata={"format": "pt"})
+        save_file(dict(tensors), file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    file.chmod(0o644)  # safetensors makes a file that only its owner may read
 
 
 def part_of(name: str) -> Part | None:

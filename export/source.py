@@ -23,6 +23,7 @@ from albert_serve.bundle.manifest import (
 )
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
+    Shape,
     StoredTensor,
     TaskName,
     check_shapes,
@@ -62,9 +63,9 @@ class Source:
     """A checkpoint that can be exported.
 
     Attributes:
-        tasks: the tasks whose heads it holds.
+        tasks: the tasks whose heads it holds, of those that are exported.
         stored: its weights' places in `model.safetensors`, by their names there.
-        names: those that the backbone and the tasks need.
+        known: the names of those that the backbone and all heads of the checkpoint need.
         evaluation: content of its `evaluation.json`, or what a bundle's manifest has of it.
         training: content of its `training.json`, likewise.
     """
@@ -73,7 +74,7 @@ class Source:
     config: AlbertConfig
     tasks: dict[TaskName, TaskEntry]
     stored: dict[str, StoredTensor]
-    names: list[str]
+    known: frozenset[str]
     evaluation: dict[str, Any]
     training: dict[str, Any]
 
@@ -81,6 +82,12 @@ class Source:
     def weights_file(self) -> Path:
         """The file of the weights."""
         return self.folder / WEIGHTS_FILE
+
+    @property
+    def names(self) -> list[str]:
+        """The stored names of the weights that the backbone and the tasks need."""
+        shapes = _expected_shapes(self.config, self.tasks)
+        return [stored_name(name, self.stored) for name in shapes]
 
     @property
     def heads(self) -> dict[str, HeadEntry]:
@@ -118,7 +125,7 @@ def read_source(folder: Path) -> Source:
         config=config,
         tasks=tasks,
         stored=stored,
-        names=names,
+        known=frozenset(names),
         evaluation=_read_evaluation(folder),
         training=read_training(folder),
     )
@@ -179,8 +186,8 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
             ) from error
     if entry is None:
         raise ExportError(
-            "--null-score-diff-threshold is of question-answering; the checkpoint has "
-            f"{', '.join(source.tasks)}"
+            "--null-score-diff-threshold is of question-answering; the bundle has "
+            f"{', '.join(source.tasks) or 'no task with a head'}, --tasks names others"
         )
     entry = entry.model_copy(update={"null_score_diff_threshold": threshold})
     return replace(source, tasks={**source.tasks, "question-answering": entry})
@@ -304,22 +311,30 @@ def _check_weights(
     tasks: Mapping[TaskName, TaskEntry],
 ) -> list[str]:
     """Check that all weights are there, fp32 and of the right shape; return their stored names."""
-    heads = heads_of(tasks)
-    expected = expected_shapes(config, {head: each.num_outputs for head, each in heads.items()})
-    classifier = tasks.get("text-classification")
-    if classifier is not None and classifier.adaptive_depth is not None:
-        if not config.is_fully_shared:
-            raise ExportError(
-                f"{file} has classifiers after each layer, which only a model can use whose layers "
-                "share all weights"
-            )
-        expected |= exit_shapes(config, classifier.num_outputs)
+    classifier = tasks.get(CLASSIFICATION)
+    has_exits = classifier is not None and classifier.adaptive_depth is not None
+    if has_exits and not config.is_fully_shared:
+        raise ExportError(
+            f"{file} has classifiers after each layer, which only a model can use whose layers "
+            "share all weights"
+        )
+    expected = _expected_shapes(config, tasks)
     names = [stored_name(name, stored) for name in expected]
     others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
     if others:
         raise ExportError(f"{file} holds {', '.join(others)}; only F32 is exported")
     check_shapes(stored, expected)
     return names
+
+
+def _expected_shapes(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> dict[str, Shape]:
+    """Return the shapes of the weights that the backbone and the tasks need, by name."""
+    heads = heads_of(tasks)
+    shapes = expected_shapes(config, {head: each.num_outputs for head, each in heads.items()})
+    classifier = tasks.get(CLASSIFICATION)
+    if classifier is not None and classifier.adaptive_depth is not None:
+        shapes |= exit_shapes(config, classifier.num_outputs)
+    return shapes
 
 
 def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:

@@ -165,16 +165,12 @@ def check_parity(
         )
 
 
-def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> list[str]:
+def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> None:
     """Check that the graphs hold no weight and refer to each weight by one name and one range.
-
-    Returns:
-        The names of stored weights that no graph uses.
 
     Raises:
         ExportError: a graph holds a weight, or refers to a range that is no weight's.
     """
-    used: set[str] = set()
     for file in files:
         tensors = external_tensors(file)
         ranges = Counter(tensors.values())
@@ -182,8 +178,6 @@ def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> l
             weight = stored.get(name)
             if weight is None or place != (weight.offset, weight.num_bytes) or ranges[place] > 1:
                 raise ExportError(f"{file.name} reaches {name} at a wrong range {place}: a bug")
-        used |= tensors.keys()
-    return sorted(stored.keys() - used)
 
 
 def external_tensors(file: Path) -> dict[str, tuple[int, int]]:

@@ -49,6 +49,8 @@ _EXAMPLES: Final = r"""examples:
       --task RACE --data RACE --recipe paper
   albert-serve finetune --initialize-from runs/student/checkpoint --output runs/taught \
       --teacher textattack/bert-base-uncased-SST-2 --text-classification reviews.txt --budget 30m
+  python -m training.finetune --initialize-from runs/base/checkpoint --output runs/vectors \
+      --embeddings pairs.csv --steps 2000
   torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
       --output runs/mnli --task MNLI --recipe paper
 """
@@ -100,8 +102,15 @@ def _data_names(settings: FinetuneSettings, start: str) -> dict[str, list[str]]:
         "multiple_choice": file_names(settings.multiple_choice),
         "validation": file_names([file for each in classifiers for file in each.validation]),
         "question_answering": file_names(settings.question_answering),
+        "embeddings": file_names(settings.embeddings),
         "pretraining": file_names(settings.pretraining),
-        "teacher": [] if settings.teacher is None else file_names([Path(settings.teacher)]),
+        **{
+            name: [] if value is None else file_names([Path(value)])
+            for name, value in {
+                "teacher": settings.teacher,
+                "embedding_teacher": settings.embedding_teacher,
+            }.items()
+        },
     }
 
 

@@ -100,6 +100,7 @@ def _head(head: TaskInfo | HeadInfo) -> str:
     if head.quality:
         quality = head.quality
         text += f": {quality.metric} {quality.percent:.1f} % of {quality.count:,}"
+        text += f" ({quality.data})" if quality.data else ""
     return text
 
 

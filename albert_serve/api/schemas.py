@@ -229,8 +229,10 @@ class QuestionAnsweringParameters(Parameters):
     max_seq_len: int | None = Field(
         None, ge=4, description="Question and window together; left out, 384 or fewer."
     )
-    handle_impossible_answer: bool = Field(
-        False, description='Let "no answer" compete, as an empty answer.'
+    handle_impossible_answer: bool | None = Field(
+        None,
+        description='Let "no answer" compete, as an empty answer. Left out, of a model that has a '
+        "threshold for it.",
     )
     null_score_diff_threshold: float | None = Field(
         None,
@@ -238,7 +240,9 @@ class QuestionAnsweringParameters(Parameters):
         description='"No answer" wins where its logit is over that of the best answer by more than '
         "this. Left out, the model's own, tuned on questions without an answer, or 0.",
     )
-    align_to_words: bool = Field(True, description="Widen an answer to whole words.")
+    align_to_words: bool = Field(
+        True, description="Widen an answer to whole words, and leave out punctuation around it."
+    )
 
 
 class SentenceOrderParameters(Parameters):
@@ -399,6 +403,7 @@ class TaskQuality(Reply):
     metric: str = Field(description='Such as "accuracy" or "F1".')
     percent: float
     count: int = Field(description="Answers that it was measured on.")
+    data: str | None = Field(None, description="The files that these are from, where known.")
 
 
 class InputExample(Reply):

@@ -91,11 +91,13 @@ class TaskFigure:
         metric: such as "accuracy" or "F1".
         percent: its value, at most 100; a correlation may be negative.
         count: the number of answers.
+        data: the names of the files; None where they are not known.
     """
 
     metric: str
     percent: float
     count: int
+    data: str | None = None
 
 
 def read_figure(manifest: Manifest, head: str) -> TaskFigure | None:
@@ -103,19 +105,39 @@ def read_figure(manifest: Manifest, head: str) -> TaskFigure | None:
 
     How often a bundle agrees with torch says nothing of its answers, and is passed over.
     """
-    task, _, name = head.partition("/")
-    if task in _EVALUATED:
-        prefix, counted, factor = _EVALUATED[task]
-        prefix = f"{prefix}/{name}" if name else prefix
-        count = manifest.evaluation.get(f"{prefix}_{counted}")
-        for figure, metric in _METRICS:
-            value = manifest.evaluation.get(f"{prefix}_{figure}")
-            if _is_number(value) and _is_number(count):
-                return TaskFigure(metric=metric, percent=factor * float(value), count=int(count))
+    figure = evaluated_figure(manifest.evaluation, head)
+    if figure is not None:
+        return figure
     measured = manifest.head_quality.get(head)
     if measured is None or measured.metric == AGREEMENT:
         return None
-    return TaskFigure(metric=measured.metric, percent=measured.bundle, count=measured.count)
+    return TaskFigure(
+        metric=measured.metric,
+        percent=measured.bundle,
+        count=measured.count,
+        data=", ".join(measured.data) or None,
+    )
+
+
+def evaluated_figure(evaluation: Mapping[str, Any], head: str) -> TaskFigure | None:
+    """Return a head's figure of held-out data; None without."""
+    task, _, name = head.partition("/")
+    if task not in _EVALUATED:
+        return None
+    prefix, counted, factor = _EVALUATED[task]
+    prefix = f"{prefix}/{name}" if name else prefix
+    count = evaluation.get(f"{prefix}_{counted}")
+    data = evaluation.get(f"{prefix}_data") or evaluation.get(f"{prefix}_task")
+    for figure, metric in _METRICS:
+        value = evaluation.get(f"{prefix}_{figure}")
+        if _is_number(value) and _is_number(count):
+            return TaskFigure(
+                metric=metric,
+                percent=factor * float(value),
+                count=int(count),
+                data=data if isinstance(data, str) else None,
+            )
+    return None
 
 
 def read_stages(manifest: Manifest) -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ class QuestionAnsweringOptions(TypedDict, total=False):
     max_answer_len: int
     max_question_len: int
     max_seq_len: int
-    handle_impossible_answer: bool
+    handle_impossible_answer: bool | None
     null_score_diff_threshold: float
     align_to_words: bool
     truncation: AnyTruncation

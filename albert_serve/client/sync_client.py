@@ -281,7 +281,8 @@ class AlbertClient:
         """Return the answer to a question in a context; a list with `top_k` over 1.
 
         An input is `{"question", "context"}` as a dictionary or a `QuestionContext`. A context of
-        any length is read, in windows. With `handle_impossible_answer` the answer may be "".
+        any length is read, in windows. The answer may be "" with
+        `handle_impossible_answer`, and by default of a model that has a threshold for it.
         """
         return self._exchange.ask(requests.QUESTION_ANSWERING, inputs, options)
 

@@ -26,6 +26,11 @@ def content_text(content: Mapping[str, Any]) -> str:
     return "\n\n".join(["\n".join(_lines(plain)), *parts])
 
 
+def _printable(text: str) -> str:
+    """Escape the control characters of a label, which a terminal would take for commands."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def _in_bytes(size: float) -> str:
     """Format a size in the unit that leaves one to three digits before the point."""
     for unit, name in _BYTE_UNITS:
@@ -76,6 +81,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _words(name: str) -> str:
+    name = _printable(name)
     return name if "." in name else name.removesuffix("_bytes").replace("_", " ")
 
 
@@ -92,4 +98,6 @@ def _shown(name: str, value: Any) -> str:
         return _in_bytes(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return _printable(str(value))

@@ -67,7 +67,16 @@ function showInfo(info, examples) {
     document.getElementById('tabs')?.replaceWith(element('p', { class: 'banner' }, NO_TASKS));
     return;
   }
-  show(panels.has(named()) ? named() : known[0].name);
+  show(panels.has(named()) ? named() : bestOf(known, info));
+}
+
+/** The task that the model does best, by its figures; one without a figure counts as half right. */
+function bestOf(known, info) {
+  const figure = ({ name }) => {
+    const told = infoOf(name, info).quality?.percent ?? (name === 'feature-extraction' ? 0 : 50);
+    return name === 'sentence-order' ? 2 * (told - 50) : told; // by chance it has half
+  };
+  return known.reduce((best, task) => (figure(task) > figure(best) ? task : best)).name;
 }
 
 /** A choice of the models, where there are several; another one is another address of the page. */
@@ -92,8 +101,8 @@ function infoOf(name, info) {
 /** How well the model does a task, where its manifest says so. */
 function showQuality(section, quality) {
   if (!quality) return;
-  const { metric, percent: value, count } = quality;
-  const told = `On labelled data: ${metric} ${percent(value / 100)} (${count.toLocaleString('en')} answers).`;
+  const { metric, percent: value, count, data } = quality;
+  const told = `On ${data ?? 'labelled data'}: ${metric} ${percent(value / 100)} (${count.toLocaleString('en')} answers).`;
   section.querySelector('.lead').after(element('p', { class: 'measured' }, told));
 }
 

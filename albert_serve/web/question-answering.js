@@ -4,8 +4,13 @@ import { showBars } from './bars.js';
 import { element, percent } from './elements.js';
 import { requestOf } from './service.js';
 
-export function questionAnswering(section, _info, _running, examples) {
+const NO_ANSWER = 'no answer in this text';
+
+export function questionAnswering(section, info, _running, examples) {
   const fields = section.querySelector('form').elements;
+  const { null_score_diff_threshold } = info.tasks.find((task) => task.name === 'question-answering');
+  const byDefault = (null_score_diff_threshold ?? null) !== null;
+  fields.handle_impossible_answer.checked = byDefault;
   return {
     name: 'question-answering',
     examples,
@@ -13,17 +18,18 @@ export function questionAnswering(section, _info, _running, examples) {
       fields.question.value = inputs.question;
       fields.context.value = inputs.context;
     },
-    read: () => requestOf({ question: fields.question.value, context: fields.context.value }, parametersOf(fields)),
+    read: () => requestOf({ question: fields.question.value, context: fields.context.value }, parametersOf(fields, byDefault)),
     call: ({ inputs, parameters = {} }) => ({ method: 'question_answering', given: [inputs], options: parameters }),
     show: (answer, request, place) => show([answer].flat(), request.inputs.context, place),
   };
 }
 
-function parametersOf(fields) {
+function parametersOf(fields, byDefault) {
   const parameters = {};
   const top_k = fields.top_k.valueAsNumber;
   if (!Number.isNaN(top_k) && top_k !== 1) parameters.top_k = top_k;
-  if (fields.handle_impossible_answer.checked) parameters.handle_impossible_answer = true;
+  const { checked } = fields.handle_impossible_answer;
+  if (checked !== byDefault) parameters.handle_impossible_answer = checked;
   return parameters;
 }
 
@@ -33,13 +39,13 @@ function show(answers, context, place) {
   const [passage, list] = place.children;
   const best = Math.max(...answers.map(({ score }) => score));
   const rows = answers.map(({ answer, score }) => ({
-    label: answer || element('i', {}, 'no answer'), score, width: best > 0 ? score / best : 0,
+    label: answer || element('i', {}, NO_ANSWER), score, width: best > 0 ? score / best : 0,
   }));
   const choose = (index) => highlight(passage, context, answers[index]);
   showBars(list, rows, { onChoose: choose, chosen: 0 });
   choose(0);
   const [{ answer, score }] = answers;
-  return `${answer || 'no answer'}, ${percent(score)}`;
+  return `${answer || NO_ANSWER}, ${percent(score)}`;
 }
 
 function highlight(passage, context, { start, end }) {

@@ -136,7 +136,7 @@ def test_the_threshold_of_no_answer_is_the_services_default(
     assert bundle.manifest.tasks["fill-mask"].null_score_diff_threshold is None
     task = load_tasks(bundle)["question-answering"]
     assert isinstance(task, QuestionAnswering)
-    assert task.null_score_diff_threshold == (expected or 0.0)
+    assert task.null_score_diff_threshold == expected
 
 
 def test_the_command_line_names_unused_weights(

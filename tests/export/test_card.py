@@ -30,6 +30,8 @@ def manifest() -> Manifest:
             "question_answering_f1": 88.5,
             "multiple_choice_task": "RACE",
             "multiple_choice_accuracy": 0.64,
+            "embeddings_spearman": 0.6254,
+            "embeddings_mrr_at_10": 0.5,
         },
         quality={
             "text-classification": Quality(metric="accuracy", torch=71.2, bundle=70.8, count=277)
@@ -49,6 +51,8 @@ def test_the_hub_reads_the_figures(tmp_path: Path) -> None:
         ("text-classification", "RTE", "accuracy", 0.7123),
         ("multiple-choice", "RACE", "accuracy", 0.64),
         ("question-answering", "held-out data", "f1", 88.5),
+        ("sentence-similarity", "held-out data", "spearman", 0.6254),
+        ("sentence-similarity", "held-out data", "mrr_at_10", 0.5),
     ]
 
 

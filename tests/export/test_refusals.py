@@ -119,5 +119,5 @@ def test_a_threshold_without_a_head_for_questions(
     text("evaluation.json", json.dumps({BEST_F1_THRESHOLD: 1.0}))(tmp_path / "checkpoint")
     options = [str(tmp_path / "checkpoint"), str(tmp_path / "bundle"), "--no-quality"]
     assert main([*options, "--null-score-diff-threshold", "1"]) == 1
-    assert "the checkpoint has fill-mask" in capsys.readouterr().err
+    assert "the bundle has fill-mask, --tasks names others" in capsys.readouterr().err
     assert main(options) == 0

@@ -20,7 +20,7 @@ REFERENCE_HELP: Final = (
 )
 _SMALL_FILES: Final = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json",
-    "evaluation.json",
+    "evaluation.json", "adapter_config.json",
 )  # fmt: skip
 # Downloaded in this order, until there are weights: a model often has both.
 _WEIGHTS: Final = (
@@ -81,7 +81,8 @@ def _locate(reference: str | Path) -> tuple[Path, str]:
 def _download(model: HubModel) -> Path:
     """Download a model's configuration and, if it is an ALBERT's, its weights."""
     folder = download(model, _SMALL_FILES)
-    if not (folder / "config.json").is_file():
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if not is_adapter and not (folder / "config.json").is_file():
         check_reachable(model, "config.json")
         raise CheckpointError(f"{model} has no config.json: it is not a model of transformers")
     check_config(read_config(folder), model)

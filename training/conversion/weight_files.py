@@ -33,6 +33,8 @@ _BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
 # Names of norms in weights that were converted from TensorFlow.
 _NORM: Final = {".gamma": ".weight", ".beta": ".bias"}
 _DECODER: Final = "predictions.decoder."
+# Of DataParallel, torch.compile, and modules that hold the model, such as those of Lightning.
+_WRAPPER: Final = re.compile(r"(?:(?:module|model|_orig_mod)\.)+")
 
 
 def find_weights(folder: Path) -> Path | None:
@@ -62,7 +64,12 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 def is_current(name: str) -> bool:
     """Whether a name needs no change, that is, is none of an old version's."""
-    return not (_BUFFER.search(name) or name.endswith(tuple(_NORM)) or name.startswith(_DECODER))
+    return not (
+        _BUFFER.search(name)
+        or name.endswith(tuple(_NORM))
+        or name.startswith(_DECODER)
+        or _WRAPPER.match(name)
+    )
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
@@ -160,7 +167,7 @@ def _normalize(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
 
 
 def _current_name(name: str) -> str:
-    stem, dot, kind = name.rpartition(".")
+    stem, dot, kind = _WRAPPER.sub("", name, count=1).rpartition(".")
     return stem + _NORM.get(dot + kind, dot + kind)
 
 

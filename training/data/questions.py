@@ -1,4 +1,4 @@
-"""Questions of SQuAD files, v1.1 and v2.0, and their training windows."""
+"""Questions of SQuAD files, v1.1 and v2.0, nested or a row each, and their training windows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from albert_serve.tables import has_known_suffix
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.batch import TokenisedExample
-from training.data.corpus import CorpusError, read_lines
+from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.tables import RowError, read_records
 
 _NUM_SPECIAL: Final = 3
 
@@ -46,12 +48,23 @@ class _Answer(BaseModel):
     answer_start: int
 
 
+def _as_list(answers: Any) -> Any:
+    """Return answers as a list; the Hub's files have `{"text": [...], "answer_start": [...]}`."""
+    if not isinstance(answers, dict) or not all(isinstance(one, list) for one in answers.values()):
+        return answers
+    num_answers = max(map(len, answers.values()), default=0)
+    return [
+        {name: values[i] for name, values in answers.items() if i < len(values)}
+        for i in range(num_answers)
+    ]
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     id: str
     question: str
-    answers: list[_Answer] | None = None
+    answers: Annotated[list[_Answer] | None, BeforeValidator(_as_list)] = None
     is_impossible: bool | None = None
     kind: str = ""
 
@@ -62,8 +75,17 @@ class _Paragraph(BaseModel):
 
 
 class _Article(BaseModel):
-    title: str = ""
+    title: str | None = None
     paragraphs: list[_Paragraph]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_row(cls, value: Any) -> Any:
+        """Return a row of a flat file, which has one question with its context, as an article."""
+        if not isinstance(value, dict) or "paragraphs" in value or "context" not in value:
+            return value
+        paragraph = {"context": value["context"], "qas": [value]}
+        return {"title": value.get("title"), "paragraphs": [paragraph]}
 
 
 class _SquadFile(BaseModel):
@@ -71,8 +93,10 @@ class _SquadFile(BaseModel):
 
 
 def read_squad(files: Sequence[Path]) -> list[Question]:
-    """Read the questions of SQuAD files, v1.1 or v2.0 (JSON, optionally compressed).
+    """Read the questions of SQuAD files, v1.1 or v2.0.
 
+    `.json`, optionally compressed; or rows of a question each, as the Hub has them: `.jsonl`,
+    `.parquet`, and what else `read_records` reads. In place of a folder stand its files.
     A question has no answer if it is marked `is_impossible`, or has no `answers`.
 
     Raises:
@@ -105,29 +129,57 @@ def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
     """Return the questions of the files, and what is wrong in them."""
     questions: list[Question] = []
     errors: list[str] = []
-    for file in files:
+    found: list[Path] = []
+    for path in files:
+        with collecting(errors):
+            found += find_files([path])
+    for file in found:
+        is_nested = ".json" in file.suffixes or not has_known_suffix(file)
+        read = _read_nested if is_nested else _read_rows
         try:
-            content = _SquadFile.model_validate_json("".join(read_lines(file)))
+            questions += _questions(read(file), file)
         except CorpusError as error:
-            errors.append(str(error))
-        except ValidationError as error:
-            errors += [
-                f"{file} is not in SQuAD's format: {_path(each['loc'])}: {each['msg']}"
-                for each in error.errors()
-            ]
-        else:
-            questions += _questions(content, file)
+            errors += error.args
     if not questions and not errors:
         errors.append(f"no questions in {', '.join(map(str, files))}")
     return questions, errors
+
+
+def _read_nested(file: Path) -> list[_Article]:
+    try:
+        return _SquadFile.model_validate_json("".join(read_lines(file))).data
+    except ValidationError as error:
+        raise CorpusError(*_messages(error, str(file))) from error
+
+
+def _read_rows(file: Path) -> list[_Article]:
+    articles: list[_Article] = []
+    errors: list[str] = []
+    for row in read_records(file):
+        if isinstance(row, RowError):
+            errors.append(row.message)
+            continue
+        try:
+            articles.append(_Article.model_validate(row.values))
+        except ValidationError as error:
+            errors += _messages(error, row.place)
+    raise_listed(errors)
+    return articles
+
+
+def _messages(error: ValidationError, place: str) -> list[str]:
+    return [
+        f"{place} is not in SQuAD's format: {_path(each['loc'])}: {each['msg']}"
+        for each in error.errors()
+    ]
 
 
 def _path(keys: Sequence[str | int]) -> str:
     return ".".join(map(str, keys)) or "the file"
 
 
-def _questions(content: _SquadFile, file: Path) -> Iterator[Question]:
-    for number, article in enumerate(content.data):
+def _questions(articles: Sequence[_Article], file: Path) -> Iterator[Question]:
+    for number, article in enumerate(articles):
         for paragraph in article.paragraphs:
             for entry in paragraph.qas:
                 answers = [] if entry.is_impossible else entry.answers or []
@@ -146,8 +198,8 @@ def _questions(content: _SquadFile, file: Path) -> Iterator[Question]:
 def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
     """Check that each first answer stands at its offset, and repair offsets that are unambiguous.
 
-    An answer that stands elsewhere is taken from the only place where the context has it, or from
-    the only one that overlaps the place of its offset.
+    An answer that stands elsewhere is taken from the only place where the context has it, from the
+    place of its offset in UTF-16, or from the only one that overlaps the place of its offset.
 
     Returns:
         The questions, and how many of them were repaired.
@@ -182,7 +234,11 @@ def _located(question: Question) -> Question | str:
     answer = answer.strip()
     places = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
     if len(places) != 1:
-        near = [place for place in places if abs(place - start) < len(answer)]
+        before = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
+        in_utf_16 = len(before.decode("utf-16-le", "ignore"))
+        near = [place for place in places if 0 < place == in_utf_16] or [
+            place for place in places if abs(place - start) < len(answer)
+        ]
         if len(near) != 1:
             there = context[start : start + len(answer)] if start >= 0 else ""
             return (

@@ -76,7 +76,7 @@ def _tokenise_in_parallel(
     pending: deque[Future[list[Tokenised]]] = deque()
     try:
         for chunk in chunks:
-            pending.append(pool.submit(_encode, tokenizer_file, chunk))
+            pending.append(_submit(pool, tokenizer_file, chunk))
             if len(pending) >= _CHUNKS_A_WORKER * num_workers:
                 yield pending.popleft().result()
         while pending:
@@ -88,6 +88,15 @@ def _tokenise_in_parallel(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _submit(
+    pool: ProcessPoolExecutor, tokenizer_file: Path, chunk: list[Document]
+) -> Future[list[Tokenised]]:
+    try:
+        return pool.submit(_encode, tokenizer_file, chunk)
+    except OSError as error:  # a worker died while this started another
+        raise BrokenProcessPool(str(error)) from error
 
 
 def _start_worker() -> None:

@@ -1,6 +1,7 @@
-"""Task distillation: a finetuned teacher's logits as pseudo-labels.
+"""Task distillation: a teacher's logits or vectors of texts, computed once and kept.
 
-Shape legend: N texts, B texts of a batch, S positions, H hidden size, K labels.
+Shape legend: N texts, B texts of a batch, S positions, H hidden size, K labels, or numbers of a
+vector.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from training.losses import LogitsFunction, LossFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
 
-_FILE: Final = "teacher-logits.safetensors"
 _TOKENS_A_BATCH: Final = 8192
 # Of texts that are longer than the teacher's positions.
 _TRUNCATION: Final = "longest_first"
@@ -72,24 +72,69 @@ class TaskTeacher:
             problem=_problem(config),
         )
 
+    @property
+    def num_outputs(self) -> int:
+        """The number of labels."""
+        return len(self.names)
+
+    def outputs(self, padded: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits (B, K) of a batch of texts."""
+        logits_BK: Tensor = self.model(**padded).logits
+        return logits_BK.float()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EmbeddingTeacher:
+    """An encoder of `transformers`, whose mean of hidden states, normalised, is a text's vector.
+
+    Attributes:
+        reference: its folder, or its name on the hub.
+    """
+
+    reference: str
+    model: Any
+    tokenizer: Any
+
+    @classmethod
+    def load(cls, reference: str, device: torch.device) -> EmbeddingTeacher:
+        """Load a teacher from a folder, or by its name on the hub.
+
+        Raises:
+            TeacherError: it cannot be loaded, or is no encoder.
+        """
+        model, tokenizer = load_encoder(reference, "AutoModel", optional=("pooler",))
+        model.to(device).eval().requires_grad_(requires_grad=False)
+        return cls(reference=reference, model=model, tokenizer=tokenizer)
+
+    @property
+    def num_outputs(self) -> int:
+        """The numbers of a vector."""
+        return int(self.model.config.hidden_size)
+
+    def outputs(self, padded: Mapping[str, Tensor]) -> Tensor:
+        """Return the vectors (B, H) of a batch of texts."""
+        states_BSH = self.model(**padded).last_hidden_state.float()
+        is_real_BS1 = padded["attention_mask"][..., None]
+        return F.normalize((states_BSH * is_real_BS1).sum(1), dim=-1)
+
 
 def pseudo_label(
     texts: Sequence[_Text],
-    teacher: TaskTeacher,
+    teacher: TaskTeacher | EmbeddingTeacher,
     world: World,
-    folder: Path,
+    file: Path,
     products: PrecisionName = "auto",
 ) -> Tensor:
-    """Return a teacher's logits (N, K) of texts, or read those that an earlier call wrote.
+    """Return a teacher's outputs (N, K) of texts, or read those that an earlier call wrote.
 
     The processes of a run divide the texts; all must call it, within `setting_up`.
 
     Args:
-        folder: cache of the logits, so that a resumed run has the same ones.
+        file: cache of the outputs, so that a resumed run has the same ones.
         products: precision of the teacher's matrix products.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the file cannot be written.
     """
     digest = hashlib.sha256(repr(list(texts)).encode())
     key = {
@@ -97,15 +142,15 @@ def pseudo_label(
         "teacher": describe_model(teacher.reference, teacher.model)["teacher_sha256"],
         "truncation": _TRUNCATION,
     }
-    logits = _read(folder / _FILE, key)
+    logits = _read(file, key)
     if world.meet(logits is None) or logits is None:
         with precision(world.device, products):
-            logits, num_cut = _classify(texts, teacher.model, teacher.tokenizer, world)
+            logits, num_cut = _label(texts, teacher, world)
         if num_cut:
             print(f"{num_cut:,} of {len(texts):,} texts are cut to what {teacher.reference} reads")
         if world.is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / _FILE, save({"logits": logits}, metadata=key))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, save({"logits": logits}, metadata=key))
     return logits
 
 
@@ -126,14 +171,15 @@ def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
 
 
 @torch.no_grad()
-def _classify(
-    texts: Sequence[_Text], model: Any, tokenizer: Any, world: World
+def _label(
+    texts: Sequence[_Text], teacher: TaskTeacher | EmbeddingTeacher, world: World
 ) -> tuple[Tensor, int]:
-    """Return the logits (N, K), and how many texts were cut to the teacher's positions."""
+    """Return the outputs (N, K), and how many texts were cut to the teacher's positions."""
+    tokenizer = teacher.tokenizer
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
-    limit = num_positions(model.config)
+    limit = num_positions(teacher.model.config)
     encoded = [
         tokenizer(text, pair, truncation=_TRUNCATION, max_length=limit, padding=False)
         for text, pair in progress(texts, title="tokenising for the teacher", unit="texts")
@@ -141,14 +187,13 @@ def _classify(
     sizes = np.array([len(encoding["input_ids"]) for encoding in encoded])
     num_cut = sum(bool(encoding.encodings[0].overflowing) for encoding in encoded)
     batches = cut_batches(np.argsort(sizes, kind="stable").tolist(), sizes, _TOKENS_A_BATCH)
-    logits_NK = torch.zeros((len(texts), model.config.num_labels))
+    outputs_NK = torch.zeros((len(texts), teacher.num_outputs))
     own = batches[world.rank :: world.size]
     for batch in progress(own, title="labelling texts", unit="batches"):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
-        out = model(**padded.to(world.device))
-        logits_NK[batch] = out.logits.float().cpu()
+        outputs_NK[batch] = teacher.outputs(padded.to(world.device)).cpu()
     world.meet()
-    return world.sum_tensors(logits_NK), num_cut
+    return world.sum_tensors(outputs_NK), num_cut
 
 
 def pseudo_labelled_examples(

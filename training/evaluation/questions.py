@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,8 @@ MAX_ANSWER_LENGTH: Final = 30
 _MAX_QUESTION_LENGTH: Final = 64
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
 
+# The least share of the questions that a threshold gives an answer, and gives none.
+_TELLING: Final = 0.01
 _SHOWN_IDS: Final = 5
 # Questions between two looks at whether to stop.
 _ANSWERED_TOGETHER: Final = 256
@@ -249,7 +251,8 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
     """Return exact match and F1 in percent, by the rules of SQuAD's official scripts.
 
     Where some questions have no answer, the rules are those of v2.0, "no answer" may be chosen, and
-    there are the figures of the questions with and without an answer, and of the best thresholds.
+    there are the figures of the questions with and without an answer and of each `kind` of them, of
+    those with an answer if "no answer" may not be chosen, and of the best thresholds.
 
     Args:
         threshold: the null score over which the answer is "no answer".
@@ -260,13 +263,18 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
         return _named("", scores)
     scores = [score_answer(each.question, predicted(each, threshold), version) for each in answered]
     figures = _named("", scores)
-    for name, has_answer in (("has_answer_", True), ("no_answer_", False)):
-        some = [
-            score
-            for each, score in zip(answered, scores, strict=True)
-            if bool(each.question.answers) is has_answer
-        ]
-        figures |= _named(name, some) if some else {}
+    parts: defaultdict[str, list[Score]] = defaultdict(list)
+    for each, score in zip(answered, scores, strict=True):
+        if each.question.answers:
+            parts["has_answer_"].append(score)
+            forced = score_answer(each.question, each.best, version)
+            parts["has_answer_always_answered_"].append(forced)
+        else:
+            parts["no_answer_"].append(score)
+            if each.question.kind:
+                parts[f"no_answer_{each.question.kind}_".replace("-", "_")].append(score)
+    for name, some in parts.items():
+        figures |= _named(name, some)
     return figures | _best_figures(answered)
 
 
@@ -310,12 +318,11 @@ def predicted(answered: AnsweredQuestion, threshold: float) -> str:
 
 
 def describe_threshold(answered: Sequence[AnsweredQuestion], threshold: float) -> str | None:
-    """Return a warning if a threshold gives no question an answer, or all; None otherwise."""
-    num_answered = sum(bool(predicted(each, threshold)) for each in answered)
-    if 0 < num_answered < len(answered):
+    """Return a warning if a threshold gives hardly a question an answer, or nearly all."""
+    share = sum(bool(predicted(each, threshold)) for each in answered) / len(answered)
+    if _TELLING <= share <= 1 - _TELLING:
         return None
-    which = "every question" if num_answered else "no question"
     return (
-        f"the threshold of the best F1, {threshold:.4g}, gives {which} an answer: the model does "
-        "not tell which have one"
+        f"the threshold of the best F1, {threshold:.4g}, gives {share:.1%} of the questions an "
+        "answer: the model does not tell which have one, and a bundle gets no threshold"
     )

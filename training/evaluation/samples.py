@@ -48,7 +48,7 @@ from training.evaluation.glue import read_for_model
 from training.evaluation.metrics import metric_figures
 from training.evaluation.questions import PredictedAnswer, question_items, question_parameters
 from training.evaluation.real_text import RealData, RealText, read_real_text
-from training.evaluation.squad import mean_score, score_answer, version_of
+from training.evaluation.squad import score_answer, version_of
 from training.evaluation.torch_engine import Item
 
 _SEED: Final = 12345
@@ -65,13 +65,14 @@ _NUM_CHOICES: Final = 4
 _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Scores: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], list[float]]
 _Mark: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
-def _share_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> float:
-    """Return the fraction of right predictions, in percent."""
+def _score_equal(predictions: Sequence[Any], rights: Sequence[Any]) -> list[float]:
+    """Return 1 for each right prediction, 0 for each wrong one."""
     pairs = zip(predictions, rights, strict=True)
-    return 100 * sum(bool(prediction == right) for prediction, right in pairs) / len(rights)
+    return [float(prediction == right) for prediction, right in pairs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +82,22 @@ class Sample:
     Attributes:
         metric: its name; with `AGREEMENT`, predictions are marked by those of torch.
         files: the names of those that it was drawn from.
-        mark: the figure of predictions, in percent, by what they are marked by.
+        scores: of each prediction by what it is marked by, the higher the better.
+        correlation: the figure of predictions, in percent, where it is not the mean of the scores.
     """
 
     metric: str
     items: list[Item]
     files: list[str]
-    mark: _Mark = _share_equal
+    scores: _Scores = _score_equal
+    correlation: _Mark | None = None
+
+    def mark(self, predictions: Sequence[Any], rights: Sequence[Any]) -> float:
+        """Return the figure of predictions, in percent."""
+        if self.correlation is not None:
+            return self.correlation(predictions, rights)
+        scores = self.scores(predictions, rights)
+        return 100 * sum(scores) / len(scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,15 +270,19 @@ def _draw_texts(drawing: _Drawing, head: str = CLASSIFICATION) -> Sample:
     entry = heads_of(drawing.tasks)[head]
     problem = entry.problem_type or "single_label_classification"
     labelled = _read_labelled(data, entry.labels, problem)
-    metric, read, mark = _LABELLED[problem]
+    metric, read = _LABELLED[problem]
     # A labelled text is not cut, since its label is the whole's.
     fitting = _fitting(drawing, head, labelled, "error")
     marked = (
         Item(inputs=[encoder_input], read=read, rights=[_right(label)])
         for encoder_input, label in fitting
     )
-    names = [file.name for file in files]
-    return Sample(metric=metric, items=drawing.gather([marked]), files=names, mark=mark)
+    sample = Sample(
+        metric=metric, items=drawing.gather([marked]), files=[file.name for file in files]
+    )
+    if problem == "regression":
+        return replace(sample, scores=_score_near, correlation=_pearson)
+    return sample
 
 
 def _draw_sentences(drawing: _Drawing, head: str) -> Sample:
@@ -345,7 +359,7 @@ def _draw_questions(drawing: _Drawing) -> Sample:
         metric="F1",
         items=drawing.gather([_questions(drawing, questions, some_have_none)]),
         files=[file.name for file in files],
-        mark=_mean_f1,
+        scores=_score_f1,
     )
 
 
@@ -356,7 +370,7 @@ def _questions(
     task = QuestionAnswering(
         tokenizer=drawing.tokenizer,
         max_positions=drawing.max_positions,
-        null_score_diff_threshold=entry.null_score_diff_threshold or 0.0,
+        null_score_diff_threshold=entry.null_score_diff_threshold,
         head=entry.question_head or "independent",
     )
     parameters = question_parameters(drawing.max_positions, may_be_empty=may_be_empty)
@@ -367,10 +381,10 @@ def _questions(
             yield item
 
 
-def _mean_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) -> float:
+def _score_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) -> list[float]:
     version = version_of(questions)
     pairs = zip(answers, questions, strict=True)
-    return mean_score([score_answer(each, answer.text, version) for answer, each in pairs]).f1
+    return [score_answer(each, answer.text, version).f1 for answer, each in pairs]
 
 
 def _draw_choices(drawing: _Drawing) -> Sample:
@@ -411,6 +425,10 @@ def _read_score(logits: list[Logits]) -> list[float]:
     return [float(logits[0][0, 0])]
 
 
+def _score_near(predictions: Sequence[float], rights: Sequence[float]) -> list[float]:
+    return [-abs(each - right) for each, right in zip(predictions, rights, strict=True)]
+
+
 def _pearson(predictions: Sequence[float], rights: Sequence[float]) -> float:
     """Return Pearson's correlation, in percent; 0 without one."""
     scores_N1 = np.array(predictions)[:, None]
@@ -418,11 +436,11 @@ def _pearson(predictions: Sequence[float], rights: Sequence[float]) -> float:
     return 0.0 if math.isnan(correlation) else 100 * correlation
 
 
-# The metric of labelled texts, and how their logits are read and marked.
-_LABELLED: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]], _Mark]]] = {
-    "single_label_classification": ("accuracy", _read_best, _share_equal),
-    "multi_label_classification": ("subset accuracy", _read_positive, _share_equal),
-    "regression": ("Pearson", _read_score, _pearson),
+# The metric of labelled texts, and how their logits are read.
+_LABELLED: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]]]]] = {
+    "single_label_classification": ("accuracy", _read_best),
+    "multi_label_classification": ("subset accuracy", _read_positive),
+    "regression": ("Pearson", _read_score),
 }
 # The function that draws each task's sample.
 _DRAWS: Final[dict[TaskName, Callable[[_Drawing], Sample]]] = {

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from tqdm import tqdm
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.progress import progress_bar
 from albert_serve.tasks.base import EncoderInput, Logits, Runner
 from albert_serve.tasks.grouping import group_by_length
@@ -91,7 +92,11 @@ class TorchEngine:
         results: dict[int, Logits] = {}
         for (index, encoded), hidden_SH in zip(batch.items(), hidden_BSH, strict=True):
             rows = list(range(len(encoded.ids))) if encoded.rows is None else encoded.rows
-            logits_RK = self._model.logits(encoded.task, hidden_SH[rows])
+            logits_RK = hidden_SH[rows]
+            if encoded.task != FEATURE_EXTRACTION:
+                logits_RK = self._model.logits(encoded.task, logits_RK)
+            if encoded.reduction == "mean":
+                logits_RK = logits_RK.mean(0, keepdim=True)
             results[index] = logits_RK.float().cpu().numpy()
         return results
 

@@ -216,7 +216,9 @@ def _taught(
         files = {VALIDATION: config.validation}
         splits = read_splits(files, teacher.names, config.columns, teacher.problem)
         held_out = context.tokenise(splits.texts, labelled_examples, "texts")
-    logits_NK = pseudo_label(texts, teacher, world, settings.output, context.precision)
+    logits_NK = pseudo_label(
+        texts, teacher, world, settings.output / "teacher-logits.safetensors", context.precision
+    )
     return Classification(
         task=task,
         problem=teacher.problem,

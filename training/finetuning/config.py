@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import QuestionHead
@@ -21,6 +21,10 @@ from training.run.labelled import ChoiceFiles, LabelledTexts
 from training.run.options import Count, Parsed, Part, Positive, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
+# Losses of sentence vectors, by their names in sentence-transformers.
+EmbeddingLoss: TypeAlias = Literal[
+    "MultipleNegativesRankingLoss", "TripletLoss", "CoSENTLoss", "CosineSimilarityLoss"
+]
 # Options of the labels of a classifier's texts, and of their columns.
 _OF_LABELS: Final = ("problem_type", "labels", "class_weights")
 OF_TEXTS: Final = (
@@ -33,6 +37,9 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "question_head": ("question_answering",),
         "teacher": ("text_classification",),
+        **dict.fromkeys(
+            ("embedding_columns", "embedding_teacher", "embedding_loss"), ("embeddings",)
+        ),
         **dict.fromkeys(("mask_rate", *_OF_PAIRS), ("pretraining",)),
         **dict.fromkeys(OF_TEXTS, ("text_classification", "multiple_choice", "task")),
     }
@@ -43,6 +50,7 @@ _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "multiple_choice": ("text_classification", "heads", *_OF_LABELS),
         "teacher": ("adaptive_depth", "no_truncation", *_OF_LABELS),
+        "embedding_teacher": ("embedding_loss",),
     }
 )
 
@@ -73,8 +81,8 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
     )
     validation: tuple[Path, ...] = flag(
         "held-out files of text classification or multiple choice, or else of question answering, "
-        "measured during training; the best checkpoint is kept as `best` (with --task: val.tsv if "
-        "there is one, or its dev files)",
+        "or else of embeddings (pairs with a score), measured during training; the best checkpoint "
+        "is kept as `best` (with --task: val.tsv if there is one, or its dev files)",
         (),
     )
     metric: _Figure | None = flag(
@@ -120,6 +128,28 @@ class _Questions(Options, title="questions"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Embeddings(Options, title="embeddings"):
+    embeddings: tuple[Path, ...] = flag(
+        "files of texts whose vectors are learnt: pairs that belong together (anchor, positive), "
+        "triplets (and negative), pairs with a score (sentence1, sentence2, score), or with "
+        "--embedding-teacher texts alone; CSV, TSV, JSONL, Parquet, or .txt with a text a line",
+        (),
+    )
+    embedding_columns: tuple[str, ...] = flag(
+        "columns of those texts in that order, and of the score (the usual names)",
+        (),
+        metavar="NAME",
+    )
+    embedding_teacher: str | None = flag(
+        "an encoder of transformers or sentence-transformers, a folder or a name on the hub, whose "
+        "vectors of those texts are learnt"
+    )
+    embedding_loss: EmbeddingLoss | None = flag(
+        "as sentence-transformers names it (MultipleNegativesRankingLoss; CoSENTLoss of scores)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Pretraining(MaskedText, title="continued pretraining"):
     pretraining: tuple[Path, ...] = flag("text for continued pretraining", ())
     order_short_rate: Part | None = flag(
@@ -142,8 +172,8 @@ class _Training(Optimization, title="training"):
         (),
     )
     weights: tuple[Positive, ...] = flag(
-        "relative frequency of each task, in the order of classifiers, multiple choice, questions "
-        "and pretraining (1)",
+        "relative frequency of each task, in the order of classifiers, multiple choice, questions, "
+        "embeddings and pretraining (1)",
         (),
     )
     micro_batch_size: Count | None = flag(
@@ -174,6 +204,7 @@ class FinetuneConfig(
     _Training,
     _End,
     _Pretraining,
+    _Embeddings,
     _Questions,
     ChoiceFiles,
     _Teacher,
@@ -224,7 +255,13 @@ class FinetuneConfig(
         return (self, *self.heads)
 
     @property
+    def has_held_out_vectors(self) -> bool:
+        """Whether `--validation` is of embeddings, as it is without data of other heads."""
+        others = (self.text_classification, self.multiple_choice, self.question_answering)
+        return bool(self.validation) and not any(others)
+
+    @property
     def has_questions_alone(self) -> bool:
         """Whether the run's only data are questions."""
-        others = (self.text_classification, self.multiple_choice, self.pretraining, self.heads)
-        return bool(self.question_answering) and not any(others)
+        others = (self.text_classification, self.multiple_choice, self.embeddings)
+        return bool(self.question_answering) and not any((*others, self.pretraining, self.heads))

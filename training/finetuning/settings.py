@@ -201,10 +201,10 @@ def _check_validation(config: FinetuneSettings) -> None:
         RunError: they do not.
     """
     has_default = bool(config.text_classification or config.multiple_choice)
-    if config.validation and not (has_default or config.question_answering):
+    if config.validation and not (has_default or config.question_answering or config.embeddings):
         raise RunError(
             "--validation takes labelled data; it goes with --text-classification, "
-            "--multiple-choice or --question-answering"
+            "--multiple-choice, --question-answering or --embeddings"
         )
     if config.validation and config.heads and not has_default:
         raise RunError(

@@ -16,6 +16,8 @@ from training.errors import EvaluationError
 from training.finetuning.choices import Choices, build_choices
 from training.finetuning.classification import Classification, build_classification
 from training.finetuning.data import DataContext
+from training.finetuning.embeddings import TASK as EMBEDDINGS
+from training.finetuning.embeddings import Embeddings, build_embeddings
 from training.finetuning.model import Placed
 from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.questions import (
@@ -30,9 +32,9 @@ from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.order_losses import order_loss
 
 # The data of a task that may be validated.
-Measured: TypeAlias = Classification | Choices | Questions
+Measured: TypeAlias = Classification | Choices | Questions | Embeddings
 # The data of other tasks than classifiers', in the order of --weights and --batch-size.
-_OTHERS: Final = ("multiple_choice", "question_answering", "pretraining")
+_OTHERS: Final = ("multiple_choice", "question_answering", "embeddings", "pretraining")
 
 
 @dataclass(kw_only=True)
@@ -80,7 +82,7 @@ class Streams:
         if not self.task_streams:
             raise RunError(
                 "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
-                "--question-answering or --pretraining"
+                "--question-answering, --embeddings or --pretraining"
             )
 
     def _batch_sizes(self) -> dict[str, int]:
@@ -111,6 +113,10 @@ class Streams:
                 seed=seed,
                 division=division,
             )
+        if task == EMBEDDINGS:
+            vectors = build_embeddings(context)
+            self.datasets.append(vectors)
+            return vectors.stream(context, size)
         if task == "question-answering":
             length = self.settings.window_length(architecture.max_positions)
             files = self.settings.question_answering
@@ -131,6 +137,7 @@ class Streams:
         """The loss function of each micro-batch's task."""
         loss_of = compiled_losses() if self.context.compiles else dict(LOSS_OF)
         loss_of |= {each.task: each.loss for each in self.classifications}
+        loss_of |= {each.task: each.loss for each in self.datasets if isinstance(each, Embeddings)}
         if self.settings.order_share:
             loss_of["sentence-order"] = order_loss(compiles=self.context.compiles)
         if self.question_head == "start-conditioned":

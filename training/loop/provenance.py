@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from albert_serve.bundle.card import evaluated_figure
 from albert_serve.bundle.manifest import MANIFEST_FILE
+from albert_serve.bundle.weights import TaskName
 from albert_serve.files import write_atomically
 
 _FILE = "training.json"
+_EVALUATION_FILE = "evaluation.json"
 
 
 def record_stage(
@@ -27,7 +31,8 @@ def record_stage(
     Args:
         folder: the checkpoint's folder.
         program: module that ran, such as `training.pretrain`.
-        stage: settings, steps, tokens and data of this stage.
+        stage: settings, steps, tokens and data of this stage; `tasks`, whose heads it trained; and
+            `before`, the figures of the checkpoint that it started from (`read_figures`).
         earlier: the stages of the checkpoint that this one started from (`read_stages`).
     """
     record = {"program": program, "torch": torch.__version__, **stage}
@@ -46,6 +51,20 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
         record = provenance.get("training") if isinstance(provenance, dict) else None
     stages = record.get("stages") if isinstance(record, dict) else None
     return stages if isinstance(stages, list) else []
+
+
+def read_evaluation(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's `evaluation.json`, or what a bundle's manifest has of it."""
+    own = _read_object(folder / _EVALUATION_FILE)
+    evaluation = own or _read_object(folder / MANIFEST_FILE).get("evaluation")
+    return evaluation if isinstance(evaluation, dict) else {}
+
+
+def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the figure of each task that a checkpoint was evaluated on, as `TaskFigure` has it."""
+    evaluation = read_evaluation(folder)
+    figures = {task: evaluated_figure(evaluation, task) for task in get_args(TaskName)}
+    return {task: asdict(figure) for task, figure in figures.items() if figure is not None}
 
 
 def _read_object(file: Path) -> dict[str, Any]:

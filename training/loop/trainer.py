@@ -95,6 +95,7 @@ class Saver:
             "steps": run.progress.step,
             "tokens": run.num_tokens,
             "seconds": round(run.progress.seconds),
+            "tasks": sorted({task for stream in run.mixture.streams for task in stream.tasks}),
         }
         record_stage(folder, self.program, {**self.stage, **done}, earlier=self.earlier_stages)
 

@@ -85,6 +85,8 @@ _ARCHITECTURES: Final[dict[Task, str]] = {
 _KNOWN_ARCHITECTURES: Final = frozenset(
     {"AlbertModel", "AlbertForPreTraining", *_ARCHITECTURES.values()}
 )
+# The key of `config.json` that has `transformers` refuse a model.
+UNSUPPORTED_KEY: Final = "attn_implementation"
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model")
 
@@ -188,6 +190,7 @@ def save_checkpoint(
     config = {
         "architectures": _architectures(model.tasks),
         **model.config.to_hf(),
+        **_keys_for_transformers(model.config),
         **(label_keys(names) if names and "id2label" not in extra else {}),
         **extra,
     }
@@ -195,6 +198,18 @@ def save_checkpoint(
     write_weights(tensors, folder / "model.safetensors")
     if tokenizer_from is not None:
         write_tokenizer(read_tokenizer(tokenizer_from), model.config, folder)
+
+
+def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
+    """Return the keys by which `transformers` loads a model as it is, or refuses it.
+
+    It has groups of layers, and passes over `albert_sharing`.
+    """
+    if config.sharing == "all":
+        return {}
+    if config.sharing == "none":
+        return {"num_hidden_groups": config.num_layers}
+    return {UNSUPPORTED_KEY: f"none for albert_sharing={config.sharing}, see training.convert"}
 
 
 def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -267,6 +282,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             weights are not fp32.
     """
     file = folder / "config.json"
+    if (folder / "adapter_config.json").is_file() and not file.is_file():
+        raise CheckpointError(
+            f"{folder} is an adapter (LoRA, PEFT), not a model; merge it into its model "
+            "(model.merge_and_unload().save_pretrained(FOLDER) of peft) and give that folder"
+        )
     _refuse_lower_precision(folder)
     try:
         config = json.loads(read_small_file(file, _MAX_CONFIG_BYTES))

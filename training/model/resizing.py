@@ -18,6 +18,7 @@ from albert_serve.bundle.manifest import WEIGHTS_FILE
 from albert_serve.bundle.weights import OUTPUT_LAYERS, exit_name
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
+    UNSUPPORTED_KEY,
     CheckpointError,
     check_config,
     has_stored_exits,
@@ -159,5 +160,6 @@ def expand_for_hf(source: Path, folder: Path) -> None:
     for place, (attention, ffn) in enumerate(model.config.layer_plan):
         repeated.attentions[place].load_state_dict(shared.attentions[attention].state_dict())
         repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
-    extra = {k: v for k, v in read_config(source).items() if k not in config.to_hf()}
+    known = {*config.to_hf(), UNSUPPORTED_KEY}
+    extra = {k: v for k, v in read_config(source).items() if k not in known}
     save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)

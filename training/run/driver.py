@@ -15,7 +15,7 @@ from training.loop.distributed import Parallelism, World, share
 from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, record_run
-from training.loop.provenance import read_stages
+from training.loop.provenance import read_figures, read_stages
 from training.loop.selection import Selection
 from training.loop.step import Mixture, Run
 from training.loop.trainer import Saver, Trainer
@@ -131,7 +131,7 @@ def train_run(
         tokenizer=read_tokenizer(tokenizer_from),
         every_s=config.save_every,
         program=program,
-        stage=stage,
+        stage={**stage, "before": read_figures(start)} if start is not None else stage,
         earlier_stages=read_stages(start) if start is not None else (),
         extra_config=extra_config,
     )

@@ -19,10 +19,13 @@ from training.data.labelled.choices import read_choices
 from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
 from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad
+from training.data.similar import SimilarTexts, TextKind, read_similar
 from training.errors import EvaluationError
 from training.evaluation.choices import PREFIX as CHOICE_PREFIX
 from training.evaluation.choices import ChoicePredictions, choose
+from training.evaluation.classification import PREFIX as TEXT_PREFIX
 from training.evaluation.classification import TextPredictions, classify, head_figure
+from training.evaluation.embeddings import embed_in_torch, retrieval_figures, similarity_figures
 from training.evaluation.glue import classify_task, task_figures
 from training.evaluation.prediction_files import write_choices, write_glue, write_squad
 from training.evaluation.pretraining import evaluate_text
@@ -39,6 +42,7 @@ from training.evaluation.questions import (
 from training.evaluation.report import Evaluation
 from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
+from training.loop.provenance import file_names
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels
@@ -50,6 +54,7 @@ from training.system.precision import PrecisionName, precision
 
 # The one split of the user's own files.
 _ONLY: Final = "data"
+_SHOWN_FILES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,21 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
     heads: tuple[LabelledTexts, ...] = ()
     pretraining: tuple[Path, ...] = flag("held-out text", ())
     question_answering: tuple[Path, ...] = flag("SQuAD files", ())
+    similarity: tuple[Path, ...] = flag(
+        "embeddings: CSV, TSV, JSONL or Parquet files of pairs of sentences with a score "
+        "(sentence1, sentence2, score; or STS-B's)",
+        (),
+    )
+    retrieval: tuple[Path, ...] = flag(
+        "embeddings: such files of queries with a matching text (query, answer; anchor, positive; "
+        "...), each of which is searched among those of all pairs",
+        (),
+    )
+    embedding_columns: tuple[str, ...] = flag(
+        "columns of --similarity or of --retrieval: the two texts, and the score",
+        (),
+        metavar="NAME",
+    )
     truncation: bool = flag(
         "cut longer texts to the model's positions, as those of --task RACE always are; otherwise "
         "they are an error",
@@ -107,10 +127,11 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
         """Check that there is data, and that predictions are of one kind."""
         super().__post_init__()
         kinds = [self.has_texts, self.has_choices, bool(self.question_answering)]
-        if not (self.pretraining or any(kinds)):
+        if not (self.pretraining or self.similarity or self.retrieval or any(kinds)):
             raise EvaluationError(
                 "nothing to measure: give --pretraining, --text-classification, "
-                "--multiple-choice, --task, --head or --question-answering"
+                "--multiple-choice, --task, --head, --question-answering, --similarity or "
+                "--retrieval"
             )
         if self.predictions is not None and sum(kinds) != 1:
             raise EvaluationError(
@@ -193,15 +214,20 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
             length=config.length,
             products=config.precision,
         )
+        figures |= _data("masked", config.pretraining)
+        if "sentence_order_accuracy" in figures:
+            figures |= _data("sentence_order", config.pretraining)
     if config.has_choices:
         choices = _choose(config, opened)
         figures |= {f"{CHOICE_PREFIX}_task": RACE.upper()} if config.task == RACE else {}
-        figures |= choices.figures()
+        figures |= choices.figures() | _data(CHOICE_PREFIX, config.multiple_choice)
     texts, text_figures = _classify_all(config, opened)
     figures |= text_figures
     if config.question_answering:
         questions = _answer(config, opened)
         figures |= _question_figures(config, questions, opened.model)
+        figures |= _data("question_answering", config.question_answering)
+    figures |= _embedding_figures(config, opened)
     return Evaluation(
         figures={
             name: figure
@@ -213,6 +239,41 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
         questions=questions,
         threshold=config.null_score_diff_threshold,
     )
+
+
+def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+    embed = embed_in_torch(opened.model, opened.tokenizer, truncation=config.truncation)
+    figures: dict[str, Any] = {}
+    if config.similarity:
+        figures |= similarity_figures(
+            _read_pairs(config, config.similarity, ["scored pairs"]), embed
+        )
+    if config.retrieval:
+        figures |= retrieval_figures(
+            _read_pairs(config, config.retrieval, ["pairs", "triplets"]), embed
+        )
+    return figures
+
+
+def _read_pairs(
+    config: EvaluateConfig, files: Sequence[Path], kinds: Sequence[TextKind]
+) -> list[SimilarTexts]:
+    pairs = read_similar(
+        labelled_files(files, "test", "validation"), config.embedding_columns, config.delimiter
+    )
+    if pairs[0].kind not in kinds:
+        raise EvaluationError(
+            f"{pairs[0].place} has {pairs[0].kind}, not {' or '.join(kinds)} "
+            "(--embedding-columns names the columns)"
+        )
+    return pairs
+
+
+def _data(prefix: str, files: Sequence[Path]) -> dict[str, str]:
+    """Return the figure that names the data of a task's other figures; nothing without files."""
+    first, more = file_names(files)[:_SHOWN_FILES], len(files) - _SHOWN_FILES
+    listed = [*first, f"{more} more"] if more > 0 else first
+    return {f"{prefix}_data": ", ".join(listed)} if listed else {}
 
 
 def _choose(config: EvaluateConfig, opened: _Opened) -> ChoicePredictions:
@@ -241,6 +302,7 @@ def _classify_all(
         own = _classify(config, texts, head, opened)
         task = TASKS.get(texts.task or "")
         own_figures = own[_ONLY].figures() if task is None else task_figures(task, own)
+        own_figures |= _data(TEXT_PREFIX, texts.text_classification)
         _, _, name = head.partition("/")
         if name:
             own = {f"{name}-{split}": each for split, each in own.items()}
@@ -330,6 +392,7 @@ def _question_figures(
     best = figures.get(BEST_F1_THRESHOLD)
     if best is not None and (warning := describe_threshold(answered, best)):
         print(f"warning: {warning}", file=sys.stderr)
+        del figures[BEST_F1_THRESHOLD]
     parameters = question_parameters(
         model.config.max_positions,
         may_be_empty=may_be_empty(answered),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from circus.controller import Controller  # type: ignore[import-untyped]
+from circus.process import DEAD_OR_ZOMBIE, UNEXISTING  # type: ignore[import-untyped]
 from circus.watcher import Watcher  # type: ignore[import-untyped]
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -59,6 +60,7 @@ def supervise() -> None:
     metrics = Path(tempfile.mkdtemp(prefix="albert-serve-metrics-"))
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
     Watcher.__init__ = partialmethod(_watch, Watcher.__init__, _Workers(metrics))
+    Watcher.manage_processes = _replace_dead
     Controller.start = partialmethod(_start_checking_often, Controller.start)
 
 
@@ -149,6 +151,20 @@ def _watch(watcher: Watcher, init: Any, workers: _Workers, *args: Any, **options
         env |= {METRICS_VARIABLE: str(workers.metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
         hooks["after_reap"] = (workers.after_reap, False)
     init(watcher, *args, **options | {"respawn": True}, env=env, hooks=hooks, send_hup=True)
+
+
+async def _replace_dead(watcher: Watcher) -> None:
+    """Reap the dead workers of a watcher, and start others.
+
+    Circus' own forgets a worker without `after_reap` that died since it last reaped.
+    """
+    if watcher.is_stopped():
+        return
+    for process in list(watcher.processes.values()):
+        if process.status in (DEAD_OR_ZOMBIE, UNEXISTING):
+            watcher.reap_process(process.pid)
+    if len(watcher.processes) < watcher.numprocesses and not watcher.is_stopping():
+        await watcher.spawn_processes()
 
 
 def _start_checking_often(controller: Controller, start: Any) -> Any:

@@ -51,12 +51,12 @@ class _Filling:
 
 
 def fill_jointly(
-    text: MaskedText, candidates: NDArray[np.int64] | None, top_k: int
+    text: MaskedText, candidates: NDArray[np.int64], top_k: int
 ) -> Round[list[FilledMasks]]:
     """Return the first round of a text whose masks are filled together, one round for each.
 
     Args:
-        candidates: the ids that a mask may be filled with; None for all.
+        candidates: the ids that a mask may be filled with.
         top_k: the number of fillings to return.
 
     Raises:
@@ -96,14 +96,13 @@ def fill_jointly(
 
 
 def _grow(
-    filling: _Filling, logits_RV: Logits, candidates: NDArray[np.int64] | None, width: int
+    filling: _Filling, logits_RV: Logits, candidates: NDArray[np.int64], width: int
 ) -> Iterator[_Filling]:
     """Yield the filling with its surest mask filled by each of the likeliest tokens."""
     logs_RV = log_softmax(logits_RV)
-    allowed = np.arange(logs_RV.shape[1]) if candidates is None else candidates
-    row = int(logs_RV[:, allowed].max(axis=1).argmax())
+    row = int(logs_RV[:, candidates].max(axis=1).argmax())
     place = filling.left[row]
-    for token in best(logs_RV[row], allowed, width):
+    for token in best(logs_RV[row], candidates, width):
         yield _Filling(
             ids=(*filling.ids[:place], token, *filling.ids[place + 1 :]),
             left=(*filling.left[:row], *filling.left[row + 1 :]),

@@ -64,7 +64,8 @@ class FillMask:
         if pieces:
             first = score_targets(text, pieces, top_k)
         else:
-            candidates = None
+            # An embedding may have rows that the vocabulary has no token for.
+            candidates = np.arange(tokenizer.vocab_size)
             if targets:
                 candidates, warnings = read_first_pieces(tokenizer, targets)
             fill = fill_jointly if parameters.joint else _fill_each
@@ -125,7 +126,7 @@ def _num_rows(
 
 
 def _fill_each(
-    text: MaskedText, candidates: NDArray[np.int64] | None, top_k: int
+    text: MaskedText, candidates: NDArray[np.int64], top_k: int
 ) -> Round[FillMaskAnswer]:
     """Return the only round of a text whose masks are filled independently; see `fill_jointly`."""
 
@@ -139,11 +140,10 @@ def _fill_each(
 
     def finish(logits: Sequence[Logits]) -> FillMaskAnswer:
         (logits_RV,) = logits
-        allowed = np.arange(logits_RV.shape[1]) if candidates is None else candidates
         answers = [
             [
                 filled(mask, token, float(probabilities_V[token]))
-                for token in best(probabilities_V, allowed, top_k)
+                for token in best(probabilities_V, candidates, top_k)
             ]
             for probabilities_V, mask in zip(softmax(logits_RV), text.masks, strict=True)
         ]

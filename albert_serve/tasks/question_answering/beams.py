@@ -10,7 +10,6 @@ Shape legend: n tokens of a window's context, K outputs of the head.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from albert_serve.bundle.weights import NUM_BEAMS
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import finite, log_softmax
-from albert_serve.tasks.question_answering.spans import Span, Spans
+from albert_serve.tasks.question_answering.spans import Spans, merged
 from albert_serve.tasks.question_answering.windows import Windows
 
 # A span of tokens, first and last, and its logit.
@@ -57,7 +56,10 @@ def find_beams(
             found.append(candidate)
             if owners[candidate[0]] == number:
                 owned.append(candidate)
-    best = _ranges(owned or found, bounds)
+    best = merged(
+        (int(bounds[first, 0]), int(bounds[last, 1]), logit)
+        for first, last, logit in owned or found
+    )
     null_score = min(float(finite(window)[0, 1]) for window in logits)
     return Spans(best=best, no_answer=(best[0].logit if best else 0.0) + null_score)
 
@@ -86,15 +88,3 @@ def _candidates(
         end_logs = log_softmax(window[:, 2 + beam])[rows]
         for place in np.argsort(-end_logs, kind="stable")[:NUM_BEAMS].tolist():
             yield first, begin + int(rows[place]) - 1, float(start_logs[row] + end_logs[place])
-
-
-def _ranges(candidates: Sequence[_Candidate], bounds: NDArray[np.int64]) -> list[Span]:
-    """Return the ranges of characters, best first; of several spans of tokens the sum."""
-    logits: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for first, last, logit in candidates:
-        logits[int(bounds[first, 0]), int(bounds[last, 1])].append(logit)
-    spans = [
-        Span(start=start, end=end, logit=float(np.logaddexp.reduce(each)))
-        for (start, end), each in logits.items()
-    ]
-    return sorted(spans, key=lambda span: (-span.logit, span.start, span.end))

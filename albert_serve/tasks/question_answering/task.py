@@ -21,7 +21,7 @@ from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.question_answering.beams import find_beams
-from albert_serve.tasks.question_answering.spans import Spans, align, find_spans, strip
+from albert_serve.tasks.question_answering.spans import NUM_BEST, Spans, align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import Windows, lay_windows
 from albert_serve.tasks.truncation import cut_at
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
@@ -47,6 +47,7 @@ class AskedQuestion:
         cut_at: the offset of the first character of these; None if there are none.
         context: the tokens of `text`.
         threshold: the null score over which the answer is "no answer".
+        may_be_empty: whether "no answer" is one.
         head: which head the logits are of.
     """
 
@@ -58,6 +59,7 @@ class AskedQuestion:
     text: str
     parameters: QuestionAnsweringParameters
     threshold: float
+    may_be_empty: bool
     head: QuestionHead
 
     def find(self, logits: Sequence[Logits]) -> Spans:
@@ -68,13 +70,20 @@ class AskedQuestion:
                 [CLS] and the n tokens of context.
         """
         offsets = strip(self.context.offsets, self.text)
-        if self.parameters.align_to_words:
-            offsets = align(offsets, self.text)
-        longest, top_k = self.parameters.max_answer_len, self.parameters.top_k
+        if not self.parameters.align_to_words:
+            return self._find(logits, offsets, self.parameters.top_k)
+        # Twice as many, since half of them may differ in punctuation alone.
+        num_spans = 2 * max(self.parameters.top_k, NUM_BEST)
+        return self._find(logits, align(offsets, self.text), num_spans).trimmed(self.text)
+
+    def _find(
+        self, logits: Sequence[Logits], offsets: Sequence[tuple[int, int]], num_spans: int
+    ) -> Spans:
+        longest = self.parameters.max_answer_len
         if self.head == "start-conditioned":
             return find_beams(self.windows, logits, offsets, max_answer_len=longest)
         stitched = self.windows.stitch(logits)
-        return find_spans(stitched, offsets, max_answer_len=longest, top_k=top_k)
+        return find_spans(stitched, offsets, max_answer_len=longest, top_k=num_spans)
 
     def finish(self, logits: Sequence[Logits]) -> QuestionAnsweringAnswer:
         """Return the answers, best first; a list if more than one is asked for.
@@ -93,7 +102,7 @@ class AskedQuestion:
             )
             for span, score in zip(spans.best, scores, strict=True)
         ]
-        if self.parameters.handle_impossible_answer or not answers:
+        if self.may_be_empty or not answers:
             answers.append(Answer(answer="", score=no_answer, start=0, end=0))
         answers.sort(key=lambda answer: -answer.score)
         top_k = self.parameters.top_k
@@ -105,13 +114,14 @@ class QuestionAnswering:
     """Finds answers in contexts of any length.
 
     Attributes:
-        null_score_diff_threshold: the default of the parameter.
+        null_score_diff_threshold: the default of the parameter; a model that has one gives no
+            answer by default.
         head: which head the model has.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
-    null_score_diff_threshold: float = 0.0
+    null_score_diff_threshold: float | None = None
     head: QuestionHead = "independent"
 
     @classmethod
@@ -121,7 +131,7 @@ class QuestionAnswering:
         return cls(
             tokenizer=setup.tokenizer,
             max_positions=setup.max_positions,
-            null_score_diff_threshold=setup.entry.null_score_diff_threshold or 0.0,
+            null_score_diff_threshold=setup.entry.null_score_diff_threshold,
             head=setup.entry.question_head or "independent",
         )
 
@@ -167,7 +177,8 @@ class QuestionAnswering:
         windows = lay_windows(len(context), room, overlap, num_before=len(kept) + 2)
         _check_work(windows, max_seq_len, overlap)
         _check_spans(len(context), parameters.max_answer_len)
-        threshold = parameters.null_score_diff_threshold
+        own, threshold = self.null_score_diff_threshold, parameters.null_score_diff_threshold
+        may_be_empty = parameters.handle_impossible_answer
         return AskedQuestion(
             inputs=[self._input(kept, context.slice(*bounds)) for bounds in windows.ranges],
             num_truncated=len(question) - len(kept),
@@ -176,7 +187,8 @@ class QuestionAnswering:
             context=context,
             text=item.context,
             parameters=parameters,
-            threshold=self.null_score_diff_threshold if threshold is None else threshold,
+            threshold=(own or 0.0) if threshold is None else threshold,
+            may_be_empty=own is not None if may_be_empty is None else may_be_empty,
             head=self.head,
         )
 

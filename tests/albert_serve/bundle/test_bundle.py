@@ -182,6 +182,14 @@ def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
         read_header(tmp_path / "x")
 
 
+def test_a_tensor_of_a_million_dimensions_is_refused(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [3] * 1_000_000, "data_offsets": [0, 4]}
+    header = json.dumps({"a": tensor}).encode()
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(BundleCorruptError, match="1000000 dimensions; at most 8 are read"):
+        read_header(tmp_path / "x")
+
+
 def test_a_header_gives_each_tensors_place(tmp_path: Path) -> None:
     values = {"a": np.arange(6, dtype="<f4").reshape(2, 3), "b": np.zeros((), "<f4")}
     save_numpy(values, tmp_path / "x", {"format": "np"})

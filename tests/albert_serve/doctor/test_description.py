@@ -154,6 +154,15 @@ def test_text_has_all_that_is_not_empty() -> None:
     ]
 
 
+def test_text_escapes_the_control_characters_of_labels() -> None:
+    content = {"tasks": {"a\x1b[2J": {"labels": ["\x1b]0;x\x07", "é\n\x9b"]}}}
+    assert content_text(content).splitlines()[-3:] == [
+        "tasks",
+        r"  a\x1b[2J",
+        r"    labels  \x1b]0;x\x07, é\n\x9b",
+    ]
+
+
 @pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (892_637_752, "893 MB"), (-2500, "-2.50 kB")],

@@ -62,6 +62,20 @@ def test_odd_texts_equal_the_pipeline(
     assert_same_tokens(answer(task.prepare(text, parameters)), oracle(text, top_k=3))
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_rows_of_the_embedding_without_a_token_are_no_answers(
+    task: FillMask, tokenizer: AlbertTokenizer, joint: bool
+) -> None:
+    size = tokenizer.vocab_size
+    prepared = task.prepare("a [MASK] b", FillMaskParameters(joint=joint, top_k=2))
+    logits = np.zeros((1, size + 8), np.float32)
+    logits[0, [7, size - 1, size, size + 7]] = [5, 6, 9, 9]
+    answer: Any = prepared.finish([logits])
+    best, second = answer
+    tokens = [best.tokens, second.tokens] if joint else [[best.token], [second.token]]
+    assert tokens == [[size - 1], [7]]
+
+
 def test_each_mask_of_several_has_a_list(task: FillMask, answer: Answerer, oracle: Any) -> None:
     text = "The [MASK] of the [MASK] was [MASK]."
     result = answer(task.prepare(text, FillMaskParameters(top_k=4)))

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import EncoderInput, Logits, QuestionAnswering, TaskSetup
-from albert_serve.tasks.question_answering.spans import align, find_spans, strip
+from albert_serve.tasks.question_answering.punctuation import trim
+from albert_serve.tasks.question_answering.spans import Span, Spans, align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import lay_windows
 from tests.albert_serve.task_fixtures import Answerer
 
@@ -128,6 +129,8 @@ def test_words_gather_the_scores_of_their_tokens(
             start -= 1
         while end < len(CONTEXT) and CONTEXT[end - 1 : end + 1].isalnum():
             end += 1
+        while end > start + 1 and CONTEXT[end - 1] in ",.; ":
+            end -= 1
         expected[start, end] = expected.get((start, end), 0.0) + weight
     scores, _ = normalized(expected, no_answer)
     assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in result} == scores
@@ -239,9 +242,9 @@ def test_no_answer_wins_where_its_logit_is_over_the_threshold(
 ) -> None:
     """The threshold of the request, or the model's own; answers and no answer add up to 1."""
     own = replace(task, null_score_diff_threshold=threshold)
-    default: dict[str, Any] = {"handle_impossible_answer": True, "top_k": 5}
-    given = {**default, "null_score_diff_threshold": threshold}
-    for one, options in ((own, default), (task, given)):
+    allowed: dict[str, Any] = {"handle_impossible_answer": True, "top_k": 5}
+    given = {**allowed, "null_score_diff_threshold": threshold}
+    for one, options in ((own, {"top_k": 5}), (own, allowed), (task, given)):
         prepared = one.prepare(ask("a b", "c"), QuestionAnsweringParameters(**options))
         [encoded] = prepared.inputs
         logits = np.full((len(encoded.ids), 2), -50, np.float32)
@@ -251,6 +254,67 @@ def test_no_answer_wins_where_its_logit_is_over_the_threshold(
         assert isinstance(result, list)
         assert (result[0].answer == "") is is_empty
         assert sum(each.score for each in result) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "allowed", "expected"),
+    [
+        pytest.param(0.5, None, ("", 0, 0), id="the model has a threshold"),
+        pytest.param(None, None, ("a", 0, 1), id="it has none"),
+        pytest.param(None, True, ("", 0, 0), id="it has none, and the request asks for it"),
+        pytest.param(0.5, False, ("a", 0, 1), id="the request says no"),
+    ],
+)
+def test_a_model_with_a_threshold_gives_no_answer_by_default(
+    threshold: float | None,
+    allowed: bool | None,
+    expected: tuple[str, int, int],
+    task: QuestionAnswering,
+) -> None:
+    own = replace(task, null_score_diff_threshold=threshold)
+    parameters = QuestionAnsweringParameters(handle_impossible_answer=allowed)
+    prepared = own.prepare(ask("a b", "c"), parameters)
+    [encoded] = prepared.inputs
+    logits = np.full((len(encoded.ids), 2), -50, np.float32)
+    first = encoded.types.index(1)
+    logits[[0, first, first + 1]] = two_tokens(no_answer=5)
+    result = prepared.finish([logits])
+    assert isinstance(result, Answer)
+    assert (result.answer, result.start, result.end) == expected
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("2012,", "2012"),
+        ("in the 19th century.", "in the 19th century"),
+        ("Washington, D.C.,", "Washington, D.C."),
+        ("Apple Inc.", "Apple Inc."),
+        ("7 p.m.", "7 p.m."),
+        ("about 3.5.", "about 3.5"),
+        ('"Halo".', "Halo"),
+        ("“Halo,”", "Halo"),
+        ('"Halo', "Halo"),
+        ('the song "Halo"', 'the song "Halo"'),
+        ('"A" and "B"', '"A" and "B"'),
+        ("the Beatles'", "the Beatles'"),
+        ("Yahoo! (a firm)", "Yahoo! (a firm)"),
+        (".", "."),
+    ],
+)
+def test_punctuation_around_an_answer_is_left_out(part: str, expected: str) -> None:
+    text = f"It is {part} there"
+    start, end = trim(text, 6, 6 + len(part))
+    assert text[start:end] == expected
+
+
+def test_answers_that_differ_in_punctuation_are_one() -> None:
+    spans = Spans(
+        best=[Span(start=0, end=5, logit=1.0), Span(start=0, end=4, logit=1.0)], no_answer=0.0
+    )
+    [one] = spans.trimmed("2012, it was").best
+    assert (one.start, one.end) == (0, 4)
+    assert one.logit == pytest.approx(1 + np.log(2))
 
 
 def test_logits_far_apart_do_not_overflow() -> None:

@@ -79,6 +79,16 @@ def without_prefix(folder: Path) -> None:
     torch.save(bare, folder / "pytorch_model.bin")
 
 
+def wrapped(prefix: str) -> Damage:
+    """As the model is saved inside of a module that holds it."""
+
+    def wrap(folder: Path) -> None:
+        weights = take_weights(folder)
+        save_file({prefix + name: weights[name] for name in weights}, folder / "model.safetensors")
+
+    return wrap
+
+
 def truncated(name: str, num_bytes: int) -> Damage:
     def cut(folder: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
@@ -107,4 +117,6 @@ FORMS: Final = {
     "safetensors shards": as_safetensors_shards,
     "old names": with_old_names,
     "no prefix": without_prefix,
+    "DataParallel": wrapped("module."),
+    "Lightning, compiled": wrapped("model._orig_mod."),
 }

@@ -167,10 +167,16 @@ def write_header(num_bytes: int, header: bytes) -> Damage:
     return write
 
 
+def as_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+
+
 # Four bytes belong to no tensor.
 GAP = json.dumps({"x": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}).encode()
 BAD: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
+    "an adapter": (as_adapter, r"is an adapter \(LoRA, PEFT\).*merge_and_unload"),
     "half a pickle": (truncated_pickle(5000), "cannot be read as weights alone.*complete"),
     "a training state": (
         write_pickle({"state_dict": {"a": torch.zeros(2)}, "step": 3}),

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,6 +45,47 @@ def test_an_impossible_question_has_no_answer_whatever_is_plausible(tmp_path: Pa
         assert (question.answers, question.start) == ((), None)
 
 
+CONTEXT = "🚢🚢 The ferry costs four euros."
+ROW = {
+    "id": 7,
+    "title": "Ferry",
+    "context": CONTEXT,
+    "question": "How much?",
+    "answers": {"text": ["four euros", "euros"], "answer_start": [19, 24]},
+}
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder", "rows.json"])
+def test_rows_of_the_hub_are_read(tmp_path: Path, name: str) -> None:
+    """The flat form: JSON lines, Parquet, a folder of these, and the `data` of a JSON file."""
+    none = {**ROW, "id": 8, "answers": {"text": [], "answer_start": []}}
+    file = tmp_path / ("folder/part.parquet" if name == "folder" else name)
+    file.parent.mkdir(exist_ok=True)
+    if file.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([ROW, none]), file)
+    elif file.suffix == ".jsonl":
+        file.write_text(f"{json.dumps(ROW)}\n{json.dumps(none)}\n")
+    else:
+        file.write_text(json.dumps({"data": [ROW, none]}))
+    questions = read_squad([tmp_path / name])
+    assert [(each.id, each.answers, each.start, each.context) for each in questions] == [
+        ("7", ("four euros", "euros"), 19, CONTEXT),
+        ("8", (), None, CONTEXT),
+    ]
+
+
+@pytest.mark.parametrize("mark", [True, 1, "true"])
+def test_impossible_is_read_in_all_forms(tmp_path: Path, mark: object) -> None:
+    row = {**ROW, "is_impossible": mark}
+    assert read_squad([write(tmp_path / "a.jsonl", json.dumps(row))])[0].answers == ()
+
+
+def test_a_bad_row_is_named(tmp_path: Path) -> None:
+    bad = {**ROW, "answers": {"text": ["four euros", "euros"], "answer_start": [17]}}
+    with pytest.raises(CorpusError, match=r"line 2 is not in SQuAD's format.*answer_start: Field"):
+        read_squad([write(tmp_path / "a.jsonl", f"{json.dumps(ROW)}\n{json.dumps(bad)}\n")])
+
+
 def asked(context: str, answer: str, start: int) -> Question:
     return Question(
         id="q", question="?", context=context, answers=(answer, "b"), start=start, place="f, q"
@@ -58,6 +101,7 @@ def asked(context: str, answer: str, start: int) -> Question:
         pytest.param("a cat sat", "cat", 99, 2, id="behind the text"),
         pytest.param("a cat sat", " cat\n", 0, 2, id="white space around it"),
         pytest.param("a cat or a cat or a cat", "cat", 12, 11, id="the only place that overlaps"),
+        pytest.param("😀😀😀😀 a cat, a cat", "cat", 18, 14, id="offset in UTF-16"),
         pytest.param("aaa", "aa", 1, 1, id="right, of two that overlap"),
     ],
 )

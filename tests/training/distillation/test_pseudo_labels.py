@@ -83,7 +83,7 @@ def test_logits_are_those_of_transformers(
 ) -> None:
     """Of texts, of a pair, and of one that is longer than the teacher's positions."""
     texts = [*((text, None) for text in TEXTS), (TEXTS[0], TEXTS[1]), (" ".join(TEXTS * 4), None)]
-    logits_NK = pseudo_label(texts, teacher, ALONE, tmp_path, "fp32")
+    logits_NK = pseudo_label(texts, teacher, ALONE, tmp_path / "logits", "fp32")
     assert f"1 of 8 texts are cut to what {classifier} reads\n" in capsys.readouterr().out
     assert teacher.names == ("school", "king", "river")
     assert teacher.problem == "single_label_classification"
@@ -102,16 +102,16 @@ def test_logits_are_kept_and_made_anew_for_other_texts(
     teacher: TaskTeacher, tmp_path: Path
 ) -> None:
     texts = [(text, None) for text in TEXTS]
-    first = pseudo_label(texts, teacher, ALONE, tmp_path)
+    first = pseudo_label(texts, teacher, ALONE, tmp_path / "logits")
     file = tmp_path / "teacher-logits.safetensors"
     made = file.stat().st_mtime_ns
-    again = pseudo_label(texts, teacher, ALONE, tmp_path)
+    again = pseudo_label(texts, teacher, ALONE, tmp_path / "logits")
     assert torch.equal(first, again)
     assert file.stat().st_mtime_ns == made
-    fewer = pseudo_label(texts[:2], teacher, ALONE, tmp_path)
+    fewer = pseudo_label(texts[:2], teacher, ALONE, tmp_path / "logits")
     assert len(fewer) == 2
     file.write_bytes(file.read_bytes()[:50])  # cut short
-    assert torch.equal(pseudo_label(texts, teacher, ALONE, tmp_path), first)
+    assert torch.equal(pseudo_label(texts, teacher, ALONE, tmp_path / "logits"), first)
 
 
 def test_the_student_learns_its_teachers_labels(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,26 @@ def test_a_report_of_questions(tmp_path: Path) -> None:
     ]
 
 
+def test_questions_without_an_answer_have_figures_by_kind() -> None:
+    """Those with an answer have figures, too, if every question is to get one."""
+    kinds = [*answered(-1.0, 2.0, 3.0), *answered(-1.0, -2.0, -3.0)[1:2]]
+    kinds = [
+        replace(each, question=replace(each.question, kind=kind))
+        for each, kind in zip(kinds, ("", "off-topic", "", "exchanged"), strict=True)
+    ]
+    figures = question_figures(kinds, 0.0)
+    names = (
+        "has_answer",
+        "has_answer_always_answered",
+        "no_answer",
+        "no_answer_off_topic",
+        "no_answer_exchanged",
+    )
+    f1 = {name: figures[f"question_answering_{name}_f1"] for name in names}
+    assert list(f1.values()) == [50, 50, 50, 100, 0]
+    assert figures["question_answering_no_answer_off_topic_questions"] == 1
+
+
 def chosen(groups: tuple[str, ...]) -> ChoicePredictions:
     """Random answers to thirty questions of two to five choices."""
     rng = np.random.default_rng(0)
@@ -175,8 +196,8 @@ def test_a_report_of_choices(tmp_path: Path) -> None:
     ("null_scores", "warning"),
     [
         ((-1.0, 2.0, -3.0), None),
-        ((math.inf, math.inf, math.inf), "gives no question an answer"),
-        ((2.0, 1.0, 3.0), "gives no question an answer"),
+        ((math.inf, math.inf, math.inf), "gives 0.0% of the questions an answer"),
+        ((2.0, 1.0, 3.0), "gives 0.0% of the questions an answer"),
     ],
 )
 def test_a_threshold_that_tells_nothing(null_scores: tuple[float, ...], warning: str) -> None:

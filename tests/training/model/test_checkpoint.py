@@ -82,7 +82,8 @@ def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharin
     model = our_model(config, ("fill-mask", "sentence-order"))
     save_checkpoint(model, tmp_path)
     loaded = load_checkpoint(tmp_path)
-    assert loaded.config == config
+    num_groups = 1 if sharing == "none" else config.num_groups
+    assert loaded.config == replace(config, num_groups=num_groups)
     assert loaded.tasks == model.tasks
     stored = load_file(tmp_path / "model.safetensors")
     expected = parameters(model)
@@ -90,6 +91,23 @@ def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharin
     assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
     for name, parameter in parameters(loaded).items():
         assert torch.equal(parameter, expected[name])
+
+
+@pytest.mark.parametrize("sharing", ["attention", "ffn", "none"])
+@torch.no_grad()
+def test_transformers_loads_a_sharing_as_it_is_or_refuses_it(
+    tmp_path: Path, sharing: Sharing
+) -> None:
+    model = our_model(replace(GROUPED, sharing=sharing), ("fill-mask", "sentence-order"))
+    save_checkpoint(model, tmp_path)
+    if sharing == "none":
+        theirs = hf_load("AlbertForPreTraining", tmp_path).double()
+        assert_close(our_logits(model.double(), ragged()), hf_logits(theirs, ragged()))
+        return
+    for name in ("AlbertForPreTraining", "AutoModel"):
+        with pytest.raises(ValueError, match=f"none for albert_sharing={sharing}"):
+            hf_load(name, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["albert_sharing"] == sharing
 
 
 @torch.no_grad()

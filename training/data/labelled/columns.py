@@ -62,6 +62,10 @@ class Columns:
         """Whether a row can have several labels."""
         return bool(self.indicators) or self.separator is not None
 
+    def names_by_order(self, first: Sequence[str]) -> Sequence[str]:
+        """Return the columns of a file without a header by its first row; none if it is one."""
+        return self.headerless if set(first).isdisjoint(self.headerless) else ()
+
 
 # Those that data sets commonly have.
 COMMON_COLUMNS: Final = Columns()
@@ -169,7 +173,7 @@ def _read_with(
     """
     # Rows of JSONL may have different keys.
     names_of: dict[tuple[str, ...], _Names | RowError] = {}
-    for row in read_records(file, columns.delimiter, columns.headerless):
+    for row in read_records(file, columns.delimiter, columns.names_by_order):
         if isinstance(row, RowError):
             yield row
             continue

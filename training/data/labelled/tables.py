@@ -45,11 +45,13 @@ class RowError(NamedTuple):
 
 
 _Row: TypeAlias = "Record | RowError"
+# The first row of a file to its columns' names, where that row is no header; else to none.
+NamesByOrder: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 _ReadT = TypeVar("_ReadT")
 
 
 def read_records(
-    file: Path, delimiter: str | None = None, headerless: Sequence[str] = ()
+    file: Path, delimiter: str | None = None, headerless: NamesByOrder | None = None
 ) -> Iterator[_Row]:
     """Yield the records of a file, whose suffix gives the format, and its errors.
 
@@ -59,8 +61,7 @@ def read_records(
 
     Args:
         delimiter: of CSV and TSV files; None to detect it.
-        headerless: names of the columns of CSV and TSV files without a header, whose first row
-            holds none of them. Rows may be shorter.
+        headerless: for CSV and TSV files that may lack a header, whose rows may then be shorter.
     """
     is_named = has_known_suffix(file) or ".json" in file.suffixes
     chosen: Format | None = "tsv" if not is_named and delimiter == "\t" else None
@@ -103,7 +104,7 @@ def gather_rows(
 
 
 def _table_records(
-    file: Path, kind: TableType, delimiter: str | None, headerless: Sequence[str]
+    file: Path, kind: TableType, delimiter: str | None, headerless: NamesByOrder | None
 ) -> Iterator[_Row]:
     with open_lines(file, kind.compression) as (stream, _):
         # As in GLUE, quotes are ordinary characters of a TSV file.
@@ -113,8 +114,8 @@ def _table_records(
         number, names = next(rows, (1, []))
         header = f"{file}, line {number}"
         # A first row of one field has another delimiter.
-        if headerless and len(names) > 1 and set(names).isdisjoint(headerless):
-            rows, names = chain([(number, names)], rows), list(headerless)
+        if headerless and len(names) > 1 and (unnamed := headerless(names)):
+            rows, names = chain([(number, names)], rows), list(unnamed)
         if repeated := repeated_names([name for name in names if name]):
             yield RowError(
                 f"{header}: columns of the same name ({', '.join(repeated)}); its columns "

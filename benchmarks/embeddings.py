@@ -1,0 +1,244 @@
+"""Embeddings of models: similarity of sentences, and a classifier of intents over them.
+
+Embeds texts with bundles (by the engine of the service), checkpoints and models of
+sentence-transformers (mean of all tokens), all of length 1, and prints a table:
+
+- STS-B, SICK: Spearman's correlation of cosine similarities with the scores, times 100.
+- Banking77, 8 each: accuracy of MTEB's Banking77Classification, the mean over ten logistic
+  regressions on 8 texts of each intent. MTEB takes all 3,080 texts of the test set; the table says
+  how many there are here.
+- Banking77, all: accuracy of one logistic regression on all training texts.
+- vectors/s: over the texts of Banking77, tokenisation included.
+
+The last row has TF-IDF of words in place of embeddings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, Bundle
+from albert_serve.files import sha256_of
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions, num_usable_cpus
+from albert_serve.tasks.grouping import group_by_length
+from albert_serve.tasks.load import load_setups
+from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.harness.page import table
+from benchmarks.harness.process import REPOSITORY, BenchmarkError
+from training.conversion.source import open_checkpoint
+from training.data.labelled.texts import LabelledText, read_splits
+from training.data.similar import SimilarTexts, read_similar
+from training.errors import report_errors
+from training.evaluation.embeddings import (
+    Embed,
+    Vectors,
+    embed_in_torch,
+    embed_texts,
+    similarity_figures,
+)
+from training.model.checkpoint import load_checkpoint
+from training.system.command_line import make_parser
+
+# Of MTEB's AbsTaskClassification, whose classifier is otherwise scikit-learn's default (lbfgs).
+_SEED: Final = 42
+_NUM_EXPERIMENTS: Final = 10
+_TEXTS_A_LABEL: Final = 8
+_MAX_ITERATIONS: Final = 100
+# With all texts, where 100 are too few to converge.
+_MAX_ITERATIONS_OF_ALL: Final = 1000
+_PEER_BATCH_TOKENS: Final = 8192
+_EXAMPLES: Final = """\
+examples:
+  python -m benchmarks.embeddings --stsb stsb/sts-dev.tsv --sick sick/SICK_test_annotated.txt \\
+      --banking77 banking77/train.csv banking77/test.csv
+  python -m benchmarks.embeddings runs/vectors/best bundles/int8 --stsb stsb/sts-dev.tsv \\
+      --sentence-transformers all-MiniLM-L6-v2
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """The texts of the table; those of a data set that is not given are empty."""
+
+    similarity: dict[str, list[SimilarTexts]] = field(default_factory=dict)
+    train: Sequence[LabelledText] = ()
+    test: Sequence[LabelledText] = ()
+
+
+def measure(embed: Embed, data: Data) -> Iterator[str]:
+    """Yield the cells of a model's row."""
+    for pairs in data.similarity.values():
+        yield f"{100 * similarity_figures(pairs, embed)['embeddings_spearman']:.2f}"
+    if data.train:
+        texts = [text.text for text in (*data.train, *data.test)]
+        began_s = time.perf_counter()
+        vectors = embed(texts)
+        duration_s = time.perf_counter() - began_s
+        yield from accuracies(vectors, data)
+        yield f"{len(texts) / duration_s:.0f}"
+
+
+def accuracies(vectors: Any, data: Data) -> Iterator[str]:
+    """Yield the accuracies by MTEB's protocol and on all training texts, in percent.
+
+    Args:
+        vectors: (N, H) of the training texts and then those of the test, dense or sparse.
+    """
+    train, test = vectors[: len(data.train)], vectors[len(data.train) :]
+    labels, targets = (np.array([text.label for text in its]) for its in (data.train, data.test))
+    samples = list(undersampled(labels.tolist(), _TEXTS_A_LABEL, _NUM_EXPERIMENTS))
+    every = np.arange(len(labels))
+    for indices, limit in ((samples, _MAX_ITERATIONS), ([every], _MAX_ITERATIONS_OF_ALL)):
+        scores = []
+        for chosen in indices:
+            classifier = LogisticRegression(random_state=_SEED, max_iter=limit)
+            classifier.fit(train[chosen], labels[chosen])
+            scores.append(classifier.score(test, targets))
+        yield f"{100 * np.mean(scores):.2f}"
+
+
+def undersampled(labels: Sequence[int], num_each: int, num_experiments: int) -> Iterator[list[int]]:
+    """Yield the indices of `num_each` examples of each label, or as many as it has.
+
+    As MTEB draws them: each experiment shuffles the order of the one before, by the same seed.
+    """
+    order = list(range(len(labels)))
+    for _ in range(num_experiments):
+        np.random.RandomState(_SEED).shuffle(order)
+        counts: Counter[int] = Counter()
+        chosen = []
+        for index in order:
+            if counts[labels[index]] < num_each:
+                counts[labels[index]] += 1
+                chosen.append(index)
+        yield chosen
+
+
+def open_model(folder: Path, num_threads: int) -> Embed:
+    """Open a bundle, or a checkpoint in torch; texts that are too long are cut.
+
+    Raises:
+        BundleError, CheckpointError: it cannot be opened.
+    """
+    if (folder / MANIFEST_FILE).is_file():
+        bundle = Bundle.open(folder)
+        engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=num_threads))
+        setup = load_setups(bundle)[FEATURE_EXTRACTION]
+        return partial(embed_texts, engine, setup, truncation=True)
+    with open_checkpoint(folder) as checkpoint:
+        model = load_checkpoint(checkpoint.folder)
+        tokenizer = AlbertTokenizer.from_file(checkpoint.folder / "tokenizer.json")
+        return embed_in_torch(model, tokenizer, truncation=True)
+
+
+def open_peer(folder: Path) -> Embed:
+    """Open a model of sentence-transformers whose vectors are the mean of all tokens.
+
+    Raises:
+        BenchmarkError: it cannot be loaded.
+    """
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.AutoModel.from_pretrained(folder).eval()
+        settings = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BenchmarkError(f"{folder} is no model of sentence-transformers: {error}") from error
+    max_tokens = settings["max_seq_length"]
+
+    @torch.inference_mode()
+    def embed(texts: Sequence[str]) -> Vectors:
+        ids = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+        vectors: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
+        for batch in group_by_length(list(map(len, ids)), _PEER_BATCH_TOKENS):
+            padded = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt")
+            is_token_BS1 = padded["attention_mask"][..., None]
+            means_BH = (model(**padded).last_hidden_state * is_token_BS1).sum(1)
+            # The length is made 1, so that the sum will do for the mean.
+            normalised_BH = torch.nn.functional.normalize(means_BH, dim=-1).numpy()
+            for index, vector_H in zip(batch, normalised_BH, strict=True):
+                vectors[index] = vector_H
+        return np.stack(vectors)
+
+    return embed
+
+
+def _tf_idf(data: Data) -> list[str]:
+    words = TfidfVectorizer().fit([text.text for text in data.train])
+    vectors = words.transform([text.text for text in (*data.train, *data.test)])
+    return ["TF-IDF", *[""] * len(data.similarity), *accuracies(vectors, data), ""]
+
+
+def _read(options: argparse.Namespace) -> Data:
+    similarity = {}
+    if options.stsb is not None:
+        similarity["STS-B"] = read_similar([options.stsb])
+    if options.sick is not None:
+        similarity["SICK"] = read_similar([options.sick], delimiter="\t")
+    if options.banking77 is None:
+        return Data(similarity=similarity)
+    train, test = options.banking77
+    splits = read_splits({"train": [train], "test": [test]})
+    return Data(similarity=similarity, train=splits.texts["train"], test=splits.texts["test"])
+
+
+def _run(options: argparse.Namespace) -> int:
+    data = _read(options)
+    if not (data.similarity or data.train):
+        raise BenchmarkError("nothing to measure: give --stsb, --sick or --banking77")
+    torch.set_num_threads(options.threads)
+    opened: list[tuple[Path, Callable[[], Embed]]] = [
+        (folder, partial(open_model, folder, options.threads)) for folder in options.models
+    ]
+    opened += [(folder, partial(open_peer, folder)) for folder in options.sentence_transformers]
+    rows = []
+    for folder, open_one in opened:
+        name = f"{folder.resolve().name} ({sha256_of(folder / WEIGHTS_FILE)[:8]})"
+        rows.append([name, *measure(open_one(), data)])
+        print("  ".join(rows[-1]), file=sys.stderr)
+    headings = ["", *(f"{name}, {len(pairs):,}" for name, pairs in data.similarity.items())]
+    if data.train:
+        tested = f"{len(data.test):,}"
+        headings += [f"Banking77, 8 each, {tested}", f"Banking77, all, {tested}", "vectors/s"]
+        rows.append(_tf_idf(data))
+    print(table(headings, rows))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("benchmarks.embeddings", __doc__, _EXAMPLES)
+    add = parser.add_argument
+    shipped = REPOSITORY / "models" / "albert-small-en"
+    add("models", nargs="*", type=Path, default=[shipped], help="bundles or checkpoints")
+    add("--sentence-transformers", nargs="+", type=Path, default=[], help="models, as folders")
+    add("--stsb", type=Path, help="pairs with a score, such as sts-dev.tsv")
+    add("--sick", type=Path, help="SICK_test_annotated.txt")
+    add("--banking77", type=Path, nargs=2, metavar=("TRAIN", "TEST"), help="train.csv and test.csv")
+    add("--threads", type=int, default=num_usable_cpus(), help="(%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

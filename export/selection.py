@@ -1,0 +1,91 @@
+"""The tasks of a bundle: those that the checkpoint's last run trained, or those asked for.
+
+Training a task moves the shared weights away from the tasks that are not trained beside it, whose
+heads are still in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from albert_serve.bundle.card import evaluated_figure
+from albert_serve.bundle.weights import CLASSIFICATION, TaskName
+from export.errors import ExportError
+from export.source import Source
+from training.evaluation.real_text import RealData
+
+# A trained task is left out as well if it lost more than this share of its figure.
+_MOST_LOST: Final = 0.1
+
+
+def tasks_with_data(data: RealData | None) -> set[TaskName]:
+    """Return the tasks that labelled data is given for."""
+    if data is None:
+        return set()
+    files: dict[TaskName, Any] = {
+        CLASSIFICATION: data.labelled or data.heads,
+        "question-answering": data.questions,
+        "multiple-choice": data.choices,
+    }
+    return {task for task, given in files.items() if given}
+
+
+def select_tasks(
+    source: Source, asked: Collection[TaskName], measured: Collection[TaskName] = ()
+) -> tuple[Source, dict[str, str]]:
+    """Return the source with the tasks of the bundle, and why each other one is left out.
+
+    Args:
+        asked: the tasks to export; empty for those that the last run trained, or for all heads
+            where the checkpoint does not say what was trained.
+        measured: tasks that are exported as well, since there is data for them.
+
+    Raises:
+        ExportError: a task is asked for that the checkpoint has not.
+    """
+    missing = sorted({*asked} - source.tasks.keys())
+    if missing:
+        raise ExportError(
+            f"--tasks {' '.join(missing)}: the checkpoint has {', '.join(source.tasks) or 'none'}"
+        )
+    reasons = _faults(source)
+    if asked:
+        reasons = {task: "it is not among --tasks" for task in source.tasks if task not in asked}
+    reasons = {task: why for task, why in reasons.items() if task not in measured}
+    kept = {task: entry for task, entry in source.tasks.items() if task not in reasons}
+    return replace(source, tasks=kept), reasons
+
+
+def _faults(source: Source) -> dict[str, str]:
+    """Return why tasks are left out of an export that names none."""
+    stages = source.training.get("stages")
+    last = stages[-1] if isinstance(stages, list) and stages else None
+    trained = last.get("tasks") if isinstance(last, dict) else None
+    if not isinstance(last, dict) or not isinstance(trained, list):
+        return {}
+    names = {str(head).partition("/")[0] for head in trained}
+    before = last.get("before")
+    figures = before if isinstance(before, dict) else {}
+    reasons: dict[str, str] = {}
+    for task in source.tasks:
+        told, lost = _compare(source.evaluation, task, figures.get(task))
+        if task not in names:
+            reasons[task] = f"the last run did not train it{told}"
+        elif lost > _MOST_LOST:
+            reasons[task] = f"it lost {100 * lost:.0f} % of its figure in the last run{told}"
+    return reasons
+
+
+def _compare(evaluation: Mapping[str, Any], task: str, before: object) -> tuple[str, float]:
+    """Describe a task's figures before the last run and after it, and return the share lost."""
+    after = evaluated_figure(evaluation, task)
+    if not isinstance(before, dict) or not isinstance(before.get("percent"), int | float):
+        return "", 0.0
+    told = f": {before.get('metric')} {before['percent']:.1f} % before it"
+    if after is None:
+        return f"{told}, after it not measured", 0.0
+    told += f", {after.percent:.1f} % after it"
+    is_same = all(before.get(key) == getattr(after, key) for key in ("metric", "count"))
+    return told, 1 - after.percent / before["percent"] if is_same and before["percent"] > 0 else 0.0

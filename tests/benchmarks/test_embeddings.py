@@ -1,0 +1,91 @@
+"""The table of embeddings is by MTEB's protocol, whatever opens the model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from benchmarks.embeddings import main, open_peer, undersampled
+from tests.training.distillation.teachers import make_bert
+
+STSB = """genre\tfile\tyear\t1\t4.5\tThe team won the game.\tThey won two games in May.
+genre\tfile\tyear\t2\t1.5\tThe team won the game.\tHer father had been a king.
+genre\tfile\tyear\t3\t3.0\tThe school is in the city.\tA river was named after him.
+"""
+INTENTS = """text,category
+Where is my card?,card
+When does my card come?,card
+What is the rate?,rate
+How is the rate set?,rate
+"""
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Path:
+    """A folder as sentence-transformers saves one."""
+    folder = make_bert(tmp_path / "peer")
+    settings = {"max_seq_length": 32, "do_lower_case": False}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_each_experiment_shuffles_the_order_of_the_one_before_by_the_same_seed() -> None:
+    labels = [0, 0, 0, 0, 0, 1, 1, 1, 1, 2]
+    chosen = list(undersampled(labels, 2, 3))
+    first = np.arange(10)
+    np.random.RandomState(42).shuffle(first)
+    second = first.copy()
+    np.random.RandomState(42).shuffle(second)
+    for indices, order in zip(chosen, (first, second), strict=False):
+        assert indices == sorted(indices, key=order.tolist().index)
+        assert Counter(labels[index] for index in indices) == {0: 2, 1: 2, 2: 1}
+        for label in (0, 1):
+            of_label = [index for index in order if labels[index] == label]
+            assert [index for index in indices if labels[index] == label] == of_label[:2]
+    assert len({tuple(indices) for indices in chosen}) == 3
+
+
+def test_a_peers_vectors_are_the_normalised_mean_of_all_tokens(peer: Path) -> None:
+    texts = ["The team won.", "The school is in the city, by the river.", "music " * 50]
+    vectors = open_peer(peer)(texts)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(peer)
+    model = transformers.AutoModel.from_pretrained(peer).eval()
+    for text, vector in zip(texts, vectors, strict=True):
+        inputs = tokenizer(text, truncation=True, max_length=32, return_tensors="pt")
+        with torch.no_grad():
+            mean = model(**inputs).last_hidden_state[0].mean(0).numpy()
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-5)
+
+
+def test_a_bundle_has_the_figures_of_its_checkpoint(
+    checkpoint_dir: Path,
+    bundle_dir: Path,
+    peer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stsb, intents = tmp_path / "sts.tsv", tmp_path / "intents.csv"
+    stsb.write_text(STSB)
+    intents.write_text(INTENTS)
+    command = [str(checkpoint_dir), str(bundle_dir), "--sentence-transformers", str(peer)]
+    command += ["--stsb", str(stsb), "--banking77", str(intents), str(intents), "--threads", "1"]
+    assert main(command) == 0
+    heading, _, *lines = capsys.readouterr().out.splitlines()
+    assert "STS-B, 3" in heading
+    assert "Banking77, all, 4" in heading
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    names = [checkpoint_dir.name, "tiny", "peer", "TF-IDF"]
+    assert [row[0].split()[0] for row in rows] == names
+    assert rows[0][1:4] == rows[1][1:4]
+    assert rows[3][1:] == ["", "100.00", "100.00", ""]
+
+
+def test_without_data_there_is_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 1
+    assert "give --stsb, --sick or --banking77" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""A bundle has the tasks that were trained last, those with data, or those that are named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from albert_serve.bundle.weights import TaskName
+from export.bundle import export_bundle
+from export.errors import ExportError
+from export.selection import select_tasks
+from export.source import read_source
+from tests.export.exporting import ALL_TASKS
+from training.loop.provenance import record_stage
+
+FIGURES = {"masked_accuracy": 0.13, "masked_tokens": 900, "masked_data": "wiki.jsonl"}
+
+
+def trained(checkpoint: Path, folder: Path, tasks: list[str], before: float | None = None) -> Path:
+    """A copy of the checkpoint whose last run trained these tasks.
+
+    Args:
+        before: the accuracy of masked tokens before that run, in percent.
+    """
+    shutil.copytree(checkpoint, folder)
+    stage: dict[str, Any] = {"tasks": tasks}
+    if before is not None:
+        figure = {"metric": "accuracy", "percent": before, "count": 900, "data": "wiki.jsonl"}
+        stage["before"] = {"fill-mask": figure}
+        (folder / "evaluation.json").write_text(json.dumps(FIGURES))
+    record_stage(folder, "training.finetune", stage)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("last", "before", "asked", "measured", "kept", "why"),
+    [
+        (None, None, [], [], ALL_TASKS, ""),
+        (
+            ["text-classification/topic"],
+            40.0,
+            [],
+            [],
+            ["text-classification"],
+            "did not train it: accuracy 40.0 % before it, 13.0 % after it",
+        ),
+        (["fill-mask"], 40.0, [], [], [], "lost 68 % of its figure in the last run"),
+        (["fill-mask"], 13.2, [], [], ["fill-mask"], ""),
+        (["fill-mask"], 40.0, [], ["fill-mask"], ["fill-mask"], ""),
+        (["fill-mask"], None, ["sentence-order"], [], ["sentence-order"], "not among --tasks"),
+    ],
+)
+def test_which_tasks_are_exported(
+    real_checkpoint: Path,
+    tmp_path: Path,
+    last: list[str] | None,
+    before: float | None,
+    asked: list[TaskName],
+    measured: list[TaskName],
+    kept: list[str],
+    why: str,
+) -> None:
+    folder = real_checkpoint
+    if last is not None:
+        folder = trained(real_checkpoint, tmp_path / "checkpoint", last, before)
+    source, left_out = select_tasks(read_source(folder), asked, measured)
+    assert set(source.tasks) == set(kept)
+    assert set(left_out) == set(ALL_TASKS) - set(kept)
+    assert why in left_out.get("fill-mask", "")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_left_out_task_is_no_part_of_the_bundle(
+    real_checkpoint: Path, tmp_path: Path, precision: Any
+) -> None:
+    folder = trained(real_checkpoint, tmp_path / "checkpoint", ["text-classification"])
+    exported = export_bundle(folder, tmp_path / "bundle", precision=precision)
+    assert set(exported.bundle.manifest.tasks) == {"text-classification"}
+    assert set(exported.left_out) == set(ALL_TASKS) - {"text-classification"}
+    assert exported.unused == []
+    assert not (tmp_path / "bundle" / "fill-mask.onnx").exists()
+    again = export_bundle(
+        folder,
+        tmp_path / "both",
+        precision=precision,
+        tasks=["text-classification", "question-answering"],
+    )
+    assert set(again.bundle.manifest.tasks) == {"text-classification", "question-answering"}
+
+
+def test_a_task_that_the_checkpoint_lacks_is_refused(real_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="--tasks multiple-choice: the checkpoint has fill-mask"):
+        export_bundle(real_checkpoint, tmp_path / "bundle", tasks=["multiple-choice"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_every_user_can_read_a_bundle(
+    real_checkpoint: Path, tmp_path: Path, precision: Any, mode: int
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(real_checkpoint, folder)
+    (folder / "model.safetensors").chmod(mode)
+    export_bundle(folder, tmp_path / "bundle", precision=precision, tasks=["text-classification"])
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "bundle").iterdir()}
+    assert set(modes.values()) == {0o644}, modes
+    assert (folder / "model.safetensors").stat().st_mode & 0o777 == mode

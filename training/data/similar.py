@@ -1,0 +1,160 @@
+"""Texts whose vectors are to be learnt: alone, in pairs or triplets, or in pairs with a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from training.data.corpus import read_lines
+from training.data.labelled.cells import cell_text
+from training.data.labelled.errors import raise_listed
+from training.data.labelled.tables import RowError, gather_rows, read_records
+
+# The texts of an example; pairs are of texts that belong together, triplets have a third that
+# does not, and scored pairs are as alike as their score says.
+TextKind: TypeAlias = Literal["texts", "pairs", "triplets", "scored pairs"]
+# The usual columns, in the order in which they are looked for.
+_USUAL: Final[tuple[tuple[str, ...], ...]] = (
+    ("anchor", "positive", "negative"),
+    ("anchor", "positive"),
+    ("sentence1", "sentence2"),
+    ("sentence_A", "sentence_B"),
+    ("query", "answer"),
+    ("question", "answer"),
+    ("query", "positive", "negative"),
+    ("query", "positive"),
+    ("text",),
+    ("sentence",),
+)
+_SCORES: Final = ("score", "similarity", "similarity_score", "relatedness_score")
+# The official files of the STS benchmark, of which some rows end with the two sources.
+_STSB: Final = (
+    *("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"),
+    *("source1", "source2"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimilarTexts:
+    """Texts of which the first is the anchor.
+
+    Attributes:
+        texts: 1 to 3.
+        score: of two texts, on any scale; None without one.
+        place: file and line, for messages.
+    """
+
+    texts: tuple[str, ...]
+    score: float | None
+    place: str
+
+    @property
+    def kind(self) -> TextKind:
+        """The kind of the texts."""
+        if self.score is not None:
+            return "scored pairs"
+        kinds: tuple[TextKind, ...] = ("texts", "pairs", "triplets")
+        return kinds[len(self.texts) - 1]
+
+
+class _Columns(NamedTuple):
+    texts: tuple[str, ...]
+    score: str | None
+
+
+def read_similar(
+    files: Sequence[Path], columns: Sequence[str] = (), delimiter: str | None = None
+) -> list[SimilarTexts]:
+    """Read the texts of CSV, TSV, JSONL, Parquet or `.txt` files, the last with a text a line.
+
+    Columns have the names that sentence-transformers uses: `anchor`, `positive` and `negative`;
+    `sentence1`, `sentence2` and `score`; `query` and `answer`; or `text`. A CSV or TSV file whose
+    first row has none of these has no header: its columns are two texts and perhaps a score or a
+    third text, or those of the STS benchmark.
+
+    Args:
+        columns: one to three columns of texts in the order of the list, and then perhaps that of
+            the score; the usual ones by default.
+        delimiter: of CSV and TSV files; None to detect it.
+
+    Raises:
+        CorpusError: files cannot be read, lack columns, or hold a text or score that is none; or
+            they are of different kinds. All of it is listed.
+    """
+    errors: list[str] = []
+    texts = gather_rows(files, lambda file: _read(file, columns, delimiter), "texts", errors)
+    kinds = {text.kind: text.place for text in reversed(texts)}
+    if len(kinds) > 1:
+        places = "; ".join(f"{place} has {kind}" for kind, place in kinds.items())
+        errors.append(f"all files need the same kind of texts: {places}")
+    raise_listed(errors)
+    return texts
+
+
+def _read(
+    file: Path, columns: Sequence[str], delimiter: str | None
+) -> Iterator[SimilarTexts | RowError]:
+    if ".txt" in file.suffixes and not columns and delimiter is None:
+        for number, line in enumerate(read_lines(file), start=1):
+            if text := line.strip():
+                yield SimilarTexts(texts=(text,), score=None, place=f"{file}, line {number}")
+        return
+    for row in read_records(file, delimiter, None if columns else _columns_by_order):
+        if isinstance(row, RowError):
+            yield row
+            continue
+        names = _columns_of(row.values, columns)
+        if names is None:
+            asked = f"no column {' or '.join(columns)}" if columns else "no usual columns of texts"
+            yield RowError(
+                f"{row.header}: {asked}; its columns are {', '.join(map(str, row.values))} "
+                "(--embedding-columns names those of the texts, and of the score)"
+            )
+            return
+        yield _texts_of(row.values, names, row.place)
+
+
+def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
+    """Return the columns of a file without a header by its first row; none if that is a header."""
+    if not {*_SCORES, *chain.from_iterable(_USUAL)}.isdisjoint(first):
+        return ()
+    if len(first) >= len(_STSB) - 2:
+        return _STSB
+    if len(first) == 3 and not _is_number(first[2]):
+        return "anchor", "positive", "negative"
+    return ("sentence1", "sentence2", "score")[: len(first)] if len(first) <= 3 else ()
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _columns_of(values: Mapping[str, Any], asked: Sequence[str]) -> _Columns | None:
+    if asked:
+        has_score = len(asked) == 3 and asked[-1].lower() in ("label", *_SCORES)
+        texts, score = (asked[:2], asked[2]) if has_score else (asked, None)
+        return _Columns(tuple(texts), score) if values.keys() >= set(asked) else None
+    for usual in _USUAL:
+        if values.keys() >= set(usual):
+            score = next((name for name in _SCORES if name in values and len(usual) == 2), None)
+            return _Columns(usual, score)
+    return None
+
+
+def _texts_of(values: Mapping[str, Any], names: _Columns, place: str) -> SimilarTexts | RowError:
+    texts = tuple(cell_text(values[name]) or "" for name in names.texts)
+    if not all(texts):
+        return RowError(f"{place}: no text in column {names.texts[texts.index('')]}")
+    if names.score is None:
+        return SimilarTexts(texts=texts, score=None, place=place)
+    score = values[names.score]
+    if not _is_number(score):
+        return RowError(f"{place}: {score!r} in column {names.score} is no number")
+    return SimilarTexts(texts=texts, score=float(score), place=place)

@@ -1,0 +1,159 @@
+"""Evaluation of embeddings: similarity of scored pairs, and retrieval of matching texts.
+
+Embeddings are those of `/feature-extraction`, of length 1, so that their product is the cosine.
+
+Shape legend: N texts, P pairs, Q queries, C candidates, M matching candidates of a query, H hidden
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_serve.api.embeddings import FeatureExtractionAnswer, FeatureExtractionParameters
+from albert_serve.errors import TextTooLongError
+from albert_serve.tasks.base import Logits, Prepared, Round, Runner, TaskSetup
+from albert_serve.tasks.feature_extraction import FeatureExtraction
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.labelled.errors import raise_listed
+from training.data.similar import SimilarTexts
+from training.evaluation.metrics import metric_figures
+from training.evaluation.torch_engine import Item, TorchEngine, predict
+from training.model.heads import AlbertForTasks
+
+# Of the figures' names.
+PREFIX: Final = "embeddings"
+_RECALLS: Final = (1, 5, 10)
+_MRR: Final = 10
+_QUERIES_AT_ONCE: Final = 256
+_TOKENS_AT_ONCE: Final = 1 << 16
+_NUM_SHOWN_CHARS: Final = 60
+
+Vectors: TypeAlias = NDArray[np.float32]
+# Texts to their vectors (N, H) of length 1.
+Embed: TypeAlias = Callable[[Sequence[str]], Vectors]
+
+
+def embed_in_torch(
+    model: AlbertForTasks, tokenizer: AlbertTokenizer, *, truncation: bool = False
+) -> Embed:
+    """Return the function to the embeddings of a model in memory; see `embed_texts`."""
+    setup = TaskSetup(
+        tokenizer=tokenizer,
+        max_positions=model.config.max_positions,
+        hidden_size=model.config.hidden_size,
+        num_layers=model.config.num_layers,
+    )
+    return partial(embed_texts, TorchEngine(model), setup, truncation=truncation)
+
+
+def embed_texts(
+    runner: Runner, setup: TaskSetup, texts: Sequence[str], *, truncation: bool = False
+) -> Vectors:
+    """Return the embeddings (N, H) of texts, of length 1.
+
+    Args:
+        truncation: whether long texts are cut to the model's positions.
+
+    Raises:
+        CorpusError: texts are longer, and `truncation` is off; it lists them.
+        EngineError: the runner failed.
+    """
+    task = FeatureExtraction(setup)
+    parameters = FeatureExtractionParameters(
+        normalize=True, truncation="truncate" if truncation else "error"
+    )
+    items, errors = [], []
+    for text in texts:
+        try:
+            prepared = task.prepare(text, parameters)
+        except TextTooLongError:
+            start = repr(text[:_NUM_SHOWN_CHARS])
+            errors.append(f"{start}...: over {setup.max_positions} tokens; --truncation cuts it")
+        else:
+            items.append(Item(inputs=prepared.inputs, read=partial(_read_vector, prepared)))
+    raise_listed(errors)
+    return np.array(predict(runner, items, max_tokens_at_once=_TOKENS_AT_ONCE), np.float32)
+
+
+def _read_vector(
+    prepared: Prepared[FeatureExtractionAnswer], logits: list[Logits]
+) -> list[FeatureExtractionAnswer]:
+    vector = prepared.finish(logits)
+    assert not isinstance(vector, Round)  # which feature extraction never needs
+    return [vector]
+
+
+def similarity_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
+    """Return the correlations of the pairs' cosine similarities with their scores.
+
+    Spearman's, by which models are compared (MTEB, arXiv 2210.07316), and Pearson's; nan where all
+    similarities or all scores are the same.
+
+    Args:
+        pairs: of two texts, with a score.
+    """
+    index_of, vectors_NH = _embed_once((text for pair in pairs for text in pair.texts), embed)
+    firsts_P, seconds_P = ([index_of[pair.texts[k]] for pair in pairs] for k in (0, 1))
+    cosines_P = np.einsum("ph,ph->p", vectors_NH[firsts_P], vectors_NH[seconds_P])
+    scores_P = np.array([pair.score for pair in pairs], np.float64)
+    metrics = metric_figures(("spearman", "pearson"), cosines_P[:, None], scores_P)
+    figures: dict[str, Any] = {f"{PREFIX}_{name}": value for name, value in metrics.items()}
+    return {**figures, f"{PREFIX}_pairs": len(pairs)}
+
+
+def retrieval_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
+    """Return recall at 1, 5 and 10, and the mean reciprocal rank at 10, of retrieval by cosine.
+
+    Each query's first text is searched by among the second texts of all pairs; equal texts count
+    once, and all texts that stand beside a query match it. Recall at k is the share of a query's
+    matching texts that are among its first k, the reciprocal rank that of its first matching text,
+    0 from rank 11 on. A text that is as similar as a matching one stands before it.
+
+    Args:
+        pairs: of a query and a matching text; a third text is a candidate too.
+    """
+    matching: dict[str, set[str]] = {}
+    for pair in pairs:
+        matching.setdefault(pair.texts[0], set()).add(pair.texts[1])
+    _, queries_QH = _embed_once(matching, embed)
+    index_of, candidates_CH = _embed_once((text for p in pairs for text in p.texts[1:]), embed)
+    indices = [[index_of[text] for text in texts] for texts in matching.values()]
+    ranks = list(_ranks(queries_QH, candidates_CH, indices))
+    recalls = {
+        f"recall_at_{k}": float(np.mean([(ranks_M <= k).mean() for ranks_M in ranks]))
+        for k in _RECALLS
+    }
+    firsts_Q = np.array([ranks_M.min() for ranks_M in ranks])
+    figures: dict[str, Any] = {
+        **recalls,
+        f"mrr_at_{_MRR}": float(np.where(firsts_Q <= _MRR, 1 / firsts_Q, 0.0).mean()),
+        "queries": len(matching),
+        "candidates": len(index_of),
+    }
+    return {f"{PREFIX}_{name}": value for name, value in figures.items()}
+
+
+def _ranks(
+    queries_QH: Vectors, candidates_CH: Vectors, indices: Sequence[Sequence[int]]
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the ranks (M,) of each query's matching candidates, from 1.
+
+    Args:
+        indices: of each query's matching candidates.
+    """
+    for start in range(0, len(queries_QH), _QUERIES_AT_ONCE):
+        cosines_QC = queries_QH[start : start + _QUERIES_AT_ONCE] @ candidates_CH.T
+        for cosines_C, matching_M in zip(cosines_QC, indices[start:], strict=False):
+            yield (cosines_C >= cosines_C[matching_M, None]).sum(-1)
+
+
+def _embed_once(texts: Iterable[str], embed: Embed) -> tuple[dict[str, int], Vectors]:
+    """Return the index of each text, equal ones once, and their vectors (N, H)."""
+    index_of = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+    return index_of, embed(list(index_of))

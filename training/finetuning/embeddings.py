@@ -1,0 +1,418 @@
+"""Sentence vectors of a finetuning run: their texts, their losses, and validation on them.
+
+A vector is the mean of a text's hidden states, normalised, as the service returns it. There is no
+head: the layers themselves learn it.
+
+Shape legend: C sequences, T tokens of a batch, H hidden size, D numbers of a teacher's vector,
+Q examples, K texts of an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from albert_serve.tasks.truncation import Truncator
+from training.data.batch import ExampleBatch, LossName, MicroBatch, TokenisedExample
+from training.data.collate import collate_examples
+from training.data.labelled.errors import raise_listed
+from training.data.packing import best_row_length
+from training.data.similar import SimilarTexts, TextKind, read_similar
+from training.data.streams import BATCHES_SAMPLED, ExampleStream
+from training.evaluation.metrics import metric_figures
+from training.evaluation.validation import Validation
+from training.finetuning.config import EmbeddingLoss
+from training.finetuning.data import DataContext
+from training.loop.progress import RunError
+from training.losses import LogitsFunction, LossFunction, Score, compile_logits
+from training.model.heads import AlbertForTasks, Task
+
+TASK: Final = "embeddings"
+# Of the passes of a step: the other examples of a pass are what an example is told apart from.
+_TOKENS_A_PASS: Final = 8192
+# Cosines are multiplied by it before a softmax, as in sentence-transformers.
+_SCALE: Final = 20.0
+# Least difference of the cosines of the two pairs of a triplet.
+_MARGIN: Final = 0.5
+# Texts whose vectors are this near each other are taken for the same one.
+_SAME: Final = 1 - 1e-4
+# The losses of each kind of texts, the default first.
+_LOSSES: Final[dict[TextKind, tuple[EmbeddingLoss, ...]]] = {
+    "texts": (),
+    "pairs": ("MultipleNegativesRankingLoss",),
+    "triplets": ("MultipleNegativesRankingLoss", "TripletLoss"),
+    "scored pairs": ("CoSENTLoss", "CosineSimilarityLoss"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorExample:
+    """The tokens of an example's K texts, and the target of its loss.
+
+    Attributes:
+        target: a score; a teacher's vector (D,); or 0 where the texts need none.
+    """
+
+    texts: tuple[TokenisedExample, ...]
+    target: Any
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each text."""
+        return [len(text.ids) for text in self.texts]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _VectorBatch(ExampleBatch):
+    """A micro-batch with one prediction for each example of K texts.
+
+    Attributes:
+        firsts, sizes: of all texts, (Q * K,), those of an example one after the other.
+        targets: (Q,) or (Q, D).
+    """
+
+
+def _collate(examples: Sequence[VectorExample], row_length: int) -> _VectorBatch:
+    texts = list(chain.from_iterable(example.texts for example in examples))
+    packed = collate_examples(TASK, texts, row_length=row_length)
+    values = {field.name: getattr(packed, field.name) for field in fields(packed)}
+    targets = torch.stack([torch.as_tensor(example.target) for example in examples])
+    return _VectorBatch(**{**values, "counts": {TASK: len(examples)}, "targets": targets})
+
+
+@dataclass(kw_only=True)
+class _VectorStream(ExampleStream[VectorExample]):
+    """Task stream over texts whose vectors are learnt; it trains no head."""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """None."""
+        return ()
+
+    def size_of(self, example: VectorExample) -> int:
+        """Return the tokens of an example's texts."""
+        return sum(example.lengths)
+
+    def passes(self, examples: Sequence[VectorExample]) -> Sequence[Sequence[VectorExample]]:
+        """Return examples in the parts that go through the model together, in random order."""
+        num_tokens = sum(map(self.size_of, examples))
+        num_passes = -(-num_tokens // _TOKENS_A_PASS)
+        return [examples[number::num_passes] for number in range(min(num_passes, len(examples)))]
+
+    def collate(self, examples: Sequence[VectorExample]) -> MicroBatch:
+        """Return examples as one micro-batch."""
+        sizes = chain.from_iterable(example.lengths for example in examples)
+        return _collate(examples, self.division.row_length(sizes, self.row_length))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embeddings:
+    """The texts of a run whose vectors are learnt, their loss, and held-out pairs with scores.
+
+    Attributes:
+        figure: of validation, that decides.
+    """
+
+    examples: Sequence[VectorExample]
+    held_out: Sequence[VectorExample]
+    loss: LossFunction
+    task: Task = TASK
+    figure: str = "spearman"
+    chance: float = 0.0
+
+    def validation(self, *, every: int, row_length: int) -> Validation:
+        """Return the validation on the held-out pairs."""
+        longest = max((max(each.lengths) for each in self.held_out), default=row_length)
+        return Validation(
+            batches=[
+                _collate(self.held_out[begin : begin + 64], max(row_length, longest))
+                for begin in range(0, len(self.held_out), 64)
+            ],
+            every=every,
+            tasks=(TASK,),
+            metrics={TASK: _figures},
+        )
+
+    def stream(self, context: DataContext, batch_size: int) -> _VectorStream:
+        """Return the task stream, packed into rows of the length that costs least."""
+        rng = np.random.default_rng(context.settings.seed)
+        lengths = [np.array(each.lengths) for each in self.examples]
+        sample = rng.integers(len(lengths), size=(BATCHES_SAMPLED, batch_size))
+        return _VectorStream(
+            task=TASK,
+            examples=self.examples,
+            batch_size=batch_size,
+            row_length=best_row_length(
+                [np.concatenate([lengths[index] for index in batch]) for batch in sample],
+                longest=max(each.max() for each in lengths),
+                config=context.architecture,
+            ),
+            seed=context.settings.seed,
+            division=context.division,
+        )
+
+
+def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
+    return metric_figures(("spearman", "pearson"), cosines_Q1.numpy(), scores_Q.numpy())
+
+
+def build_embeddings(context: DataContext) -> Embeddings:
+    """Read and tokenise the texts of `--embeddings`, and held-out pairs with scores.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be learnt; all of it is listed.
+        RunError: options do not fit the data.
+        TeacherError: the teacher cannot be loaded.
+    """
+    settings = context.settings
+    texts = read_similar(settings.embeddings, settings.embedding_columns)
+    vectors: LogitsFunction = sentence_vectors
+    if context.compiles:
+        vectors = compile_logits(sentence_vectors)
+    if settings.embedding_teacher is not None:
+        examples, loss = _taught(texts, context, settings.embedding_teacher, vectors)
+    else:
+        name = _loss_name(texts[0].kind, settings.embedding_loss)
+        _check_scores(texts, name)
+        examples = _tokenised(texts, context)
+        loss = partial(_LOSS_OF[name], vectors=vectors)
+    held_out: Sequence[VectorExample] = ()
+    if settings.has_held_out_vectors:
+        pairs = read_similar(settings.validation, settings.embedding_columns)
+        if pairs[0].kind != "scored pairs":
+            raise RunError("--validation of embeddings takes pairs with a score")
+        held_out = _tokenised(pairs, context)
+    return Embeddings(
+        examples=examples,
+        held_out=held_out,
+        loss=partial(_scores, training=loss, vectors=vectors),
+    )
+
+
+def _loss_name(kind: TextKind, asked: EmbeddingLoss | None) -> EmbeddingLoss:
+    allowed = _LOSSES[kind]
+    if not allowed:
+        raise RunError(
+            "--embeddings: texts alone say nothing about their vectors; give --embedding-teacher, "
+            "or files with pairs (anchor, positive), triplets (and negative), or pairs with a score"
+        )
+    if asked not in (None, *allowed):
+        raise RunError(f"--embedding-loss {asked}: {kind} are learnt by {' or '.join(allowed)}")
+    return asked or allowed[0]
+
+
+def _check_scores(texts: Sequence[SimilarTexts], loss: EmbeddingLoss) -> None:
+    if loss != "CosineSimilarityLoss":
+        return
+    for text in texts:
+        if text.score is not None and not -1 <= text.score <= 1:
+            raise RunError(
+                f"{text.place}: CosineSimilarityLoss compares cosines with scores, from -1 to 1; "
+                f"this one is {text.score:g}. Divide them, or take CoSENTLoss, which orders them"
+            )
+
+
+def _tokenised(texts: Sequence[SimilarTexts], context: DataContext) -> list[VectorExample]:
+    tokenised = iter(_tokens([each for text in texts for each in text.texts], context))
+    return [
+        VectorExample(
+            texts=tuple(next(tokenised) for _ in text.texts),
+            target=0.0 if text.score is None else text.score,
+        )
+        for text in texts
+    ]
+
+
+def _tokens(texts: Sequence[str], context: DataContext) -> list[TokenisedExample]:
+    """Tokenise texts, cut to --length, and report how many were cut.
+
+    Raises:
+        CorpusError: texts are too long and may not be cut.
+    """
+    length, may_cut = context.settings.length, context.settings.truncation
+    truncator = Truncator(context.tokenizer, length, "truncate")
+    fitted = [truncator.fit_texts(text, None) for text in texts]
+    num_cut = sum(each.num_truncated > 0 for each in fitted)
+    if num_cut and not may_cut:
+        raise_listed([f"{num_cut:,} texts are over {length} tokens; --truncation cuts such texts"])
+    if num_cut:
+        print(f"{num_cut:,} of {len(texts):,} texts are cut to {length} tokens")
+    return [
+        TokenisedExample(ids=each.encoding.ids, types=each.encoding.types, target=0)
+        for each in fitted
+    ]
+
+
+def _taught(
+    texts: Sequence[SimilarTexts],
+    context: DataContext,
+    reference: str,
+    vectors: LogitsFunction,
+) -> tuple[list[VectorExample], LossFunction]:
+    """Return each text with its teacher's vector, and the loss."""
+    # Imported here, since only a teacher needs transformers.
+    from training.distillation.pseudo_labels import EmbeddingTeacher, pseudo_label
+
+    settings, world = context.settings, context.world
+    plain = list(dict.fromkeys(chain.from_iterable(text.texts for text in texts)))
+    teacher = EmbeddingTeacher.load(reference, world.device)
+    vectors_ND = pseudo_label(
+        [(text, None) for text in plain],
+        teacher,
+        world,
+        settings.output / "teacher-vectors.safetensors",
+        context.precision,
+    )
+    examples = [
+        VectorExample(texts=(tokens,), target=target)
+        for tokens, target in zip(_tokens(plain, context), vectors_ND, strict=True)
+    ]
+    return examples, partial(_distillation_loss, vectors=vectors)
+
+
+def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return the normalised mean (C, H) of the hidden states of each sequence."""
+    hidden_TH = model(batch.tokens).flatten(0, 1).float()
+    places_T = torch.arange(len(hidden_TH), device=hidden_TH.device)
+    ends_C = batch.firsts + batch.sizes
+    is_in_CT = (places_T >= batch.firsts[:, None]) & (places_T < ends_C[:, None])
+    # Not in bf16, whose sums are too coarse for a mean.
+    with torch.autocast(hidden_TH.device.type, enabled=False):
+        return F.normalize(is_in_CT.float() @ hidden_TH, dim=-1)
+
+
+_VectorScore: TypeAlias = dict[LossName, Score]
+
+
+def _scores(
+    model: AlbertForTasks, batch: _VectorBatch, training: LossFunction, vectors: LogitsFunction
+) -> _VectorScore:
+    """Return the score of a batch by the loss of training; of held-out pairs their cosines."""
+    if model.training:
+        return dict(training(model, batch))
+    cosines_Q = _cosines(_by_example(vectors(model, batch), batch))[:, 0]
+    return {
+        TASK: Score(
+            loss=(cosines_Q - batch.targets).square().sum(),
+            right=cosines_Q.new_zeros(()),
+            count=len(cosines_Q),
+            logits=cosines_Q[:, None],
+            targets=batch.targets,
+        )
+    }
+
+
+def _by_example(vectors_CH: Tensor, batch: _VectorBatch) -> Tensor:
+    """Return the vectors (Q, K, H) of each example's texts."""
+    return vectors_CH.view(len(batch.targets), -1, vectors_CH.shape[-1])
+
+
+def _cosines(vectors_QKH: Tensor) -> Tensor:
+    """Return the cosines (Q, K - 1) of each example's first text with its others."""
+    return (vectors_QKH[:, :1] * vectors_QKH[:, 1:]).sum(-1)
+
+
+def _distillation_loss(
+    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+) -> _VectorScore:
+    """Return the score of vectors against a teacher's; "right" is the sum of their cosines.
+
+    The squared distance of both vectors, where they have the same size, plus the cross-entropy of
+    the similarities of a text with the others of the batch, the student's against the teacher's.
+    """
+    vectors_CH, targets_CD = vectors(model, batch), batch.targets.float()
+    own = torch.eye(len(vectors_CH), dtype=torch.bool, device=vectors_CH.device)
+    student, teacher = (
+        (_SCALE * each @ each.T).masked_fill(own, -torch.inf) for each in (vectors_CH, targets_CD)
+    )
+    loss = F.kl_div(
+        student.log_softmax(-1).masked_fill(own, 0),
+        teacher.softmax(-1).clamp(min=1e-9),
+        reduction="sum",
+    )
+    cosines_C = loss.new_zeros(len(vectors_CH))
+    if vectors_CH.shape == targets_CD.shape:
+        cosines_C = (vectors_CH * targets_CD).sum(-1)
+        loss = loss + _SCALE * (1 - cosines_C).sum()
+    return {TASK: Score(loss=loss, right=cosines_C.detach().sum(), count=len(vectors_CH))}
+
+
+def _ranking_loss(
+    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+) -> _VectorScore:
+    """Return the score of telling an anchor's positive from all other texts of the batch.
+
+    MultipleNegativesRankingLoss of sentence-transformers (Henderson et al. 2017, section 4.4);
+    texts equal to the positive are left out of the others.
+    """
+    vectors_QKH = _by_example(vectors(model, batch), batch)
+    anchors_QH = vectors_QKH[:, 0]
+    others_NH = vectors_QKH[:, 1:].transpose(0, 1).flatten(0, 1)  # the positives first
+    every = torch.arange(len(anchors_QH), device=anchors_QH.device)
+    is_same_QN = others_NH[: len(every)] @ others_NH.T > _SAME
+    is_same_QN[every, every] = False
+    logits_QN = (_SCALE * anchors_QH @ others_NH.T).masked_fill(is_same_QN, -torch.inf)
+    return {
+        TASK: Score(
+            loss=F.cross_entropy(logits_QN, every, reduction="sum"),
+            right=(logits_QN.argmax(-1) == every).sum(),
+            count=len(every),
+        )
+    }
+
+
+def _triplet_loss(
+    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+) -> _VectorScore:
+    """Return the score of triplets: the positive's cosine is to be the negative's and a margin."""
+    positives_Q, negatives_Q = _cosines(_by_example(vectors(model, batch), batch)).unbind(-1)
+    return {
+        TASK: Score(
+            loss=(negatives_Q - positives_Q + _MARGIN).relu().sum(),
+            right=(positives_Q > negatives_Q).sum(),
+            count=len(positives_Q),
+        )
+    }
+
+
+def _cosent_loss(
+    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+) -> _VectorScore:
+    """Return the score of the order of cosines by their pairs' scores (CoSENTLoss).
+
+    The loss is of the whole batch; "right" are the fraction of its pairs of pairs in order.
+    """
+    cosines_Q = _cosines(_by_example(vectors(model, batch), batch))[:, 0]
+    is_less_QQ = batch.targets[:, None] < batch.targets
+    differences = (cosines_Q[:, None] - cosines_Q)[is_less_QQ]
+    loss = F.pad(_SCALE * differences, (1, 0)).logsumexp(0)
+    right = (differences < 0).sum() / max(len(differences), 1)
+    count = len(cosines_Q)
+    return {TASK: Score(loss=loss * count, right=right * count, count=count)}
+
+
+def _cosine_loss(
+    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+) -> _VectorScore:
+    """Return the squared error of cosines (CosineSimilarityLoss); "right" are those within 0.1."""
+    cosines_Q = _cosines(_by_example(vectors(model, batch), batch))[:, 0]
+    errors_Q = (cosines_Q - batch.targets).abs()
+    return {
+        TASK: Score(loss=errors_Q.square().sum(), right=(errors_Q < 0.1).sum(), count=len(errors_Q))
+    }
+
+
+_LOSS_OF: Final[dict[EmbeddingLoss, Any]] = {
+    "MultipleNegativesRankingLoss": _ranking_loss,
+    "TripletLoss": _triplet_loss,
+    "CoSENTLoss": _cosent_loss,
+    "CosineSimilarityLoss": _cosine_loss,
+}
