@@ -30,6 +30,7 @@ from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
+from albert_serve.tokenizer import AlbertTokenizer
 
 # The callers are this process' own: they wait, and their client's timeout ends a call.
 _UNLIMITED: Final = 1 << 62
@@ -135,13 +136,15 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
     opened = open_model(spec)
     engine = Engine.open(opened, options)
     engine.warm_up()
-    tasks = load_tasks(opened, device=engine.device)
+    tokenizer = AlbertTokenizer.from_file(opened.tokenizer_file)
+    tasks = load_tasks(opened, tokenizer, device=engine.device)
+    mask_token = tokenizer.mask_token
     return HostedModel(
         name=spec.name,
         settings=settings,
         bundle=opened,
         tasks=tasks,
-        description=describe_model(spec.name, opened, tasks, settings),
+        description=describe_model(spec.name, opened, tasks, settings, mask_token=mask_token),
         large=LargeRequests(max_bytes=_UNLIMITED),
         batcher=Batcher(
             engine,

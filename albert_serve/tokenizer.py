@@ -1,13 +1,14 @@
 """Text to token ids, with the characters that each token came from.
 
-Stands on the `tokenizers` library alone. The ids are those of SentencePiece itself, and of
-`transformers.AutoTokenizer` on a folder that holds the same `tokenizer.json`.
+Stands on the `tokenizers` library alone, and reads a `tokenizer.json` of any of its models: the ids
+are those of SentencePiece, or of BERT's WordPiece, wherever the special tokens stand.
 Offsets count Python code points of the text as it was given, whatever normalisation made of it:
 `text[start:end]` is what the token stands for, without the space before it.
 """
 
 from __future__ import annotations
 
+import re
 import string
 import unicodedata
 from collections import Counter
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tokenizers import Encoding as RawEncoding
 from tokenizers import Tokenizer
-from tokenizers.models import Unigram
+from tokenizers.models import BPE, Unigram
 
 from albert_serve.errors import (
     BundleCorruptError,
@@ -26,14 +28,26 @@ from albert_serve.errors import (
     TextTooLongError,
 )
 
-# In order of their ids, 0 to 4, which every ALBERT vocabulary has.
+# Of the vocabularies that training makes, in order of their ids, 0 to 4.
 SPECIAL_TOKENS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+# The names by which special tokens are looked for in any vocabulary, the first that it has.
+SPECIAL_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "pad": ("<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+# Marks of the space before a piece: SentencePiece's, and that of byte-level BPE.
+_SPACE_MARKS: Final = ("▁", "Ġ")
 # Of one text. English of a million characters has half as many.
 MAX_TOKENS: Final = 1 << 19
 # One character may stand for up to 18, as U+FDFA does: a text that is small is a large one then.
 _MAX_NORMALISED_CHARS: Final = 1_500_000
 _MAX_EXPANSION: Final = 18
 _MAX_CACHED_WORDS: Final = 10_000
+# Letters that compose with the one before: vowels and finals of Hangul, half-width voicing marks.
+_COMPOSED: Final = re.compile("[\u1160-\u11ff\ud7b0-\ud7ff\uff9e\uff9f]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,26 +78,56 @@ class Encoding:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecialIds:
+    """The ids of special tokens; by default those of `SPECIAL_TOKENS`.
+
+    Attributes:
+        every: those of all special tokens, which belong to no word.
+    """
+
+    cls: int = 2
+    sep: int = 3
+    mask: int = 4
+    every: frozenset[int] = frozenset(range(len(SPECIAL_TOKENS)))
+
+
+ALBERT_IDS: Final = SpecialIds()
+
+
 class AlbertTokenizer:
     """Encodes and decodes with one vocabulary. Safe to use from many threads.
 
     `[CLS]` begins every encoding, and `[SEP]` ends each of its texts.
+
+    Attributes:
+        vocab_size: V; ids go from 0 to below it.
+        pad_id: of the token of padding; None if the vocabulary has none.
+        unk_id: of the token of unknown characters; None if the vocabulary has none.
     """
 
-    pad_id, unk_id, cls_id, sep_id, mask_id = range(len(SPECIAL_TOKENS))
-    mask_token = SPECIAL_TOKENS[mask_id]
-
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take a tokenizer whose first five ids are ALBERT's special tokens.
+        """Take a tokenizer of any model that has ALBERT's special tokens, at any ids.
 
         Raises:
-            BundleCorruptError: they are not, or two ids have the same token.
+            BundleCorruptError: it has no token that begins or ends a text, or none of a mask; or
+                two ids have the same token.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        _check_vocabulary(tokenizer)
+        _check_ids(tokenizer)
         self._tokenizer = tokenizer
         self.vocab_size: int = tokenizer.get_vocab_size()
+        self.pad_id, self.unk_id = _find(tokenizer, "pad"), _find(tokenizer, "unk")
+        self.cls_id, self.sep_id = _find_ends(tokenizer)
+        self.mask_id = _require(tokenizer, "mask")
+        self.mask_token = self.token(self.mask_id)
+        if self._encode(self.mask_token).ids != [self.mask_id]:
+            raise BundleCorruptError(
+                f"{self.mask_token} in a text is not read as one token; is it a special token?"
+            )
+        self._prefix: str = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+        self._space_mark = _space_mark(tokenizer)
         self._max_token_chars = max(map(len, tokenizer.get_vocab()))
         self._known_ascii = _known_ascii(tokenizer)
         _fill_cache(tokenizer)
@@ -134,8 +178,7 @@ class AlbertTokenizer:
             TextTooLongError: it has more tokens than any task reads.
         """
         _check_text(text)
-        # As a batch of one: only batch encoding releases the GIL.
-        (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        encoded = self._encode(text)
         num_tokens = len(encoded)
         if num_tokens > MAX_TOKENS:
             raise TextTooLongError(
@@ -146,8 +189,21 @@ class AlbertTokenizer:
         return Encoding(
             ids=encoded.ids,
             types=[0] * num_tokens,
-            offsets=[_fit_range(text, start, end) for start, end in encoded.offsets],
+            offsets=_fit_ranges(text, encoded.offsets),
         )
+
+    def _encode(self, text: str) -> RawEncoding:
+        try:
+            # As a batch of one: only batch encoding releases the GIL.
+            (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        except BaseException as error:  # a panic of the library is none of Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise InvalidInputError(
+                f"the model's tokenizer.json cannot read this text: {error}. A regular expression "
+                "in it that tries too many ways, or a missing unknown token, has to be mended there"
+            ) from error
+        return encoded
 
     def least_num_tokens(self, text: str) -> int:
         """Return a lower bound of a text's tokens by its length, without tokenising it.
@@ -176,8 +232,35 @@ class AlbertTokenizer:
             offsets=[*built.offsets, *second.offsets, (0, 0)],
         )
 
+    @property
+    def special(self) -> SpecialIds:
+        """The ids of the special tokens."""
+        named = (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return SpecialIds(
+            cls=self.cls_id,
+            sep=self.sep_id,
+            mask=self.mask_id,
+            every=frozenset(token_id for token_id in named if token_id is not None)
+            | {token_id for token_id, token in added if token.special},
+        )
+
+    def begins_word(self, piece: str) -> bool:
+        """Whether a piece begins a word by the vocabulary's notation; if it has none, each does."""
+        if self._prefix:
+            return not piece.startswith(self._prefix)
+        return piece.startswith(self._space_mark)
+
+    def surface(self, piece: str) -> str:
+        """Return a piece's characters, without the notation of where a word begins."""
+        if self._prefix:
+            return piece.removeprefix(self._prefix)
+        return piece.replace(self._space_mark, "") if self._space_mark else piece
+
     def token(self, token_id: int) -> str:
-        """Return the piece of an id in the vocabulary's notation, "▁" for the space before a word.
+        """Return the piece of an id in the vocabulary's notation.
+
+        That is "▁" for the space before a word, or "##" where a piece continues one.
 
         Raises:
             IndexError: the vocabulary has no such id.
@@ -198,22 +281,41 @@ class AlbertTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=not keep_special)
 
 
-def _check_vocabulary(tokenizer: Tokenizer) -> None:
-    first_ids = tuple(tokenizer.id_to_token(index) for index in range(len(SPECIAL_TOKENS)))
-    if first_ids != SPECIAL_TOKENS:
-        raise BundleCorruptError(
-            f"ids 0 to 4 are {first_ids}; in an ALBERT they are {SPECIAL_TOKENS}"
-        )
+def _check_ids(tokenizer: Tokenizer) -> None:
     ids = set(tokenizer.get_vocab().values())
     if ids != set(range(tokenizer.get_vocab_size())):
         raise BundleCorruptError(
-            f"{len(ids)} tokens have ids up to {max(ids)}; each id needs a token of its own"
+            f"{len(ids)} tokens have ids up to {max(ids, default=0)}; each id needs a token of its "
+            "own"
         )
-    mask = AlbertTokenizer.mask_token
-    if tokenizer.encode(mask, add_special_tokens=False).ids != [AlbertTokenizer.mask_id]:
+
+
+def _find(tokenizer: Tokenizer, role: str) -> int | None:
+    ids = map(tokenizer.token_to_id, SPECIAL_NAMES[role])
+    return next((token_id for token_id in ids if token_id is not None), None)
+
+
+def _require(tokenizer: Tokenizer, role: str) -> int:
+    token_id = _find(tokenizer, role)
+    if token_id is None:
         raise BundleCorruptError(
-            "[MASK] in a text is not read as one token; is it a special token?"
+            f"no token is named {' or '.join(SPECIAL_NAMES[role])}, which an ALBERT needs"
         )
+    return token_id
+
+
+def _find_ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the ids of [CLS] and [SEP]: what the tokenizer puts around a text, or by name."""
+    around = tokenizer.encode("").ids
+    if len(around) == 2:
+        return around[0], around[1]
+    return _require(tokenizer, "cls"), _require(tokenizer, "sep")
+
+
+def _space_mark(tokenizer: Tokenizer) -> str:
+    pieces = tokenizer.get_vocab()
+    marks = (mark for mark in _SPACE_MARKS if any(piece.startswith(mark) for piece in pieces))
+    return next(marks, "")
 
 
 def _fill_cache(tokenizer: Tokenizer) -> None:
@@ -222,7 +324,7 @@ def _fill_cache(tokenizer: Tokenizer) -> None:
     It keeps the first words that it sees for ever. Those of some requests, of 250 letters each,
     would be 14 kB a word, 140 MB in all.
     """
-    if not isinstance(tokenizer.model, Unigram):
+    if not isinstance(tokenizer.model, BPE | Unigram):
         return
     pieces = (tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size()))
     words = [piece[1:] for piece in pieces if piece and piece.startswith("▁") and piece != "▁"]
@@ -232,7 +334,12 @@ def _fill_cache(tokenizer: Tokenizer) -> None:
 
 
 def _known_ascii(tokenizer: Tokenizer) -> bytes:
-    """Return the ASCII letters and digits that normalisation keeps, and that are pieces."""
+    """Return the ASCII letters and digits that normalisation keeps, and that are pieces.
+
+    None but for Unigram: elsewhere a whole word can be one unknown token.
+    """
+    if not isinstance(tokenizer.model, Unigram):
+        return b""
     normaliser = tokenizer.normalizer
 
     def piece(character: str) -> str:
@@ -268,15 +375,31 @@ def _check_text(text: str) -> None:
         )
 
 
-def _fit_range(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return offsets without white space around, and with the accents of the last character.
+def _fit_ranges(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return offsets without white space around, and with what belongs to the last character.
 
-    Normalisation drops accents, so that without this "cafe" + U+0301 would end before its accent.
+    Normalisation drops accents, and the library gives a composed character the range of its first
+    part alone, so that without this "cafe" + U+0301 would end before its accent.
     """
+    ranges = []
+    limit = next_start = len(text)
+    for start, end in reversed(offsets):
+        if start < next_start:  # tokens of the same character have the same range
+            limit, next_start = next_start, start
+        ranges.append(_fit_range(text, start, end, limit))
+    return ranges[::-1]
+
+
+def _fit_range(text: str, start: int, end: int, limit: int) -> tuple[int, int]:
     while start < end - 1 and text[start].isspace():
         start += 1
     while start < end - 1 and text[end - 1].isspace():
         end -= 1
-    while end < len(text) and unicodedata.category(text[end]).startswith("M"):
+    while end < limit and _continues(text[end]):
         end += 1
     return start, end
+
+
+def _continues(char: str) -> bool:
+    """Whether a character is a mark of the one before, or composes with it."""
+    return unicodedata.category(char).startswith("M") or _COMPOSED.match(char) is not None

@@ -26,7 +26,7 @@ from benchmarks.harness.page import table
 from benchmarks.harness.process import BenchmarkError
 from training import pretrain
 from training.data.examples import ExampleSettings, SentenceTask
-from training.data.masking import NgramMasking, word_starts
+from training.data.masking import NgramMasking
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.evaluation.validation import held_out, measure
@@ -182,7 +182,7 @@ def _measure(
     """
     tokenizer = options.tokenizer / "tokenizer.json"
     shards = Shards.open(options.validation, tokenizer)
-    masking = NgramMasking(word_starts=word_starts(AlbertTokenizer.from_file(tokenizer)))
+    masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer))
     figures: dict[str, float] = {
         "parameters": sum(p.numel() for p in model.albert.parameters()),
     }

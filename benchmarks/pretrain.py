@@ -34,7 +34,7 @@ from benchmarks.harness.trainers import (
     trainer_table,
 )
 from training.data.examples import IGNORED, ExampleSettings
-from training.data.masking import NgramMasking, word_starts
+from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.errors import report_errors
@@ -154,8 +154,7 @@ def make_examples(
     Examples, masks and labels are those that `training.pretrain` makes of them, each one a
     sequence of its own. A corpus too small gives as many epochs as it takes.
     """
-    starts = word_starts(AlbertTokenizer.from_file(tokenizer / "tokenizer.json"))
-    masking = NgramMasking(word_starts=starts)
+    masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer / "tokenizer.json"))
     plan = Plan(shards=shards, settings=ExampleSettings(length=length), seed=_SEED)
     rows = chain.from_iterable(plan.epoch(number) for number in count())
     made = []

@@ -32,6 +32,7 @@ from albert_serve.bundle.manifest import (
     TaskExample,
     file_entry,
 )
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors, write_sentence_vectors
 from albert_serve.bundle.weights import TaskName, read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
@@ -175,7 +176,8 @@ def export_bundle(
             costs a task too much, or the target is there or cannot be written.
         CheckpointError, BundleCorruptError: see `read_source`; CheckpointError also if the
             checkpoint is neither here nor on the Hub.
-        VocabError: there is only a `spiece.model`, and it is not ALBERT's.
+        ConfigError: it is a model of sentences whose vectors are not computed here.
+        VocabError: there is no `tokenizer.json`, and the vocabulary cannot be read.
     """
     target = target.resolve()
     limits, layers = limits or Limits(), layers or LayerOptions()
@@ -187,7 +189,7 @@ def export_bundle(
     ):
         source = read_source(cut)
         figures = {**source.evaluation, **(evaluation or {})}
-        training = read_training(opened.folder)
+        training, vectors = read_training(opened.folder), read_sentence_vectors(opened.folder)
         source = replace(source, evaluation=figures, training=training)
         source, left_out = select_tasks(source, tasks, tasks_with_data(data))
         source = with_early_exit(source, layers.max_layers, layers.patience)
@@ -210,6 +212,7 @@ def export_bundle(
             evaluation=source.evaluation,
             provenance=_provenance(source, opened.name),
             examples={task: list(shown[task]) for task in source.tasks if task in shown},
+            sentence_vectors=vectors,
         )
         _write_manifest(manifest, folder)
         if data is not None:
@@ -222,6 +225,8 @@ def export_bundle(
                 {task: each.quality for task, each in measured.items()}
             )
             _write_manifest(manifest, folder)
+        if vectors is not None and precision == "fp32":  # for sentence-transformers and training
+            write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
         if manifest.evaluation:
             card = model_card(manifest, target.name)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")

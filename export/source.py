@@ -51,7 +51,7 @@ from training.model.heads import is_further
 from training.model.labels import default_name, read_labels
 
 # What transformers and training read beside the weights and `tokenizer.json`.
-HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model")
+HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
 _LAYERLESS_FIGURES: Final = frozenset(
     f"{PREFIX}_{name}" for name in ("task", "texts", "truncated", "by_layer", "by_patience")
@@ -249,8 +249,8 @@ def _check_files(folder: Path) -> None:
         raise ExportError(f"{folder / WEIGHTS_FILE} is not there; {folder} has no weights")
     if not (folder / TOKENIZER_FILE).is_file():
         raise ExportError(
-            f"{folder} has neither {TOKENIZER_FILE} nor spiece.model; copy one of them there from "
-            "where the checkpoint comes from"
+            f"{folder} has neither {TOKENIZER_FILE} nor spiece.model nor vocab.txt; copy one of "
+            "them there from where the checkpoint comes from"
         )
 
 

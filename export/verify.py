@@ -24,18 +24,19 @@ from albert_serve.bundle.manifest import (
     CUDA_ENCODER_FILE,
     CUDA_SUFFIX,
     ENCODER_FILE,
+    TOKENIZER_FILE,
     HeadEntry,
 )
 from albert_serve.bundle.weights import NUM_BEAMS, StoredTensor
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import AlbertServeError
+from albert_serve.errors import AlbertServeError, BundleError
 from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.question_answering.beams import best_starts
-from albert_serve.tokenizer import SPECIAL_TOKENS
+from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
 from export.errors import ExportError
 from export.graph import Compute, Form, rounded
 from training.model.albert import Batch
@@ -68,7 +69,7 @@ def measure_parity(
         ExportError: the runtime cannot load or run a graph.
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
-    measured = _measure(folder / ENCODER_FILE, files, model)
+    measured = _measure(folder / ENCODER_FILE, files, model, _special_ids(folder))
     return {name: found.difference for name, found in measured.items()}
 
 
@@ -97,7 +98,8 @@ def measure_cuda_parity(
     graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
     onnx.save(rounded(graph, form), emulated)
     try:
-        return {name: found.share for name, found in _measure(emulated, files, model).items()}
+        measured = _measure(emulated, files, model, _special_ids(folder))
+        return {name: found.share for name, found in measured.items()}
     finally:
         emulated.unlink()
 
@@ -120,15 +122,22 @@ class _Difference:
         )
 
 
+def _special_ids(folder: Path) -> SpecialIds:
+    try:
+        return AlbertTokenizer.from_file(folder / TOKENIZER_FILE).special
+    except BundleError as error:
+        raise ExportError(str(error)) from error
+
+
 def _measure(
-    encoder_file: Path, head_files: Mapping[str, Path], model: AlbertForTasks
+    encoder_file: Path, head_files: Mapping[str, Path], model: AlbertForTasks, special: SpecialIds
 ) -> dict[str, _Difference]:
     model.eval()
     worst = dict.fromkeys(("encoder", *head_files), _Difference())
     try:
         encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
-        batches = list(_random_batches(model.config))
+        batches = list(_random_batches(model.config, special))
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, found in _differences(model, heads, batch, hidden_BSH):
@@ -207,7 +216,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _tensors(attribute.g)
 
 
-def _random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
+def _random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[PaddedBatch]:
     """Random ids: a ragged batch, an unpadded one, and one sequence of all positions.
 
     As in real inputs, each begins with [CLS] and ends with [SEP], and one token is [MASK]: it is
@@ -220,8 +229,12 @@ def _random_batches(config: AlbertConfig) -> Iterator[PaddedBatch]:
         shape = (len(lengths), int(lengths_B.max()))
         ids_BS = generator.integers(0, config.vocab_size, shape)
         every_B = np.arange(len(lengths))
-        for place_B, token in ((0, "[CLS]"), (lengths_B // 2, "[MASK]"), (lengths_B - 1, "[SEP]")):
-            ids_BS[every_B, place_B] = SPECIAL_TOKENS.index(token)
+        for place_B, token in (
+            (0, special.cls),
+            (lengths_B // 2, special.mask),
+            (lengths_B - 1, special.sep),
+        ):
+            ids_BS[every_B, place_B] = token
         yield PaddedBatch(
             ids=ids_BS,
             types=generator.integers(0, config.num_token_types, shape),

@@ -1,4 +1,7 @@
-"""Write the sentences of documents, one a line and each once: unlabelled texts for a teacher."""
+"""Write the sentences of documents, one a line and each once: unlabelled texts for a teacher.
+
+Of files in SQuAD's format, the sentences of their questions and contexts.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from typing import Final
 from albert_serve.files import write_atomically
 from albert_serve.progress import progress
 from training.data.corpus import find_files, read_documents, split_sentences
+from training.data.questions import read_squad
 from training.errors import report_errors
 from training.run.options import parse_count
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """examples:
   python -m scripts.sentences imdb/train.jsonl.xz --output runs/sentences.txt
+  python -m scripts.sentences squad/train-v1.1.json --most-words 22 --output runs/questions.txt
 """
 _LINE_BREAK: Final = re.compile(r"<br\s*/?>", re.IGNORECASE)
 
@@ -41,17 +46,25 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sentences(options: argparse.Namespace) -> Iterator[str]:
-    documents = read_documents(find_files(options.documents))
-    for document in progress(documents, title="splitting", unit="documents"):
+    for document in progress(_documents(options.documents), title="splitting", unit="documents"):
         for sentence in split_sentences(_LINE_BREAK.sub("\n", document)):
             if options.least_words <= len(sentence.split()) <= options.most_words:
                 yield sentence
 
 
+def _documents(paths: Sequence[Path]) -> Iterator[str]:
+    questions = [path for path in paths if ".json" in path.suffixes]
+    for question in read_squad(questions) if questions else ():
+        yield question.question
+        yield question.context
+    if documents := [path for path in paths if path not in questions]:
+        yield from read_documents(find_files(documents))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m scripts.sentences", __doc__, _EXAMPLES)
     add = parser.add_argument
-    add("documents", type=Path, nargs="+", help="JSONL, Parquet or text files, or folders of them")
+    add("documents", type=Path, nargs="+", help="SQuAD, JSONL, Parquet or text files, or folders")
     add("--output", type=Path, required=True, help="text file")
     add("--least-words", type=int, default=4, help="of a sentence (%(default)s)")
     add("--most-words", type=int, default=60, help="of a sentence (%(default)s)")

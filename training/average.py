@@ -16,6 +16,7 @@ from typing import Final
 
 import torch
 
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.errors import report_errors
 from training.loop.provenance import read_stages, record_stage
@@ -44,8 +45,9 @@ _EXAMPLES: Final = r"""examples:
 def average(references: Sequence[str | Path], weights: Sequence[float], target: Path) -> None:
     """Write the weighted mean of checkpoints into a new folder, which appears whole or not at all.
 
-    Heads, labels, tokenizer and history are those of the first; the history names the stages that
-    only the others have. A head that some of the others lack is the mean of those that have it.
+    Heads, labels, tokenizer, the form of sentences' vectors and history are those of the first; the
+    history names the stages that only the others have. A head that some of the others lack is the
+    mean of those that have it.
 
     Args:
         weights: of each checkpoint, above 0; their sum is not important.
@@ -67,7 +69,13 @@ def average(references: Sequence[str | Path], weights: Sequence[float], target: 
         config = read_config(folders[0])
         extra = stored_labels(config, model.tasks)
         extra |= {key: config[key] for key in ("albert_sentence_task",) if key in config}
-        save_checkpoint(model, folder, tokenizer_from=folders[0], extra_config=extra)
+        save_checkpoint(
+            model,
+            folder,
+            tokenizer_from=folders[0],
+            extra_config=extra,
+            sentence_vectors=read_sentence_vectors(folders[0]),
+        )
         first, *others = (read_stages(each) for each in folders)
         averaged = [{"stages": [stage for stage in each if stage not in first]} for each in others]
         record = {"weights": list(weights), "averaged": averaged}

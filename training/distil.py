@@ -50,8 +50,7 @@ def distil(config: DistilConfig) -> TrainedRun:
     with open_start(config) as start:
         teacher = load_teacher(config.teacher, config.device)
         defaults = student_sizes(config, recipe, teacher)
-        vocab_size = start.open_tokenizer().vocab_size
-        sizes = architecture(config, recipe, start, vocab_size, defaults)
+        sizes = architecture(config, recipe, start, start.open_tokenizer(), defaults)
         teaching = Teaching.choose(config, recipe, sizes, teacher)
         return run_job(
             config,

@@ -20,6 +20,8 @@ from training.errors import report_errors
 from training.finetuning.build import prepare_finetuning
 from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
+from training.finetuning.embeddings import VECTORS
+from training.finetuning.outlook import advise, describe_passes
 from training.finetuning.settings import FinetuneSettings, settle
 from training.loop.distributed import join_world, setting_up
 from training.loop.progress import is_known_run
@@ -49,7 +51,7 @@ _EXAMPLES: Final = r"""examples:
       --task RACE --data RACE --recipe paper
   albert-serve finetune --initialize-from runs/student/checkpoint --output runs/taught \
       --teacher textattack/bert-base-uncased-SST-2 --text-classification reviews.txt --budget 30m
-  python -m training.finetune --initialize-from runs/base/checkpoint --output runs/vectors \
+  albert-serve finetune --initialize-from runs/base/checkpoint --output runs/vectors \
       --embeddings pairs.csv --steps 2000
   torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
       --output runs/mnli --task MNLI --recipe paper
@@ -73,6 +75,8 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
         record["precision"] = precision
         with setting_up(world):
             prepared = prepare_finetuning(settings, start.folder, precision, world)
+        if prepared.probing is not None and not (config.output / "checkpoint").exists():
+            prepared.probing.fit(world, precision)
         run = prepared.build()
         trained = train_run(
             config,
@@ -83,10 +87,14 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             start=start.folder,
             tokenizer_from=start.folder,
             extra_config=prepared.extra_config,
+            sentence_vectors=VECTORS if settings.embeddings else None,
             validation=prepared.validation,
+            validates_start=prepared.probing is not None,
         )
-        batches = ", ".join(f"{count:,} of {name}" for name, count in run.num_steps.items())
-        print(f"{trained.checkpoint}: {trained.num_steps:,} steps ({batches})")
+        batches = "; ".join(describe_passes(run))
+        print(f"{trained.checkpoint}: {trained.num_steps:,} steps{batches and f' ({batches})'}")
+        for line in advise(settings, run) if trained.status == 0 else ():
+            print(line)
         return trained
 
 

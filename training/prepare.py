@@ -70,15 +70,22 @@ def prepare(
         AlbertServeError: the tokenizer is not an ALBERT's.
     """
     files = find_files(paths)
-    vocab_size = AlbertTokenizer.from_file(tokenizer_file).vocab_size
+    tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     tokenizer_sha256 = sha256_of(tokenizer_file)
     fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes)
     if (folder / SHARDS_FILE).is_file():
         check_same_corpus(folder, Manifest.read(folder / SHARDS_FILE), fingerprint)
         return Shards.open(folder)
     with _locked(folder):
-        manifest = Manifest(tokenizer_sha256=tokenizer_sha256, fingerprint=fingerprint)
-        writer = ShardWriter(folder, manifest, part_bytes=part_bytes, vocab_size=vocab_size)
+        manifest = Manifest(
+            tokenizer_sha256=tokenizer_sha256,
+            fingerprint=fingerprint,
+            cls_id=tokenizer.cls_id,
+            sep_id=tokenizer.sep_id,
+        )
+        writer = ShardWriter(
+            folder, manifest, part_bytes=part_bytes, vocab_size=tokenizer.vocab_size
+        )
         rest = read_from(files, writer.end)
         chunks = tokenise(rest, tokenizer_file, num_workers=num_workers)
         with closing(chunks), closing(_watched(chunks, files, writer.end)) as documents:

@@ -65,7 +65,7 @@ def pretrain(config: PretrainConfig) -> TrainedRun:
     """
     recipe = config.changed(RECIPES[config.recipe])
     with open_start(config) as start:
-        sizes = architecture(config, recipe, start, start.open_tokenizer().vocab_size)
+        sizes = architecture(config, recipe, start, start.open_tokenizer())
         return run_job(config, recipe, sizes, start, program="training.pretrain")
 
 

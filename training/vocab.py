@@ -8,39 +8,34 @@ from __future__ import annotations
 
 import io
 import random
+import string
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import sentencepiece
-from google.protobuf.message import DecodeError
-from sentencepiece import sentencepiece_model_pb2
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
 
 from albert_serve.progress import progress
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from training.data.corpus import find_files, read_documents, split_sentences
-from training.errors import TrainingError, report_errors
+from training.errors import report_errors
 from training.system.command_line import make_parser
+from training.vocabulary.errors import VocabError
+from training.vocabulary.normalization import Folding
+from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.spiece import build_tokenizer
 
+# Among which words are counted that become equal; a few seconds.
+_SAMPLED_CHARACTERS: Final = 20_000_000
+# As the original code reads text.
+_ALBERT: Final = Folding()
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
 _EXAMPLES: Final = """examples:
   albert-serve vocab --corpus wiki/*.jsonl.xz --output vocab/
   albert-serve vocab --corpus letters.txt --vocab-size 8000 --output vocab/
+  albert-serve vocab --corpus briefe.txt --cased --keep-accents --output vocab/
 """
-
-
-class VocabError(TrainingError):
-    """A vocabulary that cannot be trained or read."""
 
 
 def train_vocab(
@@ -50,15 +45,19 @@ def train_vocab(
     vocab_size: int = 30000,
     num_sentences: int = 10_000_000,
     seed: int = 0,
+    folding: Folding = _ALBERT,
 ) -> Path:
     """Train a unigram model on at most `num_sentences` sentences, drawn from the whole corpus.
 
     The same documents and `seed` give the same file. Returns the path of `spiece.model`.
 
+    Args:
+        folding: whether text loses its case and its accents before it is read, as ALBERT's does.
+
     Raises:
         VocabError: the corpus has no sentence, or too little text for that many pieces.
     """
-    normalizer = text_normalizer()
+    normalizer = folding.normalizer()
     sentences = (
         normalizer.normalize_str(sentence)
         for document in documents
@@ -71,43 +70,6 @@ def train_vocab(
     spiece = output / "spiece.model"
     spiece.write_bytes(model)
     return spiece
-
-
-def build_tokenizer(spiece: Path) -> Tokenizer:
-    """Build the tokenizer with the ids of SentencePiece itself on `text_normalizer`'s text.
-
-    `transformers.AutoTokenizer` reads its `tokenizer.json` unchanged. From `spiece.model` alone,
-    transformers 5.23 builds another tokenizer: it adds the user-defined symbols as tokens, so that
-    a word after one of ( ) " - . gets a "▁" that the model was not trained with.
-
-    Raises:
-        VocabError: the file is no SentencePiece model, or its first five pieces are not ALBERT's.
-    """
-    # Protobuf makes the class at import, so that no type checker sees it.
-    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    try:
-        proto.ParseFromString(spiece.read_bytes())
-    except (OSError, DecodeError) as error:
-        raise VocabError(f"{spiece} cannot be read as a SentencePiece model: {error}") from error
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    first = tuple(piece for piece, _ in pieces[: len(SPECIAL_TOKENS)])
-    if first != SPECIAL_TOKENS:
-        raise VocabError(f"{spiece} begins with {first}; ALBERT's begin with {SPECIAL_TOKENS}")
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>")))
-    tokenizer.normalizer = normalizers.Sequence(
-        [text_normalizer(), normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
-    )
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    tokenizer.add_special_tokens([AddedToken(piece, normalized=False) for piece in SPECIAL_TOKENS])
-    return tokenizer
 
 
 def _draw(items: Iterable[str], num_kept: int, rng: random.Random) -> list[str]:
@@ -162,16 +124,30 @@ def _drain(items: list[str]) -> Iterator[str]:
         yield items.pop()
 
 
-def text_normalizer() -> normalizers.Normalizer:
-    """Return a normalizer of quotes, accents and case, as in `AlbertTokenizer`."""
-    return normalizers.Sequence(
-        [
-            normalizers.Replace("``", '"'),
-            normalizers.Replace("''", '"'),
-            normalizers.NFKD(),
-            normalizers.StripAccents(),
-            normalizers.Lowercase(),
-        ]
+def _tell_equal_words(documents: Iterable[str], folding: Folding) -> None:
+    """Say how many words of the first documents the vocabulary cannot tell apart."""
+    options = {"--cased": folding.case, "--keep-accents": folding.accents}
+    if not any(options.values()):
+        return
+    words: dict[str, None] = {}
+    num_characters = 0
+    for document in documents:
+        stripped = (word.strip(string.punctuation) for word in document.split())
+        words.update(dict.fromkeys(filter(None, stripped)))
+        num_characters += len(document)
+        if num_characters > _SAMPLED_CHARACTERS:
+            break
+    groups = folding.group(words)
+    if not groups:
+        return
+    # Those first that differ in more than capitals, as at the beginning of a sentence.
+    groups.sort(key=lambda group: len({word.lower() for word in group}) == 1)
+    examples = ", ".join(" = ".join(group) for group in groups[:3])
+    folded = " and ".join(option for option, is_folded in options.items() if is_folded)
+    print(
+        f"{sum(map(len, groups))} of {len(words)} distinct words become equal to another without "
+        f"{folded}, such as {examples}",
+        file=sys.stderr,
     )
 
 
@@ -193,6 +169,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=10_000_000,
         help="maximum number of sentences to draw from the corpus (%(default)s)",
     )
+    parser.add_argument(
+        "--cased", action="store_true", help="keep capitals; without it all text is lower-cased"
+    )
+    parser.add_argument(
+        "--keep-accents",
+        action="store_true",
+        help="keep accents and other combining signs, which most languages but English need",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of that draw (%(default)s)")
     options = parser.parse_args(arguments)
     return report_errors(
@@ -202,18 +186,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
             vocab_size=options.vocab_size,
             num_sentences=options.num_sentences,
             seed=options.seed,
+            folding=Folding(case=not options.cased, accents=not options.keep_accents),
         )
     )
 
 
 def _run(
-    corpus: Sequence[Path], output: Path, *, vocab_size: int, num_sentences: int, seed: int
+    corpus: Sequence[Path],
+    output: Path,
+    *,
+    vocab_size: int,
+    num_sentences: int,
+    seed: int,
+    folding: Folding,
 ) -> int:
-    documents = read_documents(find_files(corpus))
+    files = find_files(corpus)
+    _tell_equal_words(read_documents(files), folding)
     spiece = train_vocab(
-        documents, output, vocab_size=vocab_size, num_sentences=num_sentences, seed=seed
+        read_documents(files),
+        output,
+        vocab_size=vocab_size,
+        num_sentences=num_sentences,
+        seed=seed,
+        folding=folding,
     )
-    build_tokenizer(spiece).save(str(output / "tokenizer.json"))
+    settings = VocabularySettings(do_lower_case=folding.case, keep_accents=not folding.accents)
+    build_tokenizer(spiece, settings).save(str(output / "tokenizer.json"))
     print(f"{vocab_size} pieces in {spiece} and tokenizer.json")
     return 0
 

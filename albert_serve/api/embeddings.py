@@ -30,8 +30,8 @@ FEATURE_EXTRACTION: Final = "feature-extraction"
 EMBEDDINGS: Final = "embeddings"
 EMBEDDINGS_PATH: Final = f"/v1/{EMBEDDINGS}"
 
-Pooling: TypeAlias = Literal["mean", "cls", "none"]
-Pooled: TypeAlias = Literal["mean", "cls"]
+Pooling: TypeAlias = Literal["mean", "cls", "max", "none"]
+Pooled: TypeAlias = Literal["mean", "cls", "max"]
 TruncationDirection: TypeAlias = Literal["right", "left"]
 _EncodingFormat: TypeAlias = Literal["float", "base64"]
 
@@ -46,12 +46,18 @@ _REFUSED: Final = {
 class FeatureExtractionParameters(Parameters):
     """The parameters of feature extraction."""
 
-    pooling: Pooling = Field(
-        "mean",
+    pooling: Pooling | None = Field(
+        None,
         description="The embedding of a text: the mean of its tokens' vectors, [CLS] and [SEP] "
-        'among them, or the vector of [CLS]; "none" for the vectors themselves.',
+        "among them, the vector of [CLS], or the largest number of all tokens in each dimension; "
+        '"none" for the vectors themselves. Left out, it is the model\'s, which is the mean unless '
+        "/info says otherwise.",
     )
-    normalize: bool = Field(False, description="Scale each vector to a length of 1.")
+    normalize: bool | None = Field(
+        None,
+        description="Scale each vector to a length of 1. Left out, it is the model's, which is "
+        "false unless /info says otherwise.",
+    )
     truncate: bool | None = Field(None, description="Hugging Face's name for truncation.")
     truncation_direction: TruncationDirection = Field(
         "right", description="The end of the text at which tokens are cut off."
@@ -141,7 +147,7 @@ class EmbeddingsRequest(Request):
         None, ge=1, description="The model's own number of dimensions; no other is possible."
     )
     user: str | None = Field(None, description="Taken and not used.")
-    pooling: Pooled = Field("mean", description="As in feature extraction; not OpenAI's.")
+    pooling: Pooled | None = Field(None, description="As in feature extraction; not OpenAI's.")
     truncation: TruncationField = Field(
         "error",
         json_schema_extra={"default": False},

@@ -156,3 +156,22 @@ EMBEDDINGS_EXAMPLES: Final = (
         body={"input": ["It rained.", "He studied physics."], "encoding_format": "base64"},
     ),
 )
+
+RERANK_EXAMPLES: Final = (
+    Example(
+        summary="Two texts by a query",
+        body={
+            "query": "What was the weather like?",
+            "texts": ["He studied physics.", "It rained."],
+        },
+    ),
+    Example(
+        summary="With the texts, which are cut where they are too long",
+        body={
+            "query": "weather",
+            "texts": ["He left.", "It rained."],
+            "return_text": True,
+            "truncate": True,
+        },
+    ),
+)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from albert_serve.api.embeddings import Embedding, TokenFeatures
+from albert_serve.api.embeddings import Embedding, Pooled, TokenFeatures
 from albert_serve.api.model_card import ModelCard, card_text
 from albert_serve.api.wire import (
     MANY,
@@ -430,6 +430,16 @@ class HeadInfo(Reply):
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
 
 
+class SentenceVectorsInfo(Reply):
+    """The form of embeddings where a request does not say it."""
+
+    pooling: Pooled
+    normalize: bool
+    max_length: int | None = Field(
+        None, description="Tokens of a text, [CLS] and [SEP] among them; left out: max_positions."
+    )
+
+
 class TaskInfo(Reply):
     """One task that the service answers."""
 
@@ -449,6 +459,11 @@ class TaskInfo(Reply):
     )
     question_head: Literal["independent", "start-conditioned"] | None = Field(
         None, description="Of question answering; left out, start and end by themselves."
+    )
+    sentence_vectors: SentenceVectorsInfo | None = Field(
+        None,
+        description="Of feature extraction, if the model was trained to give vectors of sentences; "
+        "left out, the mean of all tokens' vectors.",
     )
     quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
     examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
     HEAD_NAME,
@@ -219,6 +220,8 @@ class Manifest(_Frozen):
         evaluation: results on held-out data, by name.
         provenance: how the weights were trained and the bundle was written.
         examples: inputs that the page at `/` shows, by task.
+        sentence_vectors: the form of embeddings where a request does not say it; None: the mean of
+            all tokens' vectors.
     """
 
     format_version: int = _FORMAT_VERSION
@@ -236,6 +239,15 @@ class Manifest(_Frozen):
     examples: dict[TaskName, Annotated[list[TaskExample], Field(max_length=MAX_EXAMPLES)]] = Field(
         default_factory=dict
     )
+    sentence_vectors: SentenceVectors | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Dump the form of embeddings where there is one: bundles keep the revision they had."""
+        content: dict[str, Any] = dump(self)
+        if self.sentence_vectors is None:
+            content.pop("sentence_vectors", None)
+        return content
 
     @property
     def heads(self) -> dict[str, HeadEntry]:

@@ -66,9 +66,8 @@ class _Module(BaseModel):
 
     @property
     def kind(self) -> str:
-        """The name of a known class, else its whole path."""
-        name = self.type.rpartition(".")[2]
-        return name if name in _MODULES and self.type.startswith(_LIBRARY) else self.type
+        """The name of a class of the library, the whole path of another."""
+        return self.type.rpartition(".")[2] if self.type.startswith(_LIBRARY) else self.type
 
 
 class _Settings(BaseModel):
@@ -140,8 +139,9 @@ def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
         return None
     if kinds not in (["Transformer", "Pooling"], list(_MODULES)):
         raise ConfigError(
-            f"{folder / MODULES_FILE} has the modules {', '.join(kinds)}; those that are computed "
-            "here are Transformer, Pooling and, after them or not, Normalize"
+            f"{folder / MODULES_FILE} has the modules {', '.join(kinds)}; what is computed here is "
+            "Transformer, Pooling and, after them or not, Normalize. Without the file the model is "
+            "its Transformer alone"
         )
     _check_prompt(folder / _SETTINGS_FILE)
     return SentenceVectors(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
 
 from albert_serve.api.embeddings import Embedding
+from albert_serve.api.rerank import RankedText
 from albert_serve.api.schemas import (
     Coherence,
     FilledMasks,
@@ -40,6 +42,7 @@ from albert_serve.client.requests import (
     QuestionAnsweringOptions,
     QuestionLike,
     QuestionT,
+    RerankOptions,
     ScoreTargetsOptions,
     SentenceOrderOptions,
     TextClassificationOptions,
@@ -409,6 +412,17 @@ class AsyncAlbertClient:
         The answer is a list of vectors, each of as many numbers as the model's hidden states.
         """
         return await self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
+
+    async def rerank(
+        self, query: str, texts: Sequence[str], **options: Unpack[RerankOptions]
+    ) -> list[RankedText]:
+        """Return the places and scores of the texts, the best answer to the query first.
+
+        A classifier of one output scores each pair of query and text: by its sigmoid or, with
+        `raw_scores=True`, by the output itself. A model without one compares embeddings, and the
+        score is their cosine. All texts are in one request: at most `max_items` of `/info`.
+        """
+        return await self._exchange.send(requests.rerank_call(query, texts, options))
 
     async def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.

@@ -16,6 +16,7 @@ from albert_serve.api.embeddings import (
     Pooled,
     TruncationDirection,
 )
+from albert_serve.api.rerank import RERANK, RankedText, RerankReply, RerankRequest
 from albert_serve.api.schemas import (
     MAX_TOP_K,
     AnyTruncation,
@@ -133,6 +134,14 @@ class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
     """The parameters of embeddings; see `embeddings.FeatureExtractionParameters`."""
 
     pooling: Pooled
+
+
+class RerankOptions(TypedDict, total=False):
+    """The parameters of reranking; see `rerank.RerankRequest`."""
+
+    raw_scores: bool
+    return_text: bool
+    truncate: bool
 
 
 def _listed(inputs: object) -> object:
@@ -257,6 +266,21 @@ TOKEN_FEATURES: Final[Endpoint[list[Embedding]]] = Endpoint(
     answer=_only(list[Embedding]),
     implied={"pooling": "none"},
 )
+
+
+def rerank_call(query: str, texts: Sequence[str], options: RerankOptions) -> Call[list[RankedText]]:
+    """Return the call that sorts texts by a query.
+
+    Raises:
+        InvalidInputError: the service would refuse it.
+    """
+    body = {"query": query, "texts": texts if isinstance(texts, str) else list(texts), **options}
+    try:
+        checked = RerankRequest.model_validate(body)
+    except ValidationError as error:
+        raise InvalidInputError(describe(error)) from error
+    content = checked.model_dump(exclude_unset=True)
+    return Call(method="POST", path=f"/{RERANK}", body=content, read=_reader(RerankReply))
 
 
 def with_targets(targets: Sequence[str], options: ScoreTargetsOptions) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import httpx
 
 from albert_serve.api.embeddings import Embedding
+from albert_serve.api.rerank import RankedText
 from albert_serve.api.schemas import (
     Coherence,
     FilledMasks,
@@ -40,6 +41,7 @@ from albert_serve.client.requests import (
     QuestionAnsweringOptions,
     QuestionLike,
     QuestionT,
+    RerankOptions,
     ScoreTargetsOptions,
     SentenceOrderOptions,
     TextClassificationOptions,
@@ -408,6 +410,17 @@ class AlbertClient:
         The answer is a list of vectors, each of as many numbers as the model's hidden states.
         """
         return self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
+
+    def rerank(
+        self, query: str, texts: Sequence[str], **options: Unpack[RerankOptions]
+    ) -> list[RankedText]:
+        """Return the places and scores of the texts, the best answer to the query first.
+
+        A classifier of one output scores each pair of query and text: by its sigmoid or, with
+        `raw_scores=True`, by the output itself. A model without one compares embeddings, and the
+        score is their cosine. All texts are in one request: at most `max_items` of `/info`.
+        """
+        return self._exchange.send(requests.rerank_call(query, texts, options))
 
     def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.

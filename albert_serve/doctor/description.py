@@ -57,6 +57,7 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
             head: entry.model_dump(exclude={"heads", "quality"})
             for head, entry in manifest.heads.items()
         },
+        "sentence_vectors": manifest.sentence_vectors and asdict(manifest.sentence_vectors),
         "quality": {
             str(task): {**measured.model_dump(), "cost": measured.cost}
             for task, measured in manifest.head_quality.items()

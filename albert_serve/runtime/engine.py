@@ -350,8 +350,9 @@ def _finite(logits_RK: NDArray[np.float32], task: str) -> NDArray[np.float32]:
 def _reduce(logits_RK: NDArray[np.float32], item: EncoderInput) -> NDArray[np.float32]:
     if item.reduction == "none":
         return logits_RK
-    mean_1K: NDArray[np.float32] = logits_RK.mean(axis=0, keepdims=True)
-    return mean_1K
+    reduce = np.mean if item.reduction == "mean" else np.max
+    row_1K: NDArray[np.float32] = reduce(logits_RK, axis=0, keepdims=True)
+    return row_1K
 
 
 def _check_range(what: str, values: Sequence[int], end: int) -> None:

@@ -31,7 +31,7 @@ from albert_serve.server.bodies import parse_json, read_body
 from albert_serve.server.concurrency_gate import priority_of
 from albert_serve.server.error_replies import JSON
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.tasks import TASKS, Prepared, read_cuts
+from albert_serve.tasks import TASKS, Prepared, Task, read_cuts
 
 # nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
@@ -45,10 +45,12 @@ class ParsedRequest:
         request: the same in Hugging Face's format.
         write: returns the body of the reply, from the prepared items and the reply in Hugging
             Face's format.
+        task: answers it; None for the model's own task of the path.
     """
 
     request: TaskRequest
     write: Callable[[Sequence[Prepared[Any]], Any], bytes]
+    task: Task | None = None
 
 
 # Reads the JSON value of a body; raises an InvalidInputError if it is no request of the task.
@@ -96,7 +98,7 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
     num_bytes = len(request.model_dump_json())
     with model.in_use(task):
         prepared = await model.large.read(
-            model.prepare, task, request, num_bytes=num_bytes, ends_s=ends_s
+            model.prepare, model.tasks[task], request, num_bytes=num_bytes, ends_s=ends_s
         )
         return await model.answer(
             request,
@@ -133,7 +135,7 @@ def _prepare(
     model: HostedModel, task: str, read: Reader, body: bytes
 ) -> tuple[ParsedRequest, list[Prepared[Any]]]:
     parsed = read(model, task, parse_json(body))
-    return parsed, model.prepare(task, parsed.request)
+    return parsed, model.prepare(parsed.task or model.tasks[task], parsed.request)
 
 
 def _read(model: HostedModel, task: str, body: Any) -> ParsedRequest:

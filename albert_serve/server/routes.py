@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
+from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.errors import NotReadyError
 from albert_serve.server.answering import answer_request
@@ -20,6 +21,7 @@ from albert_serve.server.bodies import check_media_type
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
+from albert_serve.server.rerank_form import read_rerank
 from albert_serve.tasks import TASKS
 from albert_serve.web import page_routes
 
@@ -78,6 +80,10 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
                 Route(path, _embeddings, methods=["POST"])
                 for path in (EMBEDDINGS_PATH, f"{MODEL_PATH}/{EMBEDDINGS}")
             ),
+            *(
+                Route(f"{prefix}/{RERANK}", _rerank, methods=["POST"])
+                for prefix in ("", MODEL_PATH)
+            ),
             Route(MODELS_PATH, _list),
             Route(MODEL_PATH, _info),
             # BentoML's clients post to the endpoint of the method `info`.
@@ -102,6 +108,11 @@ async def _task(name: str, request: Request) -> Response:
 async def _embeddings(request: Request) -> Response:
     model = _model(request)
     return await answer_request(model, FEATURE_EXTRACTION, request, read=read_embeddings)
+
+
+async def _rerank(request: Request) -> Response:
+    # The encoder's task, which every model has: the classifier of pairs is one of some.
+    return await answer_request(_model(request), FEATURE_EXTRACTION, request, read=read_rerank)
 
 
 async def _list(request: Request) -> Response:

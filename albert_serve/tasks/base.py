@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.tokenizer import AlbertTokenizer
 
 Logits: TypeAlias = NDArray[np.float32]
+Reduction: TypeAlias = Literal["none", "mean", "max"]
 # The memory of one entry of an answer, without its text: the object, and its part of the reply.
 ENTRY_BYTES: Final = 500
 
@@ -46,7 +48,7 @@ class EncoderInput:
         task: the head that reads the rows: a task's name, or `text-classification/NAME`; feature
             extraction has none, and its logits are the hidden states themselves.
         rows: gathered positions, in the order of the logits; None for all.
-        reduction: "mean" replaces the logits of all rows by one row, their mean. The engine takes
+        reduction: "mean" and "max" replace the logits of all rows by one row. The engine computes
             it, so that the rows of a whole request need not be held.
         early_exit: of text classification by a model with a classifier after each layer, where not
             all layers are needed; an engine that cannot stop early gives the last layer's logits.
@@ -56,7 +58,7 @@ class EncoderInput:
     types: list[int]
     task: str
     rows: list[int] | None
-    reduction: Literal["none", "mean"] = "none"
+    reduction: Reduction = "none"
     early_exit: EarlyExit | None = None
 
     @property
@@ -173,6 +175,7 @@ class TaskSetup:
 
     Attributes:
         entry: the task's in the manifest; None for feature extraction, which has none.
+        sentence_vectors: the defaults of feature extraction.
         stops_early: whether the engine can answer a text before the last layer.
     """
 
@@ -181,4 +184,5 @@ class TaskSetup:
     hidden_size: int
     num_layers: int
     entry: TaskEntry | None = None
+    sentence_vectors: SentenceVectors = field(default_factory=SentenceVectors)
     stops_early: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import Bundle, Manifest
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.tasks import TASKS, Task, TaskSetup, open_task
 from albert_serve.tokenizer import AlbertTokenizer
 
@@ -38,6 +39,7 @@ def load_setups(
             hidden_size=bundle.config.hidden_size,
             num_layers=bundle.config.num_layers,
             entry=entries.get(name),
+            sentence_vectors=bundle.manifest.sentence_vectors or SentenceVectors(),
             stops_early=device != "cuda",
         )
         for name in task_names(bundle.manifest)

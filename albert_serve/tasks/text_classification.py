@@ -61,6 +61,14 @@ class TextClassification:
             warnings=[ALL_LAYERS] if is_ignored else [],
         )
 
+    @property
+    def one_output_head(self) -> str | None:
+        """The first head of one output, as the engine calls it; None if there is none."""
+        entry = self.setup.entry
+        assert entry is not None
+        heads = [self._head(name) for name in (entry.default_head, *entry.heads)]
+        return next((head for head, each in heads if each.num_outputs == 1), None)
+
     def _head(self, name: str | None) -> tuple[str, HeadEntry]:
         """Return a head as the engine calls it, and its entry."""
         entry = self.setup.entry

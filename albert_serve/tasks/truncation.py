@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from albert_serve.api.embeddings import TruncationDirection
 from albert_serve.api.schemas import Truncation
 from albert_serve.errors import TextTooLongError
-from albert_serve.tasks.base import EncoderInput
+from albert_serve.tasks.base import EncoderInput, Reduction
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 # [CLS], and the [SEP] after a text, or after each text of a pair.
@@ -39,9 +39,7 @@ class Fitted:
         """Return the input of a task whose head reads the [CLS] row."""
         return self.at(task, [0])
 
-    def at(
-        self, task: str, rows: list[int] | None, reduction: Literal["none", "mean"] = "none"
-    ) -> EncoderInput:
+    def at(self, task: str, rows: list[int] | None, reduction: Reduction = "none") -> EncoderInput:
         """Return the input of a task that reads these rows; None for all."""
         ids, types = self.encoding.ids, self.encoding.types
         return EncoderInput(ids=ids, types=types, task=task, rows=rows, reduction=reduction)

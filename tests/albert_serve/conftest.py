@@ -26,7 +26,8 @@ from tests.albert_serve.task_fixtures import (  # noqa: F401 - fixtures for all 
 from training.data.corpus import read_documents
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
-from training.vocab import build_tokenizer, train_vocab
+from training.vocab import train_vocab
+from training.vocabulary.spiece import build_tokenizer
 
 
 @pytest.fixture(scope="session")

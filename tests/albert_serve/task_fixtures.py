@@ -41,6 +41,8 @@ class TorchEngine:
             rows = self.model.heads[item.task](rows)
         if item.reduction == "mean":
             rows = rows.mean(0, keepdim=True)
+        if item.reduction == "max":
+            rows = rows.amax(0, keepdim=True)
         logits: Logits = rows.numpy().astype(np.float32)
         return logits
 

@@ -68,7 +68,9 @@ def write_tokenizer(folder: Path, num_pieces: int = 20) -> None:
     special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*special, *(f"▁{i}" for i in range(num_pieces - len(special)))]
     model = models.Unigram([(piece, -1.0) for piece in pieces], 1, False)
-    Tokenizer(model).save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def write_checkpoint(

@@ -78,7 +78,7 @@ def test_each_head_has_a_graph_labels_and_parity(bundle: Bundle) -> None:
         "query": ["a", "b", "c"],
         "ffn": ["LABEL_0"],
     }
-    assert entry.heads["ffn"].problem_type == "regression"
+    assert entry.heads["ffn"].problem_type == "multi_label_classification"
     assert bundle.head_file(HEADS[1]).name == "text-classification-query.onnx"
     assert set(HEADS) <= bundle.manifest.heads.keys() == bundle.manifest.parity.keys() - {"encoder"}
     assert max(bundle.manifest.parity.values()) < 1e-4

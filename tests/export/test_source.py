@@ -66,5 +66,5 @@ def test_one_output_is_what_the_architecture_says(
 
     assert list(tasks) == [task]
     assert tasks[task].num_outputs == 1
-    expected = "regression" if task == "text-classification" else None
+    expected = "multi_label_classification" if task == "text-classification" else None
     assert tasks[task].problem_type == expected

@@ -15,7 +15,8 @@ from training import finetune, pretrain
 from training.data.corpus import read_documents
 from training.data.shards import Shards
 from training.prepare import prepare
-from training.vocab import build_tokenizer, train_vocab
+from training.vocab import train_vocab
+from training.vocabulary.spiece import build_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -101,6 +102,23 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("labelled") / "texts.tsv"
     file.write_text("\n".join(["text\tlabel", *rows]))
     return file
+
+
+@pytest.fixture(scope="session")
+def classifier(pretrained: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with a classifier of these texts' labels, which a run goes on from."""
+    folder = tmp_path_factory.mktemp("classifier") / "run"
+    options = [
+        "--initialize-from",
+        str(pretrained / "checkpoint"),
+        "--length",
+        "64",
+        "--steps",
+        "1",
+    ]
+    options += ["--text-classification", str(labelled), "--device", "cpu", "--lr", "1e-6"]
+    assert finetune.main([*options, "--adamw-lr", "1e-6", "--output", str(folder)]) == 0
+    return folder / "checkpoint"
 
 
 @pytest.fixture(scope="session")

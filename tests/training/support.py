@@ -20,7 +20,6 @@ import transformers
 from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
-from training.data.masking import NUM_SPECIAL
 from training.data.shards import Part, Shards
 from training.loop.checkpointing import load_state, step_of
 from training.loop.step import Run, Step
@@ -80,7 +79,7 @@ def make_part(documents: Sequence[Sequence[int]], vocab_size: int = 1 << 20) -> 
     """
     lengths = [length for document in documents for length in document]
     return Part(
-        tokens=np.arange(sum(lengths), dtype=np.int32) % (vocab_size - NUM_SPECIAL) + NUM_SPECIAL,
+        tokens=np.arange(sum(lengths), dtype=np.int32) % (vocab_size - 5) + 5,
         sentences=np.array([0, *accumulate(lengths)]),
         documents=np.array([0, *accumulate(map(len, documents))]),
     )

@@ -57,6 +57,13 @@ def test_every_task_is_measured_by_its_own_figures(
     confusion = figures.pop("text_classification_confusion")
     bins = figures.pop("text_classification_calibration")
     assert figures.pop("question_answering_parameters")["max_answer_len"] == 30
+    data = {name: figures.pop(name) for name in list(figures) if name.endswith("_data")}
+    assert data == {
+        "masked_data": easy_corpus.name,
+        "sentence_order_data": easy_corpus.name,
+        "text_classification_data": labelled.name,
+        "question_answering_data": SQUAD.name,
+    }
     assert sum(sum(row.values()) for row in confusion.values()) == 40
     assert sum(each["num_predictions"] for each in bins) == 40
     assert [line.split()[0] for line in table] == list(figures)
@@ -113,6 +120,7 @@ def test_a_checkpoint_is_evaluated_on_its_own_sentence_task(
     arguments = ["--pretraining", str(easy_corpus), "--length", "32"]
     assert main([str(folder / "checkpoint"), *arguments]) == 0
     figures = json.loads((folder / "checkpoint" / "evaluation.json").read_text())
+    assert figures.pop("masked_data") == easy_corpus.name
     masked = ["masked_loss", "masked_accuracy", "masked_tokens", "unigram_entropy"]
     assert list(figures) == masked + names
     assert all(math.isfinite(value) for value in figures.values())

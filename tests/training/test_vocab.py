@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
+from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import read_documents
-from training.vocab import VocabError, build_tokenizer, main, train_vocab
+from training.vocab import main, train_vocab
+from training.vocabulary.errors import VocabError
+from training.vocabulary.spiece import build_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 WIKI = REPOSITORY / "tests" / "data" / "wiki.jsonl"
@@ -85,7 +89,7 @@ def test_a_model_that_is_not_albert_s(tmp_path: Path) -> None:
         vocab_size=15,
         minloglevel=2,
     )
-    with pytest.raises(VocabError, match=r"begins with \('<unk>', '<s>'.*ALBERT's begin with"):
+    with pytest.raises(VocabError, match=r"has no piece \[MASK\] or <mask> \(mask_token\)"):
         build_tokenizer(tmp_path / "other.model")
 
 
@@ -97,3 +101,25 @@ def test_main_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     built = build_tokenizer(tmp_path / "new" / "spiece.model")
     assert tokenizer.get_vocab() == built.get_vocab()
     assert tokenizer.encode("Some text.").ids == built.encode("Some text.").ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "without --cased and --keep-accents, such as schon = schön, Der = der"),
+        (["--cased"], "2 of 12 distinct words .* without --keep-accents, such as schon = schön"),
+        (["--cased", "--keep-accents"], None),
+    ],
+)
+def test_it_says_which_words_become_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str | None
+) -> None:
+    corpus = tmp_path / "german.txt"
+    corpus.write_text("Der Tag war schon lang, der Abend schön und die Nacht kurz.\n" * 9)
+    arguments = ["--corpus", str(corpus), "--vocab-size", "34", "--output", str(tmp_path / "new")]
+    assert main([*arguments, *options]) == 0
+    said = capsys.readouterr().err
+    assert "become equal" not in said if message is None else re.search(message, said)
+    tokenizer = AlbertTokenizer.from_file(tmp_path / "new" / "tokenizer.json")
+    schon, schoen = (tokenizer.encode(word).ids for word in ("schon", "schön"))
+    assert (schon == schoen) == ("--keep-accents" not in options)

@@ -1,7 +1,8 @@
 """The standard form of a checkpoint: the Hugging Face directory that the rest of the code reads.
 
-`config.json`, the weights as fp32 in one `model.safetensors` by today's names, and
-`tokenizer.json`, with the ids of SentencePiece, where there is a vocabulary.
+`config.json`, the weights as fp32 in one `model.safetensors` by today's names,
+`tokenizer.json`, with the ids of SentencePiece or WordPiece, where there is a vocabulary, and
+beside them the files of `sentence-transformers` where it is a model of sentences.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tokenizers import Tokenizer
+
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
+from albert_serve.bundle.sentence_vectors import (
+    encoder_folder,
+    read_sentence_vectors,
+    write_sentence_vectors,
+)
 from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
 from training.conversion.tensorflow import (
     CONFIG_FILE,
-    VOCABULARY_FILE,
+    VOCABULARY_FILES,
     load_tensorflow_weights,
     read_tensorflow_config,
 )
@@ -29,12 +37,15 @@ from training.model.checkpoint import (
     write_weights,
 )
 from training.model.resizing import expand_for_hf
-from training.vocab import build_tokenizer
+from training.vocabulary.settings import read_settings
+from training.vocabulary.spiece import build_tokenizer
+from training.vocabulary.wordpiece import build_wordpiece
 
 _SPIECE_FILE: Final = "spiece.model"
+_WORDPIECE_FILE: Final = "vocab.txt"
 # Other files of a checkpoint, which are kept as they are.
-_KEPT: Final = (TOKENIZER_FILE, _SPIECE_FILE, "tokenizer_config.json", "training.json",
-                "evaluation.json")  # fmt: skip
+_KEPT: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_config.json",
+                "training.json", "evaluation.json")  # fmt: skip
 
 
 def is_standard(folder: Path) -> bool:
@@ -43,12 +54,17 @@ def is_standard(folder: Path) -> bool:
     Raises:
         CheckpointError: there is no checkpoint, it is another architecture's, or a bundle that is
             not fp32.
+        ConfigError: it is a model of sentences whose vectors are not computed here.
         BundleCorruptError: its `model.safetensors` is damaged.
     """
+    read_sentence_vectors(folder)  # refused here, before hours of training
+    if encoder_folder(folder) != folder:
+        return False
     if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
         return False
     check_config(read_config(folder), folder)
-    has_vocabulary = any((folder / name).is_file() for name in (_SPIECE_FILE, VOCABULARY_FILE))
+    vocabularies = (_SPIECE_FILE, _WORDPIECE_FILE, *VOCABULARY_FILES)
+    has_vocabulary = any((folder / name).is_file() for name in vocabularies)
     if has_vocabulary and not (folder / TOKENIZER_FILE).is_file():
         return False
     weights = find_weights(folder)
@@ -64,10 +80,11 @@ def write_standard(source: Path, folder: Path) -> None:
     """Write a checkpoint of any form into a new folder, in the standard form.
 
     Raises:
-        CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be read.
+        CheckpointError, BundleCorruptError, ConfigError, VocabError: the checkpoint cannot be read.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True)
+    vectors, source = read_sentence_vectors(source), encoder_folder(source)
     if (source / "config.json").is_file():
         config, weights = read_config(source), load_weights(source)
         config = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
@@ -78,19 +95,33 @@ def write_standard(source: Path, folder: Path) -> None:
     for name in _KEPT:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    _add_tokenizer(source, folder, check_config(config, source))
+    sizes = check_config(config, source)
+    _add_tokenizer(source, folder, sizes)
+    if vectors is not None:
+        write_sentence_vectors(vectors, folder, hidden_size=sizes.hidden_size)
 
 
 def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
     """Add what the folder lacks of the tokenizer's files, if there is a vocabulary."""
-    original = source / VOCABULARY_FILE
-    if original.is_file() and not (folder / _SPIECE_FILE).is_file():
-        shutil.copyfile(original, folder / _SPIECE_FILE)
-    if (folder / _SPIECE_FILE).is_file() and not (folder / TOKENIZER_FILE).is_file():
-        tokenizer = build_tokenizer(folder / _SPIECE_FILE)
+    for original, name in VOCABULARY_FILES.items():
+        if (source / original).is_file() and not (folder / name).is_file():
+            shutil.copyfile(source / original, folder / name)
+    has_tokenizer = (folder / TOKENIZER_FILE).is_file()
+    if not has_tokenizer and (tokenizer := _build_tokenizer(folder)) is not None:
         tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
-    if (folder / TOKENIZER_FILE).is_file() and not (folder / "tokenizer_config.json").is_file():
         write_tokenizer_config(config, folder)
+    elif has_tokenizer and not (folder / "tokenizer_config.json").is_file():
+        write_tokenizer_config(config, folder)
+
+
+def _build_tokenizer(folder: Path) -> Tokenizer | None:
+    """Build the tokenizer of a folder's vocabulary; None if there is none."""
+    settings = read_settings(folder)
+    spiece, wordpiece = folder / _SPIECE_FILE, folder / _WORDPIECE_FILE
+    is_bert = (settings.tokenizer_class or "").startswith("Bert")
+    if wordpiece.is_file() and (is_bert or not spiece.is_file()):
+        return build_wordpiece(wordpiece, settings)
+    return build_tokenizer(spiece, settings) if spiece.is_file() else None
 
 
 def write_for_transformers(source: Path, folder: Path) -> None:
@@ -103,7 +134,8 @@ def write_for_transformers(source: Path, folder: Path) -> None:
         OSError: the folder cannot be written.
     """
     hf = read_config(source)
-    if check_config(hf, source).sharing != "all":
+    sizes = check_config(hf, source)
+    if sizes.sharing != "all":
         expand_for_hf(source, folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,6 +143,9 @@ def write_for_transformers(source: Path, folder: Path) -> None:
     for name in (WEIGHTS_FILE, *_KEPT):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+    vectors = read_sentence_vectors(source)
+    if vectors is not None:
+        write_sentence_vectors(vectors, folder, hidden_size=sizes.hidden_size)
 
 
 def _write_config(config: Mapping[str, Any], folder: Path) -> None:

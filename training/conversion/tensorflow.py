@@ -20,7 +20,8 @@ from training.conversion.tensor_bundle import TensorBundle
 from training.model.checkpoint import CheckpointError
 
 CONFIG_FILE: Final = "albert_config.json"
-VOCABULARY_FILE: Final = "30k-clean.model"
+# The vocabulary under its name here, by that of Google's archives.
+VOCABULARY_FILES: Final = {"30k-clean.model": "spiece.model", "vocab_chinese.txt": "vocab.txt"}
 _TF_LAYER: Final = "bert/encoder/transformer/group_{g}/inner_group_{i}"
 _HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 # TensorFlow's name <-> Hugging Face's. {g} and {i} are the group and the layer within it.

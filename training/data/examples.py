@@ -24,7 +24,6 @@ Pairs = Literal["pairs"]
 IGNORED: Final = -100  # torch's ignore_index
 # Tokens of the shortest pair worth training on: three special ones and a few of each segment.
 MIN_LENGTH: Final = 8
-_CLS, _SEP = 2, 3
 # Seeds of the random streams of an epoch.
 _EXAMPLES, _MASKS = 0, 1
 
@@ -74,9 +73,10 @@ class Example(NamedTuple):
     def tokens(self, part: Part) -> tuple[NDArray[np.int64], int]:
         """Return [CLS] A [SEP] B [SEP], and the begin of B (the end if there is none)."""
         first_begin, first_end, second_begin, second_end = self.bounds
-        pieces: list[ArrayLike] = [[_CLS], part.tokens[first_begin:first_end], [_SEP]]
+        cls, sep = [part.cls_id], [part.sep_id]
+        pieces: list[ArrayLike] = [cls, part.tokens[first_begin:first_end], sep]
         if second_end > second_begin:
-            pieces += [part.tokens[second_begin:second_end], [_SEP]]
+            pieces += [part.tokens[second_begin:second_end], sep]
         whole: NDArray[np.int64] = np.concatenate(pieces).astype(np.int64)
         return whole, first_end - first_begin + 2
 

@@ -8,17 +8,23 @@ random pieces are never special tokens, and spans do not cross a [SEP].
 from __future__ import annotations
 
 import string
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from albert_serve.tokenizer import ALBERT_IDS, AlbertTokenizer, SpecialIds
 
-NUM_SPECIAL: Final = len(SPECIAL_TOKENS)
-_MASK_ID: Final = SPECIAL_TOKENS.index("[MASK]")
 _LATIN: Final = frozenset(string.ascii_lowercase + string.punctuation)
+# The first word of their characters' names, of scripts that put no space between words.
+_SPACELESS: Final = frozenset(
+    ("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR",
+     "TIBETAN")
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +33,29 @@ class NgramMasking:
 
     Attributes:
         word_starts: (V,) bool, whether a piece begins a word.
+        special: the special tokens of the vocabulary.
         rate: fraction of the tokens, with special tokens, that is predicted.
         max_words: longest span, in words.
     """
 
     word_starts: NDArray[np.bool_]
+    special: SpecialIds = ALBERT_IDS
     rate: float = 0.15
     max_words: int = 3
+
+    @classmethod
+    def of(cls, tokenizer: AlbertTokenizer, rate: float = 0.15) -> NgramMasking:
+        """Return the masking of a vocabulary."""
+        return cls(word_starts=word_starts(tokenizer), special=tokenizer.special, rate=rate)
+
+    @cached_property
+    def is_special(self) -> NDArray[np.bool_]:
+        """Whether an id is of a special token; (V,)."""
+        return np.isin(np.arange(len(self.word_starts)), list(self.special.every))
+
+    @cached_property
+    def _ordinary(self) -> NDArray[np.int64]:
+        return np.flatnonzero(~self.is_special)
 
     def __call__(
         self, ids: NDArray[np.int64], rng: np.random.Generator
@@ -48,15 +70,15 @@ class NgramMasking:
         chosen, rates = self._choose(ids, rng)
         masked = ids.copy()
         fate = rng.random(len(chosen))
-        masked[chosen[fate < 0.8]] = _MASK_ID
+        masked[chosen[fate < 0.8]] = self.special.mask
         swapped = chosen[fate >= 0.9]
-        masked[swapped] = rng.integers(NUM_SPECIAL, len(self.word_starts), len(swapped))
+        masked[swapped] = self._ordinary[rng.integers(0, len(self._ordinary), len(swapped))]
         return masked, chosen, rates
 
     def _choose(
         self, ids: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        begins, ends = word_bounds(ids, self.word_starts)
+        begins, ends = word_bounds(ids, self.word_starts, self.is_special)
         rates = np.full(len(ids), np.inf)
         if not len(begins):
             return np.zeros(0, np.int64), np.zeros(0)
@@ -92,10 +114,10 @@ def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDAr
 
 
 def word_bounds(
-    ids: NDArray[np.int64], word_starts: NDArray[np.bool_]
+    ids: NDArray[np.int64], word_starts: NDArray[np.bool_], is_special: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the begin and end of each word in ids (S,); special tokens belong to none."""
-    special = ids < NUM_SPECIAL
+    special = is_special[ids]
     after_special = np.concatenate([[True], special[:-1]])
     begins = np.flatnonzero((word_starts[ids] | after_special) & ~special)
     stops = np.append(np.flatnonzero(special), len(ids))
@@ -106,16 +128,34 @@ def word_bounds(
 def word_starts(tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
     """Return for each id whether its piece begins a word, by the original code's rule.
 
-    A piece does if it begins with "▁" or "<", is one punctuation mark, or has a character other
-    than a lower-case Latin letter or punctuation.
+    A piece does if the vocabulary's notation says so or it begins with "<", if it is one
+    punctuation mark, or if it has a character other than a letter of its words or punctuation:
+    lower-case Latin, and what else stands beside letters in its pieces. A language without spaces
+    has no such letters, so that each of its pieces is a word.
     """
-    pieces = map(tokenizer.token, range(tokenizer.vocab_size))
-    return np.array([_starts_word(piece) for piece in pieces])
-
-
-def _starts_word(piece: str) -> bool:
-    return (
-        piece.startswith(("▁", "<"))
-        or not _LATIN.issuperset(piece)
-        or (len(piece) == 1 and piece in string.punctuation)
+    pieces = [tokenizer.token(token_id) for token_id in range(tokenizer.vocab_size)]
+    surfaces = [tokenizer.surface(piece) for piece in pieces]
+    letters = _LATIN | _letters_of_words(surfaces)
+    return np.array(
+        [
+            tokenizer.begins_word(piece)
+            or piece.startswith("<")
+            or not letters.issuperset(surface)
+            or (len(surface) == 1 and surface in string.punctuation)
+            for piece, surface in zip(pieces, surfaces, strict=True)
+        ]
     )
+
+
+def _letters_of_words(surfaces: Sequence[str]) -> set[str]:
+    letters: set[str] = set()
+    for surface in surfaces:
+        others = {char for char in surface if char not in _LATIN and _is_letter(char)}
+        if len(surface) > 1:
+            letters |= others
+    return letters
+
+
+def _is_letter(char: str) -> bool:
+    is_letter = unicodedata.category(char)[0] in "LM"
+    return is_letter and unicodedata.name(char, "").split(" ")[0] not in _SPACELESS

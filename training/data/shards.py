@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.files import sha256_of
+from albert_serve.tokenizer import ALBERT_IDS
 from training.data.corpus import Place
 from training.errors import TrainingError
 
@@ -48,11 +49,14 @@ class Part:
         tokens: (T,) uint16 or int32, token ids without special tokens.
         sentences: (S + 1,) int64, bounds of sentences in `tokens`, from 0 to T.
         documents: (D + 1,) int64, bounds of documents in sentences, from 0 to S.
+        cls_id, sep_id: of the special tokens that examples get.
     """
 
     tokens: NDArray[Any]
     sentences: NDArray[np.int64]
     documents: NDArray[np.int64]
+    cls_id: int = ALBERT_IDS.cls
+    sep_id: int = ALBERT_IDS.sep
 
     @property
     def num_tokens(self) -> int:
@@ -92,11 +96,14 @@ class Manifest:
     Attributes:
         tokenizer_sha256: hash of the tokens' `tokenizer.json`.
         fingerprint: hash of everything that the tokens depend on.
+        cls_id, sep_id: of the tokenizer.
     """
 
     format: Literal[2] = 2
     tokenizer_sha256: str
     fingerprint: str
+    cls_id: int = ALBERT_IDS.cls
+    sep_id: int = ALBERT_IDS.sep
     parts: tuple[PartRecord, ...] = ()
 
     def to_json(self) -> bytes:
@@ -175,7 +182,7 @@ class Shards:
         if tokenizer_file is not None:
             _check_tokenizer(folder, manifest, tokenizer_file)
         return cls(
-            parts=tuple(_open_part(folder, record) for record in manifest.parts),
+            parts=tuple(_open_part(folder, record, manifest) for record in manifest.parts),
             tokenizer_sha256=manifest.tokenizer_sha256,
             fingerprint=manifest.fingerprint,
         )
@@ -186,7 +193,7 @@ def _pieces(part: Part) -> Iterator[NDArray[Any]]:
         yield part.tokens[begin : begin + _TOKENS_A_COUNT]
 
 
-def _open_part(folder: Path, record: PartRecord) -> Part:
+def _open_part(folder: Path, record: PartRecord, manifest: Manifest) -> Part:
     """Memory-map a part, and check it against its record."""
     part_folder = folder / record.name
     try:
@@ -199,7 +206,7 @@ def _open_part(folder: Path, record: PartRecord) -> Part:
             f"{part_folder} lacks files, or they are damaged: {error}; delete {folder} and prepare "
             "it again"
         ) from error
-    part = Part(**arrays)
+    part = Part(**arrays, cls_id=manifest.cls_id, sep_id=manifest.sep_id)
     sizes = (part.num_tokens, part.num_sentences, part.num_documents)
     if (
         part.tokens.dtype not in _TOKEN_DTYPES

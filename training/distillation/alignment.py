@@ -1,6 +1,6 @@
 """Alignment of two tokenizers by the characters of their pieces.
 
-A word of the student's tokenizer extends from one piece that begins with "▁" to the next. The
+A word of the student's tokenizer extends from one piece that begins a word to the next. The
 teacher's tokenizer encodes the same characters. A span is a shortest range of characters whose
 bounds are bounds of pieces in both tokenizers: every piece belongs to one span, and two models are
 compared by the means of their states over the pieces of a span.
@@ -17,10 +17,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from albert_serve.tokenizer import AlbertTokenizer
 from training.distillation.teacher import HfTokenizer, PieceRange
 
-_UNK_ID, _CLS_ID, _SEP_ID = (SPECIAL_TOKENS.index(name) for name in ("<unk>", "[CLS]", "[SEP]"))
 # Size of the cache of aligned words; natural text repeats most of its words.
 _MAX_WORDS: Final = 1 << 19
 
@@ -87,20 +86,24 @@ class Aligner:
 
     def __init__(self, student: AlbertTokenizer, teacher: HfTokenizer) -> None:
         self._pieces = [student.token(index) for index in range(student.vocab_size)]
-        self._surfaces = [piece.replace("▁", "") for piece in self._pieces]
-        self._starts_word = np.array([piece.startswith("▁") for piece in self._pieces])
-        self._starts_word[: len(SPECIAL_TOKENS)] = True
+        self._surfaces = [student.surface(piece) for piece in self._pieces]
+        self._starts_word = np.array([student.begins_word(piece) for piece in self._pieces])
+        self._is_special = np.isin(np.arange(student.vocab_size), list(student.special.every))
+        self._starts_word |= self._is_special
+        self._special = {
+            student.cls_id: teacher.cls_id,
+            student.sep_id: teacher.sep_id,
+            student.unk_id: teacher.unk_id,
+        }
         self._teacher = teacher
         self._aligned = lru_cache(maxsize=_MAX_WORDS)(self._align)
 
     def _align(self, ids: tuple[int, ...]) -> _AlignedWord:
         """Align one word in the student's pieces; a special token is a word of its own."""
-        teacher = self._teacher
-        special = {_CLS_ID: teacher.cls_id, _SEP_ID: teacher.sep_id, _UNK_ID: teacher.unk_id}
-        if ids[0] in special:
-            return _AlignedWord((0,), (special[ids[0]],), (0,))
+        if ids[0] in self._special:
+            return _AlignedWord((0,), (self._special[ids[0]],), (0,))
         surfaces = [self._surfaces[index] for index in ids]
-        return align(surfaces, teacher.encode_word("".join(surfaces)))
+        return align(surfaces, self._teacher.encode_word("".join(surfaces)))
 
     def sequence(self, ids: NDArray[np.int64], second: int) -> AlignedSequence:
         """Align [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
@@ -129,7 +132,7 @@ class Aligner:
 
     def _word_ranges(self, ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         begins_word = self._starts_word[ids]
-        begins_word[1:] |= ids[:-1] < len(SPECIAL_TOKENS)
+        begins_word[1:] |= self._is_special[ids[:-1]]
         begins = np.flatnonzero(begins_word).tolist()
         return pairwise([*begins, len(ids)])
 

@@ -20,7 +20,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albert_serve.bundle.manifest import ProblemType
+from albert_serve.bundle.sentence_vectors import (
+    SENTENCE_FILES,
+    SentencePooling,
+    SentenceVectors,
+    encoder_folder,
+    read_sentence_vectors,
+)
 from albert_serve.files import write_atomically
+from albert_serve.hub import HubModel, download
 from albert_serve.progress import progress
 from albert_serve.tasks.grouping import cut_batches
 from albert_serve.tasks.truncation import Truncator
@@ -32,6 +40,8 @@ from training.losses import LogitsFunction, LossFunction, Score, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
 
+# Files that tell the form of a teacher's vectors.
+_FORM_FILES: Final = ("config.json", "tokenizer_config.json", *SENTENCE_FILES)
 _TOKENS_A_BATCH: Final = 8192
 # Of texts that are longer than the teacher's positions.
 _TRUNCATION: Final = "longest_first"
@@ -85,15 +95,17 @@ class TaskTeacher:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EmbeddingTeacher:
-    """An encoder of `transformers`, whose mean of hidden states, normalised, is a text's vector.
+    """An encoder of `transformers` or sentence-transformers; its vectors are normalised.
 
     Attributes:
         reference: its folder, or its name on the hub.
+        pooling: as its `modules.json` says; the mean without one.
     """
 
     reference: str
     model: Any
     tokenizer: Any
+    pooling: SentencePooling
 
     @classmethod
     def load(cls, reference: str, device: torch.device) -> EmbeddingTeacher:
@@ -101,10 +113,20 @@ class EmbeddingTeacher:
 
         Raises:
             TeacherError: it cannot be loaded, or is no encoder.
+            ConfigError, HubError: its `modules.json` cannot be had, or asks for what is not
+                computed here.
         """
-        model, tokenizer = load_encoder(reference, "AutoModel", optional=("pooler",))
+        folder = Path(reference)
+        if not folder.is_dir():
+            folder = download(HubModel(repo_id=reference), _FORM_FILES)
+        form = read_sentence_vectors(folder) or SentenceVectors()
+        model, tokenizer = load_encoder(
+            str(encoder_folder(folder)) if Path(reference).is_dir() else reference,
+            "AutoModel",
+            optional=("pooler",),
+        )
         model.to(device).eval().requires_grad_(requires_grad=False)
-        return cls(reference=reference, model=model, tokenizer=tokenizer)
+        return cls(reference=reference, model=model, tokenizer=tokenizer, pooling=form.pooling)
 
     @property
     def num_outputs(self) -> int:
@@ -115,7 +137,12 @@ class EmbeddingTeacher:
         """Return the vectors (B, H) of a batch of texts."""
         states_BSH = self.model(**padded).last_hidden_state.float()
         is_real_BS1 = padded["attention_mask"][..., None]
-        return F.normalize((states_BSH * is_real_BS1).sum(1), dim=-1)
+        pooled = {
+            "mean": lambda: (states_BSH * is_real_BS1).sum(1),  # but for its length
+            "cls": lambda: states_BSH[:, 0],
+            "max": lambda: states_BSH.masked_fill(is_real_BS1 == 0, -torch.inf).amax(1),
+        }
+        return F.normalize(pooled[self.pooling](), dim=-1)
 
 
 def pseudo_label(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig
-from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from albert_serve.tokenizer import AlbertTokenizer
 from training.distillation.teacher import HfTokenizer, Teacher, TeacherError
 from training.model.albert import Embeddings
 from training.model.heads import AlbertForTasks, FillMaskHead
@@ -191,16 +191,25 @@ def _piece_ids(teacher: Teacher, tokenizer: AlbertTokenizer) -> list[list[int]]:
     """Return the teacher's ids of each of the student's V pieces; none for a lone "▁"."""
     known = teacher.tokenizer
     mask_id = known.hf.mask_token_id
-    special = [known.pad_id, known.unk_id, known.cls_id, known.sep_id]
-    special.append(known.unk_id if mask_id is None else mask_id)
-    pieces = map(tokenizer.token, range(len(SPECIAL_TOKENS), tokenizer.vocab_size))
-    return [*([token_id] for token_id in special), *(_word_ids(known, piece) for piece in pieces)]
+    special = {
+        tokenizer.pad_id: known.pad_id,
+        tokenizer.unk_id: known.unk_id,
+        tokenizer.cls_id: known.cls_id,
+        tokenizer.sep_id: known.sep_id,
+        tokenizer.mask_id: known.unk_id if mask_id is None else mask_id,
+    }
+    return [
+        [special[token_id]] if token_id in special else _word_ids(known, tokenizer, token_id)
+        for token_id in range(tokenizer.vocab_size)
+    ]
 
 
-def _word_ids(tokenizer: HfTokenizer, piece: str) -> list[int]:
-    if piece.startswith("▁"):
-        return [part.token_id for part in tokenizer.encode_word(piece[1:])]
-    return tokenizer.continuation(piece)
+def _word_ids(known: HfTokenizer, tokenizer: AlbertTokenizer, token_id: int) -> list[int]:
+    piece = tokenizer.token(token_id)
+    surface = tokenizer.surface(piece)
+    if tokenizer.begins_word(piece):
+        return [part.token_id for part in known.encode_word(surface)]
+    return known.continuation(surface)
 
 
 def _start_embeddings(

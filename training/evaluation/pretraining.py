@@ -10,7 +10,7 @@ from pathlib import Path
 from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import ExampleSettings, SentenceTask
-from training.data.masking import NgramMasking, word_starts
+from training.data.masking import NgramMasking
 from training.data.shards import Shards
 from training.evaluation.sentence_order import order_figures
 from training.evaluation.validation import held_out, measure, unigram_entropy
@@ -39,13 +39,11 @@ def evaluate_text(
         CorpusError, ShardError: a file cannot be read, or there is no text.
     """
     tokenizer_file = folder / "tokenizer.json"
-    starts = word_starts(AlbertTokenizer.from_file(tokenizer_file))
+    masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer_file))
     settings = ExampleSettings(length=length, sentence_task=_sentence_task(folder, model))
     with tempfile.TemporaryDirectory() as scratch:
         shards = prepare(files, tokenizer_file, Path(scratch) / "shards")
-        return evaluate_pretraining(
-            model, shards, NgramMasking(word_starts=starts), settings, products
-        )
+        return evaluate_pretraining(model, shards, masking, settings, products)
 
 
 def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:

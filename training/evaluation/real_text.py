@@ -78,6 +78,8 @@ class RealText:
             tokens=np.array(list(chain.from_iterable(sentences)), np.int32),
             sentences=np.array([0, *accumulate(map(len, sentences))]),
             documents=np.array([0, *accumulate(map(len, documents))]),
+            cls_id=tokenizer.cls_id,
+            sep_id=tokenizer.sep_id,
         )
 
 

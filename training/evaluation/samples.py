@@ -39,7 +39,7 @@ from training.data.examples import (
 from training.data.labelled.choices import read_choices
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.texts import Label, LabelledText, read_labelled
-from training.data.masking import NgramMasking, word_starts
+from training.data.masking import NgramMasking
 from training.data.questions import Question, read_squad
 from training.data.shards import Part
 from training.errors import EvaluationError
@@ -225,7 +225,7 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
 
 def _draw_masks(drawing: _Drawing) -> Sample:
     """Draw texts of one segment, as the service reads them, whose tokens to predict are [MASK]."""
-    masking = NgramMasking(word_starts=word_starts(drawing.tokenizer))
+    masking = NgramMasking.of(drawing.tokenizer)
     mask_id = drawing.tokenizer.mask_id
 
     def items(examples: Iterable[Example]) -> Iterator[Item]:

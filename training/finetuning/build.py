@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,9 @@ from training.evaluation.metrics import LOWEST
 from training.evaluation.validation import HEADS_MEAN, Validation
 from training.finetuning.classification import Classification
 from training.finetuning.data import DataContext
-from training.finetuning.model import label_config, load_start, place
+from training.finetuning.model import label_config, load_start, new_classifiers, place
 from training.finetuning.pretraining import check_order_length, mask_rates
+from training.finetuning.probing import Probing
 from training.finetuning.questions import choose_head
 from training.finetuning.settings import FinetuneSettings
 from training.finetuning.streams import Measured, Streams
@@ -33,6 +34,7 @@ from training.loop.provenance import file_names
 from training.loop.selection import Selection
 from training.loop.step import Mixture, Run
 from training.model.checkpoint import read_config, read_tasks
+from training.model.heads import AlbertForTasks, Task
 from training.run.driver import build_run
 from training.run.options import should_compile
 from training.system.precision import PrecisionName
@@ -44,11 +46,13 @@ class _PreparedRun(NamedTuple):
     Attributes:
         build: builds the run at step 0; all processes must call it together.
         extra_config: the keys of config.json that name its labels.
+        probing: of the classifiers that are fitted before the first step.
     """
 
     build: Callable[[], Run]
     extra_config: Mapping[str, Any]
     validation: Validation | None
+    probing: Probing | None
 
 
 def prepare_finetuning(
@@ -82,10 +86,12 @@ def prepare_finetuning(
     progress = Progress(num_steps=streams.num_steps, budget_s=settings.budget)
     validation, selection = None, None
     if validated := [each for each in streams.datasets if each.held_out]:
-        every = settings.validate_every or streams.steps_an_epoch("--validate-every")
+        every = streams.validation_interval
         row_length = min(settings.length, config.max_positions)
         validation = _validation_of(validated, every=every, row_length=row_length)
         selection = _selection_of(validated, settings)
+    elif settings.patience or any(each.metric for each in settings.classifiers):
+        raise RunError("--patience and --metric need held-out data; give --validation")
     torch.manual_seed(settings.seed)
     model = load_start(
         start,
@@ -95,6 +101,7 @@ def prepare_finetuning(
         has_exits=settings.adaptive_depth,
         question_head=question_head,
     )
+    probing = _probing(model, streams, new_classifiers(start, labels))
     hyperparameters = settings.hyperparameters
     build = partial(
         build_run,
@@ -114,8 +121,23 @@ def prepare_finetuning(
     )
     task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
     return _PreparedRun(
-        build, {**task, **label_config(hf, model.tasks, placed, labels)}, validation
+        build, {**task, **label_config(hf, model.tasks, placed, labels)}, validation, probing
     )
+
+
+def _probing(model: AlbertForTasks, streams: Streams, new: Collection[Task]) -> Probing | None:
+    """Return the probing of the classifiers that are new, or with --head-only of all, if any.
+
+    A teacher's logits are no labels to fit.
+    """
+    settings = streams.settings
+    fitted = {
+        each.task: each
+        for each in streams.classifications
+        if (each.task in new or settings.head_only) and settings.teacher is None
+    }
+    trained = {task for stream in streams.task_streams for task in stream.tasks}
+    return Probing.of(model, fitted, trained) if fitted else None
 
 
 def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any]) -> AlbertConfig:
@@ -174,20 +196,27 @@ def _selection_of(datasets: Sequence[Measured], settings: FinetuneSettings) -> S
             )
         chances = [one.chance for one in datasets if one.chance is not None]
         figure, chance = HEADS_MEAN, statistics.fmean(chances)
-    files = [each.validation for each in settings.classifiers if each.validation]
+    if settings.splits_validation:
+        files = [each.text_classification for each in settings.classifiers]
+        part = f"{settings.validation_split:g} of "
+    else:
+        files, part = [each.validation for each in settings.classifiers], ""
     return Selection(
         figure=figure,
         chance=chance,
-        measured="; ".join(map(_describe_held_out, figures, files)),
+        measured="; ".join(
+            _describe_held_out(figure, its, part)
+            for figure, its in zip(figures, filter(None, files), strict=False)
+        ),
         patience=settings.patience,
     )
 
 
-def _describe_held_out(figure: str, held_out: Sequence[Path]) -> str:
-    """Describe a figure of held-out files by their names and their content."""
+def _describe_held_out(figure: str, held_out: Sequence[Path], part: str) -> str:
+    """Describe a figure of held-out files, or of a part of them, by their names and content."""
     hashes = "".join(sha256_of(file) for path in held_out for file in _files_at(path))
     content = hashlib.sha256(hashes.encode()).hexdigest()[:12]
-    return f"{figure} of {', '.join(file_names(held_out))} (content {content})"
+    return f"{figure} of {part}{', '.join(file_names(held_out))} (content {content})"
 
 
 def _files_at(path: Path) -> list[Path]:

@@ -33,6 +33,7 @@ from training.finetuning.data import (
     VALIDATION,
     DataContext,
     check_metric,
+    hold_out,
     validation_batches,
 )
 from training.glue.files import read_task
@@ -71,6 +72,7 @@ class Classification:
         names: of its labels.
         official: the metrics whose mean decides which validation is best.
         metric: the figure that decides in their place.
+        class_weights: (K,) factors of the labels' losses.
         held_out: examples of validation.
     """
 
@@ -82,6 +84,7 @@ class Classification:
     examples: Sequence[TokenisedExample]
     held_out: Sequence[TokenisedExample]
     loss: LossFunction
+    class_weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check that `--metric` is one of these labels."""
@@ -164,6 +167,9 @@ def _labelled(
     """Return the data of labelled texts."""
     problem = config.problem
     splits = _read(config)
+    if context.settings.splits_validation:
+        divided = hold_out(splits.texts[TRAINING], context.settings.validation_split)
+        splits = LabelledSplits(divided, splits.names)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
@@ -178,6 +184,7 @@ def _labelled(
         examples=examples[TRAINING],
         held_out=examples.get(VALIDATION, ()),
         loss=_loss(problem, logits, weights, is_adaptive=is_adaptive),
+        class_weights=weights,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
@@ -37,6 +37,7 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "question_head": ("question_answering",),
         "teacher": ("text_classification",),
+        "head_only": ("text_classification", "task", "heads"),
         **dict.fromkeys(
             ("embedding_columns", "embedding_teacher", "embedding_loss"), ("embeddings",)
         ),
@@ -49,7 +50,11 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "multiple_choice": ("text_classification", "heads", *_OF_LABELS),
-        "teacher": ("adaptive_depth", "no_truncation", *_OF_LABELS),
+        "teacher": ("adaptive_depth", "no_truncation", "head_only", *_OF_LABELS),
+        "head_only": (
+            *("steps", "epochs", "budget", "recipe", "adaptive_depth"),
+            *("multiple_choice", "question_answering", "embeddings", "pretraining"),
+        ),
         "embedding_teacher": ("embedding_loss",),
     }
 )
@@ -103,7 +108,12 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
 @dataclass(frozen=True, kw_only=True)
 class _EarlyStopping(Options, title="validation"):
     validate_every: Count | None = flag(
-        "steps between validations (an epoch); the end of the run is validated in any case"
+        "steps between validations (an epoch; of several tasks 500); the end of the run is "
+        "validated in any case"
+    )
+    validation_split: Part = flag(
+        "part of the labelled texts that is held out where no --validation is given; 0 for none",
+        0.1,
     )
     patience: Count | None = flag("stop after so many validations without a new best")
 
@@ -185,6 +195,11 @@ class _Training(Optimization, title="training"):
     truncation: bool = flag(
         "cut longer texts to --length; with --no-truncation they are an error", default=True
     )
+    head_only: bool = flag(
+        "fit the new classifiers, which takes seconds, and leave the encoder as it is; the same "
+        "command without it goes on from there",
+        default=False,
+    )
     adaptive_depth: bool = flag(
         "train a classifier after each layer, so that a text can be answered as soon as so many "
         "layers in a row agree",
@@ -215,23 +230,24 @@ class FinetuneConfig(
     """Configuration of a finetuning run; the fields are the command's flags.
 
     Attributes:
-        initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub.
+        initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub; None for the
+            model that ships.
         heads: further classifiers, which have a `head` each.
 
     Raises:
-        RunError: a value is not allowed, options contradict each other, or the run has no end.
+        RunError: a value is not allowed, or options contradict each other.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
 
-    initialize_from: str = flag(REFERENCE_HELP, MISSING, metavar="CHECKPOINT")
+    initialize_from: str | None = flag(
+        f"{REFERENCE_HELP} (the model that ships)", metavar="CHECKPOINT"
+    )
     heads: tuple[ClassifierConfig, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what goes together, before any data is read."""
         super().__post_init__()
-        if not (self.has_end or self.epochs or self.recipe):
-            raise RunError("a run needs an end: give --steps, --epochs, --budget or --recipe paper")
         for name, data in _NEEDS.items():
             if self._has(name) and not any(map(self._has, data)):
                 raise RunError(f"{_shown(name)} goes with {' or '.join(map(_shown, data))}")
@@ -253,6 +269,12 @@ class FinetuneConfig(
     def classifiers(self) -> tuple[ClassifierConfig, ...]:
         """The default classifier, which may have no data, and the further ones."""
         return (self, *self.heads)
+
+    @property
+    def splits_validation(self) -> bool:
+        """Whether some labelled texts are held out."""
+        has_validation = any(each.validation for each in self.classifiers)
+        return self.validation_split > 0 and self.teacher is None and not has_validation
 
     @property
     def has_held_out_vectors(self) -> bool:

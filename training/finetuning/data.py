@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
+
+import numpy as np
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
 from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.texts import LabelledText
 from training.data.streams import Division
 from training.finetuning.settings import FinetuneSettings
 from training.loop.distributed import World
@@ -22,6 +26,10 @@ from training.system.precision import PrecisionName
 # The splits of labelled data.
 TRAINING: Final = "training"
 VALIDATION: Final = "validation"
+# The fewest texts of which some are held out, and the most that are.
+_MIN_DIVIDED: Final = 50
+_MAX_HELD_OUT: Final = 2000
+_SPLIT_SEED: Final = 0
 # Examples of a batch of validation.
 _VALIDATED_TOGETHER: Final = 64
 _Text = TypeVar("_Text")
@@ -82,6 +90,32 @@ class DataContext:
                     print(f"{num_cut:,} of {len(its):,} {title} are cut to {length} tokens")
         raise_listed(errors)
         return examples
+
+
+def hold_out(texts: Sequence[LabelledText], part: float) -> dict[str, list[LabelledText]]:
+    """Divide texts into those of training and of validation, the same in each run.
+
+    Each label has the same part of both, and of a regression each range of scores; a label of a
+    single text stays in training.
+
+    Args:
+        part: of validation, up to a maximum of texts; none of a few texts.
+    """
+    if len(texts) < _MIN_DIVIDED:
+        print(f"{len(texts):,} texts are too few to hold some out; there is no validation")
+        return {TRAINING: list(texts)}
+    counts = Counter(text.label for text in texts)
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(texts)).tolist()
+    is_scored = isinstance(texts[0].label, float)
+    several = [index for index in order if is_scored or counts[texts[index].label] > 1]
+    several.sort(key=lambda index: texts[index].label)
+    num_held_out = min(round(part * len(several)), _MAX_HELD_OUT)
+    held_out = {several[n * len(several) // num_held_out] for n in range(num_held_out)}
+    print(f"{num_held_out:,} of {len(texts):,} texts are held out for validation")
+    return {
+        TRAINING: [text for index, text in enumerate(texts) if index not in held_out],
+        VALIDATION: [texts[index] for index in sorted(held_out)],
+    }
 
 
 def validation_batches(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.tasks.truncation import Truncator
 from training.data.batch import ExampleBatch, LossName, MicroBatch, TokenisedExample
 from training.data.collate import collate_examples
@@ -36,6 +37,7 @@ from training.losses import LogitsFunction, LossFunction, Score, compile_logits
 from training.model.heads import AlbertForTasks, Task
 
 TASK: Final = "embeddings"
+VECTORS: Final = SentenceVectors(pooling="mean", normalize=True)
 # Of the passes of a step: the other examples of a pass are what an example is told apart from.
 _TOKENS_A_PASS: Final = 8192
 # Cosines are multiplied by it before a softmax, as in sentence-transformers.

@@ -31,6 +31,7 @@ from training.model.heads import AlbertForTasks, Task, head_sizes, is_classifier
 from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
 
+# Labels that a line names.
 # Both are named `classifier`, so that a checkpoint has one of them.
 _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
 
@@ -139,7 +140,6 @@ def load_start(
             f"{question_head}"
         )
     sizes = dict(heads)
-    new_heads: list[Task] = []
     orders: dict[Task, list[int]] = {}
     for task in tasks:
         record = labels.get(task)
@@ -148,23 +148,17 @@ def load_start(
         else:
             sizes[task] = len(record["id2label"])
         if record is not None and task in heads:
-            before, names = (
-                _stored_names(folder, task, heads[task]),
-                list(record["id2label"].values()),
-            )
+            before, names = _stored_names(folder, task, heads[task]), _names(record)
             if set(before) == set(names):
                 orders[task] = [before.index(name) for name in names]
-            else:
-                new_heads.append(task)
-                print(
-                    f"the checkpoint's classifier has {len(before)} labels ({listed(before)}); a "
-                    f"new one is trained, of {len(names)} ({listed(names)})"
-                )
     is_trained = "text-classification" in tasks
     if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
         print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
     model = load_checkpoint(
-        folder, sizes, has_exits=has_exits if is_trained else None, new_heads=new_heads
+        folder,
+        sizes,
+        has_exits=has_exits if is_trained else None,
+        new_heads=labels.keys() - orders.keys(),
     )
     for task, order in orders.items():
         _reorder(model, task, order)
@@ -205,3 +199,24 @@ def _reorder(model: AlbertForTasks, task: Task, order: Sequence[int]) -> None:
         if name.startswith(stems) and list(order) != sorted(order):
             with torch.no_grad():
                 parameter.copy_(parameter[list(order)])
+
+
+def new_classifiers(folder: Path, labels: Mapping[Task, Mapping[str, Any]]) -> list[Task]:
+    """Return the classifiers whose labels are not those of the checkpoint's, and report a change.
+
+    Args:
+        labels: the keys of each classifier that is trained.
+    """
+    stored = read_tasks(folder)
+    new = []
+    for head, record in labels.items():
+        before, names = _stored_names(folder, head, stored.get(head, 0)), _names(record)
+        if set(before) != set(names):
+            new.append(head)
+            if head in stored:
+                print(f"a new classifier of {listed(names)} replaces that of {listed(before)}")
+    return new
+
+
+def _names(record: Mapping[str, Any]) -> list[str]:
+    return list(record["id2label"].values())

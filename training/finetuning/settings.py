@@ -211,6 +211,8 @@ def _check_validation(config: FinetuneSettings) -> None:
             "--validation before --head is of the default classifier, which has no data here; "
             "questions are validated only without classifiers: give it after --head"
         )
+    if config.splits_validation and any(each.text_classification for each in config.classifiers):
+        return
     if config.patience is not None and not any(each.validation for each in config.classifiers):
         raise RunError("--patience goes with --validation")
     if any(each.metric is not None and not each.validation for each in config.classifiers):

@@ -33,6 +33,12 @@ from training.order_losses import order_loss
 
 # The data of a task that may be validated.
 Measured: TypeAlias = Classification | Choices | Questions | Embeddings
+# The passes of a run whose end is not given: so many steps of them.
+_STEPS: Final = 1500
+_MIN_EPOCHS: Final = 3
+_MAX_EPOCHS: Final = 20
+# Of several tasks.
+_VALIDATE_EVERY: Final = 500
 # The data of other tasks than classifiers', in the order of --weights and --batch-size.
 _OTHERS: Final = ("multiple_choice", "question_answering", "embeddings", "pretraining")
 
@@ -170,16 +176,28 @@ class Streams:
     def num_steps(self) -> int | None:
         """The steps of the run by --steps and --epochs; None if its budget alone ends it."""
         steps, epochs = self.settings.steps, self.settings.epochs
-        if not epochs:
+        if self.settings.head_only:
+            return 0
+        if not epochs and (steps or self.settings.budget):
             return steps
-        in_epochs = math.ceil(epochs * self.steps_an_epoch("--steps"))
+        an_epoch = self.steps_an_epoch
+        epochs = epochs or max(_MIN_EPOCHS, min(_MAX_EPOCHS, round(_STEPS / an_epoch)))
+        in_epochs = math.ceil(epochs * an_epoch)
         return min(in_epochs, steps or in_epochs)
 
-    def steps_an_epoch(self, option: str) -> int:
-        """Return the steps in which the one task's examples are read once.
+    @property
+    def validation_interval(self) -> int:
+        """The steps between validations: by default an epoch."""
+        if self.settings.validate_every is not None:
+            return self.settings.validate_every
+        match self.task_streams:
+            case [ExampleStream() as stream]:
+                return stream.steps_an_epoch
+        return _VALIDATE_EVERY
 
-        Args:
-            option: to give in place of epochs.
+    @property
+    def steps_an_epoch(self) -> int:
+        """The steps in which the one task's examples are read once.
 
         Raises:
             RunError: there are several tasks.
@@ -187,4 +205,4 @@ class Streams:
         match self.task_streams:
             case [ExampleStream() as stream]:
                 return stream.steps_an_epoch
-        raise RunError(f"epochs are those of one task; with several tasks give {option}")
+        raise RunError("epochs are those of one task; with several give --steps or --budget")

@@ -13,7 +13,9 @@ from albert_serve.files import write_atomically
 from training.errors import TrainingError
 
 # Settings of a run's end, which may be changed when it is resumed.
-_ENDS: Final = frozenset({"steps", "num_steps", "epochs", "budget", "budget_s", "patience"})
+_ENDS: Final = frozenset(
+    {"steps", "num_steps", "epochs", "budget", "budget_s", "patience", "head_only"}
+)
 
 
 class RunError(TrainingError):
@@ -25,7 +27,7 @@ class Progress:
     """Progress of a run by steps or by wall clock, whichever ends it first.
 
     Attributes:
-        num_steps: steps of the whole run; None where only the budget ends it.
+        num_steps: steps of the whole run, which may be none; None where only the budget ends it.
         budget_s: seconds of training of the whole run, without interruptions.
         step: steps done.
         elapsed_s: seconds of training before the clock was started.
@@ -63,6 +65,8 @@ class Progress:
     @property
     def done(self) -> float:
         """The fraction of the run that is done, from 0 to 1."""
+        if self.num_steps == 0:
+            return 1.0
         by_steps = self.step / self.num_steps if self.num_steps else 0.0
         by_time = self.seconds / self.budget_s if self.budget_s else 0.0
         return min(1.0, max(by_steps, by_time))

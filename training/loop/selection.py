@@ -11,6 +11,8 @@ from typing import Any, Final
 from training.evaluation.metrics import LOWEST
 from training.loop.progress import RunError
 
+# A gain of this part of the remaining error is more than noise.
+_RISE: Final = 0.05
 _STATE: Final = ("best_step", "best", "num_since")
 
 
@@ -36,6 +38,7 @@ class Selection:
     best: float | None = None
     best_step: int | None = None
     num_since: int = 0
+    _gain: float = 0.0  # of the best over the one before, as a part of the remaining error
 
     @property
     def is_over(self) -> bool:
@@ -64,8 +67,15 @@ class Selection:
         is_first = self.best is None and not math.isnan(value)
         if not is_first and (self.best is None or not _is_better(self.figure, value, self.best)):
             return False
+        if self.best is not None:
+            error = self.best if self.figure in LOWEST else 1 - self.best
+            self._gain = abs(value - self.best) / max(error, abs(value - self.best))
         self.best, self.best_step, self.num_since = value, step, 0
         return True
+
+    def rises(self, step: int) -> bool:
+        """Whether the validation of this step is much better than all before."""
+        return self.best_step == step and self._gain > _RISE
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`."""
@@ -107,6 +117,8 @@ class Selection:
     def _describe(self) -> str:
         if self.best is None:
             return f"none has a {self.figure}"
+        if self.best_step == 0:
+            return f"{self.figure} {self.best:.4f}, of the weights before the first step"
         return f"{self.figure} {self.best:.4f} at step {self.best_step:,}"
 
 

@@ -13,6 +13,7 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.progress import progress_bar
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
@@ -50,6 +51,7 @@ class Saver:
         stage: the settings and data of this run, for the checkpoint's `training.json`.
         earlier_stages: those of the checkpoint whose weights the run started from.
         extra_config: additional keys of the checkpoint's `config.json`.
+        sentence_vectors: their form, if the model is one of sentences.
     """
 
     checkpoints: Checkpoints
@@ -59,6 +61,7 @@ class Saver:
     stage: Mapping[str, Any]
     earlier_stages: Sequence[Mapping[str, Any]] = ()
     extra_config: Mapping[str, Any] = field(default_factory=dict)
+    sentence_vectors: SentenceVectors | None = None
     _saved_at: float = field(default_factory=time.monotonic)
     _claim: FileLock | None = None
     _validated_step: int = 0  # as the last checkpoint has it
@@ -89,7 +92,13 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def _write(self, run: Run, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        save_checkpoint(run.model, folder, tensors=tensors, extra_config=self.extra_config)
+        save_checkpoint(
+            run.model,
+            folder,
+            tensors=tensors,
+            extra_config=self.extra_config,
+            sentence_vectors=self.sentence_vectors,
+        )
         write_tokenizer(self.tokenizer, run.model.config, folder)
         done = {
             "steps": run.progress.step,
@@ -167,6 +176,7 @@ class Trainer:
         report_every: steps per line of metrics.
         alarm: plateau alarm of the masked loss.
         validation: held-out text to validate on during training.
+        validates_start: whether the weights are validated before the first step.
         flops_a_token: training FLOPs per token; 0 where unknown.
         peak_flops: of the device, a second.
     """
@@ -177,6 +187,7 @@ class Trainer:
     report_every: int
     alarm: PlateauAlarm | None = None
     validation: Validation | None = None
+    validates_start: bool = False
     flops_a_token: float = 0.0
     peak_flops: float = 0.0
 
@@ -225,7 +236,7 @@ class Trainer:
     def _loop(self, stop: StopFlag, bar: tqdm[Any]) -> int:
         run, meter, shown_at = self.run, self._meter(), 0.0
         if run.progress.step == 0:
-            self.saver.save(run)
+            self._start(stop, bar)
         if self._is_validation_due and run.validated_step != run.progress.step:
             self._validate(stop, bar)  # a signal interrupted it
         while True:
@@ -256,6 +267,13 @@ class Trainer:
             return 0
         self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
         return 128 + stopped_by
+
+    def _start(self, stop: StopFlag, bar: tqdm[Any]) -> None:
+        """Validate the initial weights if they may be the best, once, and save them."""
+        selection = self.run.selection
+        if self.validates_start and selection is not None and selection.best_step is None:
+            self._validate(stop, bar)
+        self.saver.save(self.run)
 
     def _decide(self, stop: StopFlag) -> _Decision:
         """Decide by the main process' clock and any process' signal."""
@@ -348,7 +366,7 @@ class Trainer:
 
     def _report_selection(self, bar: tqdm[Any], done: float) -> None:
         """Report the best validation at the end of a run, and whether the run stopped early."""
-        if self.run.selection is not None and self.run.progress.step:
+        if self.run.selection is not None and (self.run.progress.step or self.validates_start):
             for line in self.run.selection.report(done, self.saver.checkpoints.folder / "best"):
                 self._tell(bar, line)
 

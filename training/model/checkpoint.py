@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
+from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.bundle.weights import (
     HEAD_NAME,
     QUESTION_OUTPUTS,
@@ -34,6 +35,7 @@ from albert_serve.files import (
     read_small_file,
     write_atomically,
 )
+from albert_serve.tokenizer import AlbertTokenizer
 from training.errors import TrainingError
 from training.model.heads import AlbertForTasks, Task, is_further
 
@@ -88,7 +90,7 @@ _KNOWN_ARCHITECTURES: Final = frozenset(
 # The key of `config.json` that has `transformers` refuse a model.
 UNSUPPORTED_KEY: Final = "attn_implementation"
 _MAX_CONFIG_BYTES: Final = 16 << 20
-_TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model")
+_TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model", "vocab.txt")
 
 
 class CheckpointError(TrainingError):
@@ -127,7 +129,7 @@ def find_tasks(
     Args:
         shapes: by Hugging Face name.
         architectures: of `config.json`. A `classifier` of one output is a multiple choice if they
-            say so, else a regression (`text-classification` of one label).
+            say so, else a `text-classification` of one label.
 
     Raises:
         CheckpointError: an architecture is none of those whose heads are known.
@@ -166,12 +168,14 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor] | None = None,
     tokenizer_from: Path | None = None,
     extra_config: Mapping[str, Any] | None = None,
+    sentence_vectors: SentenceVectors | None = None,
 ) -> None:
     """Write the model as a Hugging Face directory, each file atomically.
 
     Args:
         tensors: the weights by Hugging Face name, if the model's own are sharded.
-        tokenizer_from: a folder whose `tokenizer.json` and `spiece.model` are copied.
+        tokenizer_from: a folder whose `tokenizer.json` and vocabulary are copied.
+        sentence_vectors: their form, if the model is one of sentences.
         extra_config: additional keys of `config.json`, such as `id2label`.
 
     Raises:
@@ -198,6 +202,8 @@ def save_checkpoint(
     write_weights(tensors, folder / "model.safetensors")
     if tokenizer_from is not None:
         write_tokenizer(read_tokenizer(tokenizer_from), model.config, folder)
+    if sentence_vectors is not None:
+        write_sentence_vectors(sentence_vectors, folder, hidden_size=model.config.hidden_size)
 
 
 def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
@@ -243,7 +249,7 @@ def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, 
 
 
 def read_tokenizer(folder: Path) -> dict[str, bytes]:
-    """Return the content of `tokenizer.json` and `spiece.model` by name, of those that there are.
+    """Return the content of `tokenizer.json` and of vocabularies by name, of those there are.
 
     Raises:
         OSError: a file cannot be read.
@@ -260,13 +266,31 @@ def write_tokenizer(files: Mapping[str, bytes], config: AlbertConfig, folder: Pa
     """
     for name, content in files.items():
         write_atomically(folder / name, content)
-    write_tokenizer_config(config, folder)
+    if "tokenizer.json" in files:
+        write_tokenizer_config(config, folder)
 
 
 def write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
-    """Write `tokenizer_config.json`; without it `transformers` 5 omits the token types of pairs."""
+    """Write the `tokenizer_config.json` of a folder with a `tokenizer.json`.
+
+    Its class is the one that reads `tokenizer.json` as it is: those of ALBERT and BERT make the
+    normaliser anew from settings. Without it `transformers` 5 omits the token types of pairs.
+
+    Raises:
+        BundleCorruptError: the `tokenizer.json` is none of an ALBERT.
+        OSError: the file cannot be written.
+    """
+    tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
+    named = {
+        "pad_token": tokenizer.pad_id,
+        "unk_token": tokenizer.unk_id,
+        "cls_token": tokenizer.cls_id,
+        "sep_token": tokenizer.sep_id,
+        "mask_token": tokenizer.mask_id,
+    }
     keys = {
-        "tokenizer_class": "AlbertTokenizer",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{name: tokenizer.token(index) for name, index in named.items() if index is not None},
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": config.max_positions,
     }

@@ -133,7 +133,8 @@ def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICA
             f'{num_outputs} outputs, so it must name "0" to "{num_outputs - 1}", each by a text; '
             f"it is {reprlib.repr(id2label)}"
         )
-    inferred = "regression" if num_outputs == 1 else "single_label_classification"
+    # One output is a label that applies or not, as `transformers`' pipeline has it.
+    inferred = "multi_label_classification" if num_outputs == 1 else "single_label_classification"
     problem: Any = hf.get("problem_type") or inferred
     if problem not in get_args(ProblemType):
         allowed = ", ".join(get_args(ProblemType))

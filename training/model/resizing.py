@@ -15,6 +15,7 @@ from typing import Final
 from torch import Tensor
 
 from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from albert_serve.bundle.weights import OUTPUT_LAYERS, exit_name
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
@@ -35,7 +36,9 @@ from training.model.checkpoint import (
 from training.model.heads import AlbertForTasks
 
 # Files of a checkpoint that do not depend on the number of its layers; `evaluation.json` does.
-_LAYERLESS: Final = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "training.json")
+_LAYERLESS: Final = (
+    "tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.txt", "training.json",
+)  # fmt: skip
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
@@ -162,4 +165,10 @@ def expand_for_hf(source: Path, folder: Path) -> None:
         repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
     known = {*config.to_hf(), UNSUPPORTED_KEY}
     extra = {k: v for k, v in read_config(source).items() if k not in known}
-    save_checkpoint(expanded, folder, tokenizer_from=source, extra_config=extra)
+    save_checkpoint(
+        expanded,
+        folder,
+        tokenizer_from=source,
+        extra_config=extra,
+        sentence_vectors=read_sentence_vectors(source),
+    )

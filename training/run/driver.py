@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_vectors
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import Parallelism, World, share
@@ -106,8 +107,10 @@ def train_run(
     start: Path | None,
     tokenizer_from: Path,
     extra_config: Mapping[str, Any],
+    sentence_vectors: SentenceVectors | None = None,
     alarm: PlateauAlarm | None = None,
     validation: Validation | None = None,
+    validates_start: bool = False,
     flops_a_token: float = 0.0,
     peak_flops: float = 0.0,
 ) -> TrainedRun:
@@ -119,12 +122,15 @@ def train_run(
         program, stage, extra_config: as in `Saver`.
         start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
-        alarm, validation, flops_a_token, peak_flops: as in `Trainer`.
+        sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
+        alarm, validation, validates_start, flops_a_token, peak_flops: as in `Trainer`.
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
         KeyboardInterrupt: SIGINT stopped it, as a notebook sends it; its last step is saved.
     """
+    if sentence_vectors is None and start is not None:
+        sentence_vectors = read_sentence_vectors(start)
     # Read now: the folders may be temporary, or be removed in the days that a run takes.
     saver = Saver(
         checkpoints=Checkpoints(folder=config.output, num_kept=config.keep),
@@ -134,6 +140,7 @@ def train_run(
         stage={**stage, "before": read_figures(start)} if start is not None else stage,
         earlier_stages=read_stages(start) if start is not None else (),
         extra_config=extra_config,
+        sentence_vectors=sentence_vectors,
     )
     is_main = run.world.is_main
     if saver.resume(run) and is_main:
@@ -147,6 +154,7 @@ def train_run(
         report_every=config.report_every,
         alarm=alarm,
         validation=validation,
+        validates_start=validates_start,
         flops_a_token=flops_a_token,
         peak_flops=peak_flops,
     )

@@ -184,7 +184,7 @@ def architecture(
     config: CorpusRunConfig,
     recipe: Recipe,
     start: Start,
-    vocab_size: int,
+    tokenizer: AlbertTokenizer,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> AlbertConfig:
     """Return the sizes of the model.
@@ -197,11 +197,13 @@ def architecture(
     """
     if start.folder is None:
         sizes = {**defaults, **config.given}
-        new = preset(config.preset or "base", vocab_size=vocab_size, **sizes)
+        new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **sizes)
+        pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
+        new = replace(new, pad_id=pad_id, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
         dropout = recipe.dropout_of(new)
         model = replace(new, hidden_dropout=dropout, attention_dropout=dropout)
     else:
-        model = _grown(config, load_checkpoint(start.folder).config, vocab_size)
+        model = _grown(config, load_checkpoint(start.folder).config, tokenizer.vocab_size)
     lengths = {"length": recipe.length, "order-length": recipe.order_length or recipe.length}
     for name, length in lengths.items():
         if not MIN_LENGTH <= length <= model.max_positions:

@@ -8,7 +8,7 @@ from typing import Final
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.collate import Collate, Collator, Slicing
 from training.data.examples import ExampleSettings, SentenceTask
-from training.data.masking import NgramMasking, word_starts
+from training.data.masking import NgramMasking
 from training.data.order import order_stream
 from training.data.packing import Plan
 from training.data.shards import Shards
@@ -56,7 +56,7 @@ class TextStreams:
         """The collate function of masked rows."""
         return Collator(
             shards=self.shards,
-            masking=NgramMasking(word_starts=word_starts(self.tokenizer), rate=self.mask_rate),
+            masking=NgramMasking.of(self.tokenizer, self.mask_rate),
             length=self.length,
             seed=self.seed,
             has_labels=self.sentence_task != "none",

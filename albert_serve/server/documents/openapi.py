@@ -15,7 +15,8 @@ from albert_serve.api.embeddings import (
     EmbeddingsRequest,
     OpenAIErrorReply,
 )
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES
+from albert_serve.api.rerank import RERANK, RerankReply, RerankRequest
 from albert_serve.api.schemas import (
     MAX_CUTS_SHOWN,
     MODEL_PATH,
@@ -93,6 +94,11 @@ _ERRORS: Final[dict[str, str]] = {
     "503": "The service is starting or shutting down.",
     "504": "No answer within the deadline.",
 }
+_EXAMPLES: Final = {
+    **EXAMPLES,
+    EMBEDDINGS: EMBEDDINGS_EXAMPLES,
+    RERANK: RERANK_EXAMPLES,
+}
 
 
 def describe_service(base: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +115,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         "/info": {"get": _get("What is served, and its limits.", InfoReply)},
         "/health": {"get": _health()},
     }
+    paths[f"/{RERANK}"] = {"post": _operation(RERANK, RerankRequest, replies[RERANK])}
     embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, replies[EMBEDDINGS])}
     by_name = {**paths, "": paths["/info"], f"/{EMBEDDINGS}": embeddings}
     return {
@@ -120,7 +127,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             "version": __version__,
             "description": "ALBERT: fill-mask, text classification, question answering, sentence "
             "order, multiple choice and embeddings, in Hugging Face's format; embeddings in "
-            "OpenAI's, too.",
+            "OpenAI's, too, and reranking in that of text-embeddings-inference.",
         },
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],
@@ -140,12 +147,12 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all schemas by their names, and those of the tasks' replies."""
     read: list[type[BaseModel]] = [
         *(endpoint.request for endpoint in TASKS.values()),
-        *(EmbeddingsRequest, ErrorReply, OpenAIErrorReply, InfoReply, ModelsReply),
+        *(EmbeddingsRequest, RerankRequest, ErrorReply, OpenAIErrorReply, InfoReply, ModelsReply),
     ]
     written = {name: endpoint.reply for name, endpoint in TASKS.items()}
     adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [
         (name, "serialization", TypeAdapter(reply))
-        for name, reply in {**written, EMBEDDINGS: EmbeddingsReply}.items()
+        for name, reply in {**written, EMBEDDINGS: EmbeddingsReply, RERANK: RerankReply}.items()
     ]
     _, requests = models_json_schema([(each, "validation") for each in read], ref_template=_REF)
     replies, parts = TypeAdapter.json_schemas(adapters, ref_template=_REF)
@@ -179,9 +186,7 @@ def _operation(name: str, request: type[BaseModel], reply: dict[str, Any]) -> di
     is_openai = name == EMBEDDINGS
     examples = {
         f"{name}-{number}": {"summary": example.summary, "value": example.body}
-        for number, example in enumerate(
-            EMBEDDINGS_EXAMPLES if is_openai else EXAMPLES[name], start=1
-        )
+        for number, example in enumerate(_EXAMPLES[name], start=1)
     }
     content = _json(_reference(request))
     content["application/json"]["examples"] = examples

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from albert_serve import __version__
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
     DepthInfo,
     HeadInfo,
     InfoReply,
     InputExample,
+    SentenceVectorsInfo,
     TaskInfo,
     TaskQuality,
 )
@@ -29,7 +31,7 @@ from albert_serve.tasks.text_classification import label_names
 
 
 def describe_model(
-    name: str, bundle: Bundle, tasks: Iterable[str], settings: Settings
+    name: str, bundle: Bundle, tasks: Iterable[str], settings: Settings, *, mask_token: str
 ) -> InfoReply:
     """Return a model's description; the bundle's card is read, so call it off the event loop."""
     manifest, config = bundle.manifest, bundle.config
@@ -40,7 +42,7 @@ def describe_model(
         revision=manifest.revision,
         tasks=[_describe(task, manifest, config.num_layers) for task in tasks],
         max_positions=config.max_positions,
-        mask_token="[MASK]",  # noqa: S106  # not that kind of token
+        mask_token=mask_token,
         max_items=settings.max_items,
         max_body_bytes=settings.max_body_bytes,
         needs_key=settings.needs_key,
@@ -87,7 +89,8 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             quality=_quality(manifest, name),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )
-    return TaskInfo(name=task)
+    vectors = manifest.sentence_vectors if task == FEATURE_EXTRACTION else None
+    return TaskInfo(name=task, sentence_vectors=vectors and SentenceVectorsInfo(**asdict(vectors)))
 
 
 def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:

@@ -67,13 +67,13 @@ class HostedModel:
             if not self._num_users:
                 self._unused.set()
 
-    def prepare(self, task: str, request: TaskRequest) -> list[Prepared[Any]]:
+    def prepare(self, task: Task, request: TaskRequest) -> list[Prepared[Any]]:
         """Return the encoder inputs of a valid request.
 
         Raises:
             InvalidInputError: an item cannot be answered; for a list the message has its index.
         """
-        return prepare_request(self.tasks[task], request, max_tokens=self.settings.max_queue_tokens)
+        return prepare_request(task, request, max_tokens=self.settings.max_queue_tokens)
 
     async def answer(
         self,

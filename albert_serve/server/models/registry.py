@@ -210,8 +210,10 @@ class Models:
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
-        tasks = load_tasks(bundle, self._tokenizer(bundle), device=engine.device)
-        description = describe_model(name, bundle, tasks, self.settings)
+        tokenizer = self._tokenizer(bundle)
+        tasks = load_tasks(bundle, tokenizer, device=engine.device)
+        mask_token = tokenizer.mask_token
+        description = describe_model(name, bundle, tasks, self.settings, mask_token=mask_token)
         observer = self._metrics.observer(name, bundle.manifest.precision, tasks)
         batcher = Batcher(
             engine,

@@ -59,10 +59,11 @@ def _explain(tokenizer: AlbertTokenizer, target: str, pieces: Sequence[int]) -> 
     if not pieces:
         return f"{missing} and stands for nothing; it was passed over"
     first = tokenizer.token(pieces[0])
-    # "▁" is the space before a word, and does not identify it.
-    informative = next((name for name in map(tokenizer.token, pieces) if name != "▁"), "<unk>")
+    # A lone "▁" is the space before a word, and does not identify it.
+    telling = (piece for piece in pieces if tokenizer.surface(tokenizer.token(piece)))
     warning = f"{missing}; its first piece {first!r} was scored"
-    return f"{warning}, which says nothing of it" if informative == "<unk>" else warning
+    is_unknown = next(telling, tokenizer.unk_id) == tokenizer.unk_id
+    return f"{warning}, which says nothing of it" if is_unknown else warning
 
 
 @lru_cache(_CACHE_SIZE)
@@ -80,7 +81,7 @@ def read_whole(tokenizer: AlbertTokenizer, targets: tuple[str, ...]) -> tuple[tu
             raise InvalidInputError(
                 f"the target {shorten(target)} stands for nothing; leave it out"
             )
-        if token is None and "<unk>" in map(tokenizer.token, pieces):
+        if token is None and tokenizer.unk_id in pieces:
             raise InvalidInputError(
                 f"the target {shorten(target)} holds a character that the vocabulary does not "
                 "know; leave it out or choose another word"

@@ -79,7 +79,7 @@ def test_a_cross_encoder_has_no_vectors_of_sentences(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("modules.json", _modules("Transformer", "Pooling", "Dense"), "models.Dense"),
+        ("modules.json", _modules("Transformer", "Pooling", "Dense"), "Pooling, Dense;"),
         ("modules.json", _modules("Transformer", "Normalize", "Pooling"), "Normalize, Pooling"),
         ("modules.json", [{"path": "../other", "type": "x.Transformer"}], "path"),
         ("modules.json", '[{"path": ', "modules.json cannot be used"),

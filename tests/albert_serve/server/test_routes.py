@@ -109,7 +109,7 @@ async def serve(
         bundle=bundle,
         tasks=tasks,
         batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
-        description=describe_model("tiny", bundle, tasks, settings),
+        description=describe_model("tiny", bundle, tasks, settings, mask_token="[MASK]"),
         large=LargeRequests(max_bytes=max_held_bytes),
         observer=counts,
     )

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_serve.bundle.sentence_vectors import (
+    SentenceVectors,
+    read_sentence_vectors,
+    write_sentence_vectors,
+)
 from tests.training.conversion.forms import as_pickle
 from tests.training.support import (
     REPOSITORY,
@@ -22,7 +27,7 @@ from tests.training.support import (
     our_model,
     ragged,
 )
-from training import convert, finetune, pretrain
+from training import average, convert, finetune, pretrain
 from training.loop.provenance import read_stages
 from training.loop.step import Run
 from training.loop.trainer import Saver
@@ -93,6 +98,26 @@ def test_pretraining_goes_on_with_the_checkpoints_own_tokenizer(
     assert (tmp_path / "checkpoint" / "tokenizer.json").is_file()
     *_, last = json.loads((tmp_path / "checkpoint" / "training.json").read_text())["stages"]
     assert last["initialize_from"] == "albert-old"
+
+
+def test_the_form_of_sentences_vectors_is_kept(
+    pretrained: Path, labelled: Path, tmp_path: Path
+) -> None:
+    vectors = SentenceVectors(pooling="cls", normalize=True, max_length=20)
+    source = tmp_path / "source"
+    shutil.copytree(pretrained / "checkpoint", source)
+    write_sentence_vectors(vectors, source, hidden_size=8)
+    data = ["--text-classification", str(labelled), "--labels", "bad", "good", "--length", "32"]
+    run = ["--initialize-from", str(source), *data, "--steps", "1", "--device", "cpu"]
+
+    assert finetune.main([*run, "--output", str(tmp_path / "finetuned")]) == 0
+    finetuned = tmp_path / "finetuned/checkpoint"
+    mean = average.main([str(finetuned)] * 2 + ["--output", str(tmp_path / "mean")])
+    converted = convert.main([str(finetuned), str(tmp_path / "converted")])
+
+    assert (mean, converted) == (0, 0)
+    for folder in (finetuned, tmp_path / "mean", tmp_path / "converted"):
+        assert read_sentence_vectors(folder) == vectors
 
 
 @torch.no_grad()

@@ -29,10 +29,13 @@ def folder(tokenizer_file: Path, tmp_path: Path) -> Path:
 
 
 def shards_of(*tokens: list[int]) -> Shards:
-    bounds = {"documents": np.array([0, 1])}
     return make_shards(
         *(
-            Part(tokens=np.array(part, np.uint16), sentences=np.array([0, len(part)]), **bounds)
+            Part(
+                tokens=np.array(part, np.uint16),
+                sentences=np.array([0, len(part)]),
+                documents=np.array([0, 1]),
+            )
             for part in tokens
         )
     )

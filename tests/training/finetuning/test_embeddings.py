@@ -10,13 +10,21 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
 
+from albert_serve.bundle.sentence_vectors import (
+    SentencePooling,
+    SentenceVectors,
+    read_sentence_vectors,
+    write_sentence_vectors,
+)
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import read_metrics, validations
 from training import finetune
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
+from training.distillation.pseudo_labels import EmbeddingTeacher
 from training.finetuning.embeddings import sentence_vectors
 from training.model.checkpoint import load_checkpoint
 
@@ -92,6 +100,23 @@ def test_a_teachers_vectors_are_learnt_and_kept(
     assert (run / "teacher-vectors.safetensors").stat().st_mtime_ns == written
     first, *_, last = losses(run)
     assert last < first
+    vectors = read_sentence_vectors(run / "checkpoint")
+    assert vectors == SentenceVectors(pooling="mean", normalize=True)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_a_teachers_vector_is_pooled_as_its_folder_says(
+    pooling: SentencePooling, tmp_path: Path
+) -> None:
+    folder = make_bert(tmp_path / "teacher")
+    size = transformers.BertConfig.from_pretrained(folder).hidden_size
+    write_sentence_vectors(SentenceVectors(pooling=pooling), folder, hidden_size=size)
+    teacher = EmbeddingTeacher.load(str(folder), torch.device("cpu"))
+    texts = ["The game", "A city was lost"]
+    padded = teacher.tokenizer(texts, padding=True, return_tensors="pt")
+    oracle = SentenceTransformer(str(folder), device="cpu")
+    expected_BH = oracle.encode(texts, normalize_embeddings=True, convert_to_tensor=True)
+    torch.testing.assert_close(teacher.outputs(padded), expected_BH)
 
 
 def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None:

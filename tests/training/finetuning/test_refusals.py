@@ -76,7 +76,7 @@ def files(
         ("--steps 1", "nothing to train: give --text-classification"),
         ("QUESTIONS --length 4", "--length 4: a sequence has from 8 tokens to the model's 64"),
         ("TEXTS --length 65", "--length 65: a sequence"),
-        ("TEXTS QUESTIONS --epochs 2", "epochs are those of one task; with several tasks give"),
+        ("TEXTS QUESTIONS --epochs 2", "epochs are those of one task; with several give"),
         ("TEXTS QUESTIONS --weights 1", "--weights [1.0]: give one for each of text-classificat"),
         ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3: give one number, or one for"),
         ("TEXTS --initialize-from ./nowhere", "./nowhere is not there, and cannot be a model"),
@@ -103,8 +103,9 @@ def files(
         ("RACE --choice-columns a b", "leave out --choice-columns"),
         ("RACE --data nyu-mll/glue@main", "nyu-mll/glue@main is not a folder"),
         # validation and metrics
-        ("TEXTS --patience 2", "--patience goes with --validation"),
-        ("TEXTS --metric f1", "--metric goes with --validation"),
+        ("TEXTS --patience 2", "--patience and --metric need held-out data; give --validation"),
+        ("QUESTIONS --metric f1", "--metric goes with --validation"),
+        ("TEXTS --metric f1 --validation-split 0", "--metric goes with --validation"),
         ("CORPUS --validation texts", "--validation takes labelled data; it goes with --text-cl"),
         ("TEXTS --validation questions", "the format is unknown; name it .csv"),
         ("COLA --metric pearson", "--metric pearson is none of 2 labels; take accuracy, "),
@@ -147,13 +148,9 @@ def files(
         ("TEXTS --head a", "--head a is a classifier of texts; give its data after it"),
         ("TEXTS --head a --task race --data x", "is a classifier of texts"),
         ("TEXTS --head default TEXTS", "--head default names the default classifier"),
-        ("TEXTS --head a TEXTS --metric accuracy", "--metric goes with --validation"),
+        ("TEXTS --head a TEXTS --metric accuracy", "--patience and --metric need held-out"),
         (
-            "TEXTS --validation texts --head a TEXTS --validation texts --metric loss",
-            "--validate-every",
-        ),
-        (
-            "--validate-every 1 TEXTS --validation texts --head a TEXTS --validation texts LOSS",
+            "TEXTS --validation texts --head a TEXTS --validation texts LOSS",
             "--metric loss: with several classifiers validated",
         ),
         ("TEXTS --head a TEXTS --batch-size 1 2 3", "text-classification/a"),
@@ -162,6 +159,9 @@ def files(
         ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head is of the"),
         ("--labels sad glad --label-column b --head a TEXTS", "--labels goes with --text-class"),
         ("QUESTIONS --recipe paper --head a TEXTS", "--recipe paper differs from task to task"),
+        # the fitted head
+        ("TEXTS --head-only", "--head-only does not go with --steps"),
+        ("QUESTIONS --head-only", "--head-only goes with --text-classification or --task or --he"),
         # adaptive depth
         (
             "TEXTS --adaptive-depth --problem-type regression",
@@ -187,14 +187,14 @@ def test_impossible_options_are_one_line_and_no_run(
     assert message in refusal(capsys, tmp_path / "run")
 
 
-@pytest.mark.parametrize("data", [["--question-answering", "none.json"], ["--task", "RTE"]])
-def test_a_run_without_an_end_is_refused_before_its_data_is_read(
-    pretrained: Path, tmp_path: Path, data: list[str], capsys: Capture
+def test_a_run_of_several_tasks_needs_an_end(
+    pretrained: Path, files: dict[str, str], tmp_path: Path, capsys: Capture
 ) -> None:
-    options = ["--initialize-from", str(pretrained / "checkpoint"), *data]
+    data = f"{files['TEXTS']} {files['QUESTIONS']}".split()
+    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64", *data]
     assert run(options, tmp_path / "run") == 1
-    message = "a run needs an end: give --steps, --epochs, --budget or --recipe paper"
-    assert refusal(capsys, tmp_path / "run") == f"error: {message}\n"
+    error = refusal(capsys, tmp_path / "run")
+    assert error == "error: epochs are those of one task; with several give --steps or --budget\n"
 
 
 @pytest.mark.parametrize(

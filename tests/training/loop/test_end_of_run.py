@@ -35,10 +35,10 @@ apart = partial(run_in_process, program="training.finetune")
 
 
 @pytest.fixture
-def seven(pretrained: Path, labelled: Path) -> list[str]:
+def seven(classifier: Path, labelled: Path) -> list[str]:
     """A run of seven steps, nearly four epochs; the interval of validation is left to be given."""
     return [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--initialize-from", str(classifier), "--length", "64"),
         *("--text-classification", str(labelled), "--validation", str(labelled)),
         *("--batch-size", "20", "--steps", "7", "--lr", "5e-3", "--adamw-lr", "1e-2"),
         *("--precision", "fp32", "--device", "cpu", "--metric", "loss", "--keep", "1"),

@@ -41,7 +41,7 @@ def test_a_pretraining_run_of_an_earlier_version_is_known(
     config = parsed(PretrainConfig, f"{known['options']} --output nowhere")
     recipe = config.changed(RECIPES[config.recipe])
     start = Start(folder=None, name=None, tokenizer=config.tokenizer)
-    sizes = architecture(config, recipe, start, start.open_tokenizer().vocab_size)
+    sizes = architecture(config, recipe, start, start.open_tokenizer())
     assert run_record(config, recipe, sizes) == known["record"]
 
 

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, Example
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES, Example
 from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
@@ -52,13 +52,19 @@ def test_every_example_is_answered(
         assert len(reply.json()) == len(example.body["inputs"])
 
 
-@pytest.mark.parametrize("example", EMBEDDINGS_EXAMPLES, ids=lambda example: example.summary)
-def test_every_example_in_openais_format_is_answered(
-    example: Example, client: httpx.Client, document: dict[str, Any]
+@pytest.mark.parametrize(
+    ("path", "example"),
+    [
+        *((EMBEDDINGS_PATH, example) for example in EMBEDDINGS_EXAMPLES),
+        *(("/rerank", example) for example in RERANK_EXAMPLES),
+    ],
+)
+def test_every_example_in_another_format_is_answered(
+    path: str, example: Example, client: httpx.Client, document: dict[str, Any]
 ) -> None:
-    reply = client.post(EMBEDDINGS_PATH, json=example.body)
-    check_reply(reply, EMBEDDINGS_PATH, document)
-    shown = content(document["paths"][EMBEDDINGS_PATH]["post"]["requestBody"])["examples"]
+    reply = client.post(path, json=example.body)
+    check_reply(reply, path, document)
+    shown = content(document["paths"][path]["post"]["requestBody"])["examples"]
     assert example.body in [one["value"] for one in shown.values()]
 
 
@@ -80,7 +86,8 @@ def test_every_operation_without_a_body_answers_as_it_is(
         assert client.get(path.format(model=name)).status_code == 200, path
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
     tasks = {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
-    assert posts == tasks | {"/info", EMBEDDINGS_PATH, f"{MODEL_PATH}/embeddings"}
+    forms = {EMBEDDINGS_PATH, "/rerank", f"{MODEL_PATH}/embeddings", f"{MODEL_PATH}/rerank"}
+    assert posts == tasks | forms | {"/info"}
     assert client.post("/info").json() == client.get("/info").json()
 
 

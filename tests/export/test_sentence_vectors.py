@@ -1,0 +1,146 @@
+"""Folders of `sentence-transformers`: the bundle gives the vectors that they give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
+from albert_serve.cli import main
+from albert_serve.client import AlbertClient
+from albert_serve.errors import ConfigError, TextTooLongError
+from albert_serve.local import LocalTransport
+from albert_serve.settings import RuntimeOptions
+from export.bundle import export_bundle
+
+TEXTS = ["Heathrow is an airport.", "The airport was opened in 1946, and is west of London. " * 2]
+
+
+def _as_sentence_model(checkpoint: Path, folder: Path, vectors: SentenceVectors) -> Path:
+    shutil.copytree(checkpoint, folder)
+    write_sentence_vectors(vectors, folder, hidden_size=24)
+    return folder
+
+
+def _encode(folder: Path) -> Any:
+    library = pytest.importorskip("sentence_transformers", reason="pip install --group dev")
+    return library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        SentenceVectors(),
+        SentenceVectors(pooling="cls", max_length=16),
+        SentenceVectors(pooling="max", normalize=True, max_length=24),
+    ],
+    ids=lambda vectors: vectors.pooling,
+)
+def test_vectors_are_those_of_sentence_transformers(
+    real_checkpoint: Path, tmp_path: Path, vectors: SentenceVectors
+) -> None:
+    """Of the checkpoint, of the bundle, and of what version 6 saves of it."""
+    source = _as_sentence_model(real_checkpoint, tmp_path / "source", vectors)
+    expected = _encode(source)
+    library = pytest.importorskip("sentence_transformers")
+    library.SentenceTransformer(str(source), device="cpu").save(str(tmp_path / "saved"))
+
+    for folder in (source, tmp_path / "saved"):
+        bundle = export_bundle(folder, tmp_path / f"bundle-of-{folder.name}").bundle
+        with AlbertClient.local(bundle.folder, num_threads=1) as albert:
+            answers = albert.feature_extraction(TEXTS, truncation=True)
+        np.testing.assert_allclose(answers, expected, atol=1e-4)
+        np.testing.assert_allclose(_encode(bundle.folder), expected, atol=1e-5)
+        assert bundle.manifest.sentence_vectors == vectors
+
+
+@pytest.fixture(scope="module")
+def bundle(real_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of normalised vectors of [CLS], for texts of at most 16 tokens."""
+    folder = tmp_path_factory.mktemp("sentences")
+    vectors = SentenceVectors(pooling="cls", normalize=True, max_length=16)
+    source = _as_sentence_model(real_checkpoint, folder / "source", vectors)
+    return export_bundle(source, folder / "bundle", precision="int8").bundle.folder
+
+
+@pytest.fixture
+def albert(bundle: Path) -> Iterator[AlbertClient]:
+    with AlbertClient.local(bundle, num_threads=1) as client:
+        yield client
+
+
+def test_a_requests_own_parameters_win(albert: AlbertClient) -> None:
+    own = albert.feature_extraction(TEXTS[0], pooling="mean", normalize=False)
+    tokens = np.array(albert.token_features(TEXTS[0]))
+
+    np.testing.assert_allclose(own, tokens.mean(0), atol=1e-5)
+    first = albert.feature_extraction(TEXTS[0])
+    np.testing.assert_allclose(first, tokens[0] / np.linalg.norm(tokens[0]), atol=1e-5)
+
+
+def test_a_text_of_more_tokens_is_cut_only_if_the_caller_says_so(
+    albert: AlbertClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TextTooLongError, match="at most 16"):
+        albert.feature_extraction(TEXTS[1])
+    albert.feature_extraction(TEXTS[1], truncation=True)
+    assert "tokens were cut off" in caplog.text
+    assert len(albert.token_features(TEXTS[1])) > 16
+
+
+def test_every_way_to_embed_has_the_models_form(
+    albert: AlbertClient, bundle: Path, tmp_path: Path
+) -> None:
+    expected = albert.feature_extraction(TEXTS[0])
+    transport = LocalTransport(bundle, RuntimeOptions(num_threads=1))
+    with httpx.Client(transport=transport, base_url="http://local") as client:
+        openai = client.post("/v1/embeddings", json={"input": TEXTS[0]}).json()["data"][0]
+    rows, scored = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    rows.write_text(json.dumps({"inputs": TEXTS[0]}))
+    score = ["score", "--task", "feature-extraction", "--bundle", str(bundle)]
+    assert main([*score, str(rows), str(scored)]) == 0
+
+    np.testing.assert_allclose(openai["embedding"], expected, atol=1e-5)
+    np.testing.assert_allclose(json.loads(scored.read_text())["output"], expected, atol=1e-5)
+    (task,) = [task for task in albert.info().tasks if task.name == "feature-extraction"]
+    assert task.sentence_vectors is not None
+    assert task.sentence_vectors.model_dump() == {
+        "pooling": "cls", "normalize": True, "max_length": 16,
+    }  # fmt: skip
+
+
+def test_the_encoder_may_stand_in_a_folder_of_its_own(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    vectors = SentenceVectors(pooling="max", max_length=32)
+    source = _as_sentence_model(real_checkpoint, tmp_path / "source", vectors)
+    inner = source / "0_Transformer"
+    inner.mkdir()
+    for file in [*source.glob("*.json"), *source.glob("*.safetensors")]:
+        if file.name != "modules.json":
+            file.rename(inner / file.name)
+    modules = json.loads((source / "modules.json").read_text())
+    modules[0]["path"] = inner.name
+    (source / "modules.json").write_text(json.dumps(modules))
+
+    manifest = export_bundle(source, tmp_path / "bundle").bundle.manifest
+
+    assert manifest.sentence_vectors == vectors
+
+
+def test_a_module_that_is_not_computed_is_refused(real_checkpoint: Path, tmp_path: Path) -> None:
+    source = _as_sentence_model(real_checkpoint, tmp_path / "source", SentenceVectors())
+    modules = json.loads((source / "modules.json").read_text())
+    modules.append({**modules[1], "type": "sentence_transformers.models.Dense"})
+    (source / "modules.json").write_text(json.dumps(modules))
+
+    with pytest.raises(ConfigError, match="Transformer, Pooling, Dense"):
+        export_bundle(source, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

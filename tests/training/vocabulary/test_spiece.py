@@ -1,0 +1,187 @@
+"""A SentencePiece model of any language gives the ids of SentencePiece's own library."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pytest
+import sentencepiece
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from tests.training.vocabulary.oracle import preprocess_text
+from training.vocabulary.errors import VocabError
+from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.spiece import build_tokenizer
+
+LANGUAGES: Final = {
+    "german": "Der Bär kommt über die Straße. Äpfel und Öl sind schön, Maus und Haus nicht.",
+    "greek": "Ο ΟΔΟΣ της Αθήνας είναι μεγάλος. Σήμερα ο καιρός είναι καλός.",
+    "hindi": "यह मेरा घर है। वह काम करता है। वह कम बोलता है। दिन लंबा था। दीन आदमी हिन्दी।",
+    "japanese": "がっこうへ行きます。カタカナとひらがな、ガギグゲゴとパピプペポ。",
+    "korean": "오늘은 날씨가 맑고 바람이 조금 붑니다. 학교에서 노래를 배웠습니다.",
+    "tamil": "நான் பள்ளிக்கு செல்கிறேன். கொடு போ கௌ",
+    "thai": "วันนี้อากาศดีมาก ฉันอ่านหนังสือกับเพื่อน น้ำ",
+    "vietnamese": "Hôm nay thời tiết rất đẹp. Chúng tôi đi dạo ở Việt Nam",
+}
+ODD: Final = ("(", "-", "``", "\u3000", "\x1c", "\u200b", "\u0301", "①", "Ａ", "ｶﾞ", "ﬁ", "\ufe0f")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model trained on one sentence, and what is done with text before it."""
+
+    language: str
+    folds: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return preprocess_text(
+            LANGUAGES[self.language], lower=self.folds, keep_accents=not self.folds
+        )
+
+    def train(self, file: Path) -> Path:
+        options = dict(self.options)
+        composed = unicodedata.normalize("NFC", self.sentence)
+        size = len({*self.sentence, *composed}) + 24 + 256 * options.get("byte_fallback", False)
+        file.write_bytes(train(self.sentence, vocab_size=size, **options))
+        return file
+
+    def __str__(self) -> str:
+        options = "-".join(str(value) for _, value in self.options)
+        return f"{self.language}-{'folded' if self.folds else 'cased'}-{options}".rstrip("-")
+
+
+def train(sentence: str, **options: Any) -> bytes:
+    model = io.BytesIO()
+    usual: dict[str, Any] = {
+        "pad_id": 0,
+        "unk_id": 1,
+        "bos_id": -1,
+        "eos_id": -1,
+        "control_symbols": list(SPECIAL_TOKENS[2:]),
+        "user_defined_symbols": ["(", ")", '"', "-", "."],
+        "normalization_rule_name": "nmt_nfkc",
+        "character_coverage": 1.0,
+        "minloglevel": 2,
+        "hard_vocab_limit": options.get("model_type") == "bpe",
+    }
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([sentence] * 9), model_writer=model, **(usual | options)
+    )
+    return model.getvalue()
+
+
+MODELS: Final = (
+    *(Model(language, folds) for language in LANGUAGES for folds in (True, False)),
+    Model("german", False, (("model_type", "bpe"),)),
+    Model("korean", True, (("model_type", "bpe"), ("byte_fallback", True))),
+    Model("japanese", False, (("byte_fallback", True),)),
+    Model("german", False, (("normalization_rule_name", "identity"),)),
+    Model("german", False, (("normalization_rule_name", "nmt_nfkc_cf"),)),
+    Model("vietnamese", False, (("split_by_whitespace", False),)),
+    Model("german", False, (("user_defined_symbols", ["[NUM]", "und"]),)),
+)
+
+
+def texts(language: str) -> st.SearchStrategy[str]:
+    sentence = LANGUAGES[language]
+    parts = st.sampled_from([*sentence, *sentence.split(), *ODD])
+    forms: st.SearchStrategy[Literal["NFC", "NFD"]] = st.sampled_from(["NFC", "NFD"])
+    pieces = st.builds(unicodedata.normalize, forms, parts) | parts.map(str.upper)
+    return st.lists(pieces | st.just(" "), max_size=8).map("".join)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
+    model: Model, tmp_path: Path
+) -> None:
+    spiece = model.train(tmp_path / "spiece.model")
+    said = VocabularySettings(do_lower_case=model.folds, keep_accents=not model.folds)
+    tokenizer = AlbertTokenizer(build_tokenizer(spiece, said))
+    library = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
+
+    @settings(deadline=None, max_examples=60)
+    @given(texts(model.language))
+    def check(text: str) -> None:
+        # Several marks on one letter are put into one order; SentencePiece keeps the given one.
+        assume(not any(map(has_two_marks, text, text[1:])))
+        encoding = tokenizer.encode_plain(text)
+        wanted = preprocess_text(text, lower=model.folds, keep_accents=not model.folds)
+        assert encoding.ids == library.encode(wanted)
+        last = 0
+        for start, end in encoding.offsets:
+            assert last <= start < end <= len(text)
+            last = start
+
+    check()
+
+
+def has_two_marks(first: str, second: str) -> bool:
+    return bool(unicodedata.combining(first) and unicodedata.combining(second))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_the_offsets_of_a_syllable_hold_all_its_letters(
+    tmp_path: Path, form: Literal["NFC", "NFD"]
+) -> None:
+    spiece = Model("korean").train(tmp_path / "spiece.model")
+    tokenizer = AlbertTokenizer(build_tokenizer(spiece))
+    text = unicodedata.normalize(form, "날씨가")
+    encoding = tokenizer.encode_plain(text)
+    shown = [
+        (tokenizer.token(token_id).removeprefix("▁"), text[start:end])
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+    ]
+    assert [unicodedata.normalize("NFC", part) for piece, part in shown if piece] == [
+        piece for piece, _ in shown if piece
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folds", "text", "same"), [(True, "der bar", "Der Bär"), (False, "Der Bär", "Der Bär")]
+)
+def test_where_nothing_is_said_the_pieces_show_case_and_accents(
+    tmp_path: Path, folds: bool, text: str, same: str
+) -> None:
+    spiece = Model("german", folds).train(tmp_path / "spiece.model")
+    tokenizer = AlbertTokenizer(build_tokenizer(spiece))
+    assert tokenizer.encode(same).ids == tokenizer.encode(text).ids
+    assert (tokenizer.encode("der bar").ids == tokenizer.encode("Der Bär").ids) == folds
+    assert tokenizer.unk_id not in tokenizer.encode(same).ids
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_characters_fall_back_to_bytes_and_are_decoded(tmp_path: Path, model_type: str) -> None:
+    options = (("model_type", model_type), ("byte_fallback", True))
+    spiece = Model("german", False, options).train(tmp_path / "spiece.model")
+    tokenizer = AlbertTokenizer(build_tokenizer(spiece))
+    encoding = tokenizer.encode_plain("der 한 Bär")
+    assert tokenizer.unk_id not in encoding.ids
+    assert tokenizer.decode(encoding.ids, keep_special=False) == "der 한 Bär"
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "message"),
+    [
+        ({"model_type": "char"}, {}, "neither unigram nor bpe"),
+        ({"treat_whitespace_as_suffix": True}, {}, "treat_whitespace_as_suffix"),
+        ({"add_dummy_prefix": False}, {}, "add_dummy_prefix"),
+        ({}, {"tokenizer_class": "XLMRobertaTokenizer"}, "XLMRobertaTokenizer"),
+        ({"control_symbols": ["[CLS]", "[SEP]"]}, {}, r"no piece \[MASK\] or <mask>"),
+        ({"model_type": "bpe", "user_defined_symbols": ["[NUM]"]}, {}, "user-defined symbols"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_refused_by_name(
+    tmp_path: Path, options: dict[str, Any], said: dict[str, Any], message: str
+) -> None:
+    spiece = tmp_path / "spiece.model"
+    spiece.write_bytes(train(LANGUAGES["german"], **{"vocab_size": 50, **options}))
+    with pytest.raises(VocabError, match=message):
+        build_tokenizer(spiece, VocabularySettings(**said))

@@ -1,0 +1,141 @@
+"""A `vocab.txt` gives the ids, strings and offsets of `transformers`, wherever its specials are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.client import AlbertClient
+from albert_serve.config import AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
+from export.bundle import export_bundle
+from training.conversion.source import open_checkpoint
+from training.finetune import main as finetune
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks
+from training.vocabulary.errors import VocabError
+from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.wordpiece import build_wordpiece
+
+PIECES = [
+    *"我你他们今天气很好去北京上海学校不是的了。，", *"abcdefghijklmnopqrstuvwxyz", "über", "Über",
+    *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyzü"),
+]  # fmt: skip
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+FAR = ["[PAD]", *(f"[unused{index}]" for index in range(1, 20)), *SPECIAL[1:], *PIECES]
+TEXT = "今天天气很好。"
+
+
+def write_vocabulary(folder: Path, pieces: list[str], **config: Any) -> None:
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    keys = {"tokenizer_class": "BertTokenizer", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(keys))
+
+
+@pytest.mark.parametrize("pieces", [[*SPECIAL, *PIECES], FAR], ids=["first", "far"])
+@pytest.mark.parametrize("config", [{}, {"do_lower_case": False}, {"strip_accents": False}])
+def test_ids_and_offsets_are_those_of_transformers(
+    tmp_path: Path, pieces: list[str], config: dict[str, Any]
+) -> None:
+    write_vocabulary(tmp_path, pieces, **config)
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    tokenizer = AlbertTokenizer(
+        build_wordpiece(tmp_path / "vocab.txt", VocabularySettings(**config))
+    )
+    parts = st.sampled_from([*"今天很好Über ü,。é한", "[MASK]", "play", "UP", "\u0301", "\n"])
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.lists(parts, max_size=10).map("".join), st.lists(parts, min_size=1).map("".join))
+    def check(text: str, pair: str) -> None:
+        encoding = tokenizer.encode(text, pair)
+        wanted = theirs(text, pair, return_offsets_mapping=True)
+        assert encoding.ids == wanted["input_ids"]
+        assert encoding.types == wanted["token_type_ids"]
+        for (start, end), (their_start, their_end) in zip(
+            encoding.offsets, wanted["offset_mapping"], strict=True
+        ):
+            assert (start, end) >= (their_start, their_end)  # with the accent after
+
+    check()
+    for token_id in range(tokenizer.vocab_size):
+        assert tokenizer.decode([token_id], keep_special=True) == theirs.decode([token_id])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said", "message"),
+    [
+        (PIECES, {}, r"no \[PAD\] nor \[UNK\]"),
+        ([*SPECIAL, "a", "a"], {}, "'a' twice"),
+        ([*SPECIAL, "a"], {"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
+    ],
+)
+def test_a_vocabulary_that_is_not_berts(
+    tmp_path: Path, pieces: list[str], said: dict[str, Any], message: str
+) -> None:
+    write_vocabulary(tmp_path, pieces)
+    with pytest.raises(VocabError, match=message):
+        build_wordpiece(tmp_path / "vocab.txt", VocabularySettings(**said))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of random weights with a `vocab.txt` alone."""
+    folder = tmp_path / "checkpoint"
+    tokenizer = FAR.index
+    config = AlbertConfig(
+        vocab_size=len(FAR), embedding_size=8, hidden_size=16, num_layers=2, num_heads=2,
+        ffn_size=32, max_positions=64, cls_id=tokenizer("[CLS]"), sep_id=tokenizer("[SEP]"),
+    )  # fmt: skip
+    save_checkpoint(AlbertForTasks(config, {"fill-mask": len(FAR)}), folder)
+    write_vocabulary(folder, FAR)
+    return folder
+
+
+def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_path: Path) -> None:
+    table = tmp_path / "texts.tsv"
+    table.write_text("text\tlabel\n今天天气很好\tgood\n我不去学校\tbad\n")
+    run = tmp_path / "run"
+    options = [
+        "--text-classification",
+        str(table),
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+        "--length",
+        "32",
+    ]
+    assert finetune(["--initialize-from", str(checkpoint), *options, "--output", str(run)]) == 0
+    ours = transformers.AutoTokenizer.from_pretrained(run / "checkpoint")
+    theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
+    assert ours(TEXT, TEXT).data == theirs(TEXT, TEXT).data
+    export_bundle(checkpoint, tmp_path / "bundle", data=None)
+    export_bundle(run / "checkpoint", tmp_path / "finetuned", data=None)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint)
+    pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=theirs, top_k=3)
+    with AlbertClient.local(tmp_path / "bundle") as client:
+        answers: Any = client.fill_mask("今天[MASK]很好", top_k=3)
+        assert client.info().mask_token == "[MASK]"
+    for answer, wanted in zip(answers, pipeline("今天[MASK]很好"), strict=True):
+        assert answer.token == wanted["token"]
+        assert (answer.token_str, answer.sequence) == (wanted["token_str"], wanted["sequence"])
+        assert answer.score == pytest.approx(wanted["score"], abs=1e-5)
+    with AlbertClient.local(tmp_path / "finetuned") as client:
+        labels: Any = client.text_classification(TEXT)
+    assert {label.label for label in labels} == {"good", "bad"}
+
+
+def test_the_tokenizer_json_of_a_bert_tokenizer_is_read(checkpoint: Path) -> None:
+    theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
+    theirs.save_pretrained(checkpoint)
+    (checkpoint / "vocab.txt").unlink(missing_ok=True)
+    with open_checkpoint(checkpoint) as opened:
+        tokenizer = AlbertTokenizer.from_file(opened.folder / "tokenizer.json")
+    assert tokenizer.encode(TEXT).ids == theirs(TEXT)["input_ids"]
+    assert (tokenizer.cls_id, tokenizer.pad_id) == (FAR.index("[CLS]"), 0)

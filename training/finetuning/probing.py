@@ -1,0 +1,197 @@
+"""Linear probing: new classifiers are fitted on the frozen encoder before a run trains it.
+
+Finetuning then begins with a head that fits the encoder, and changes the encoder less (Kumar et al.
+2022, "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution").
+
+Shape legend: N texts, H hidden size, K labels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from albert_serve.bundle.manifest import ProblemType
+from albert_serve.bundle.weights import UNPOOLED_TASKS
+from albert_serve.progress import progress
+from training.data.batch import TokenisedExample
+from training.evaluation.validation import evaluating
+from training.finetuning.classification import Classification
+from training.finetuning.data import validation_batches
+from training.loop.distributed import World
+from training.model.heads import AlbertForTasks, PooledHead, Task
+from training.system.precision import PrecisionName, precision
+
+_ORDER: Final = "sentence-order"
+# Texts are drawn up to so many tokens: half a minute of two cores.
+_MAX_TOKENS: Final = 300_000
+# Added to the variance of each direction, as a part of the mean one: directions of a small variance
+# are not scaled up to 1, since training, bf16 and int8 change them most.
+_ADDED_VARIANCE: Final = 1.0
+# Of whitened states, so that the pooler's tanh is nearly linear in most of them.
+_POOLED_SCALE: Final = 0.3
+# Inverse strength of the L2 penalty, as scikit-learn's C.
+_INVERSE_PENALTY: Final = 0.3
+_MAX_ITERATIONS: Final = 100
+
+
+class _Affine(NamedTuple):
+    """The map x -> (x - mean) weight^T of rows (N, H)."""
+
+    weight: Tensor
+    mean: Tensor
+
+    def __call__(self, rows_NH: Tensor) -> Tensor:
+        return (rows_NH - self.mean) @ self.weight.T
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probing:
+    """The classifiers of a model that are fitted before it is trained.
+
+    Attributes:
+        data: of each, by its head.
+        replaces_pooler: whether no other head reads the pooler, so that it can whiten the states.
+    """
+
+    model: AlbertForTasks
+    data: Mapping[Task, Classification]
+    replaces_pooler: bool
+
+    @classmethod
+    def of(
+        cls, model: AlbertForTasks, data: Mapping[Task, Classification], trained: Collection[Task]
+    ) -> Self:
+        """Decide about the pooler, without which a head of sentence order is left out.
+
+        Args:
+            data: of each new classifier.
+            trained: the heads that the run trains.
+        """
+        readers = model.tasks.keys() - UNPOOLED_TASKS - data.keys()
+        replaces_pooler = bool(data) and readers <= {_ORDER} - set(trained)
+        if replaces_pooler and readers:
+            print(f"the checkpoint's head of {_ORDER} is left out (--pretraining trains it on)")
+            del model.heads[_ORDER], model.tasks[_ORDER]
+        return cls(model=model, data=data, replaces_pooler=replaces_pooler)
+
+    def fit(self, world: World, products: PrecisionName) -> None:
+        """Fit the heads on the [CLS] states of their training texts.
+
+        Only the main process does; the others get its weights when the model is shared.
+        """
+        if not world.is_main:
+            return
+        model, began = self.model.to(world.device), time.monotonic()
+        states = {
+            task: _cls_states(model, task, of_task.examples, world, products)
+            for task, of_task in self.data.items()
+        }
+        assert model.pooler is not None
+        if self.replaces_pooler:
+            _whiten(model.pooler.dense, torch.cat([rows_NH for rows_NH, _ in states.values()]))
+        for task, (rows_NH, targets_N) in states.items():
+            head = model.heads[task]
+            assert isinstance(head, PooledHead)
+            with torch.no_grad():
+                pooled_NH = head.pooler(rows_NH)
+            _fit(head.output, pooled_NH, targets_N, self.data[task])
+        num_texts = sum(len(rows_NH) for rows_NH, _ in states.values())
+        print(
+            f"{', '.join(states)}: fitted on {num_texts:,} texts as the encoder has them, in "
+            f"{time.monotonic() - began:.0f} s"
+        )
+
+
+def _cls_states(
+    model: AlbertForTasks,
+    task: Task,
+    examples: Sequence[TokenisedExample],
+    world: World,
+    products: PrecisionName,
+) -> tuple[Tensor, Tensor]:
+    """Return the states (N, H) of texts drawn up to a number of tokens, and their targets (N)."""
+    batches = validation_batches(task, _draw(examples), row_length=1)
+    states, targets = [], []
+    with evaluating(model), precision(world.device, products):
+        for batch in progress(batches, title="encoding texts", unit="batches"):
+            moved = batch.to(world.device)
+            states.append(model(moved.tokens, moved.firsts).float())
+            targets.append(moved.targets)
+    return torch.cat(states), torch.cat(targets)
+
+
+def _draw(examples: Sequence[TokenisedExample]) -> list[TokenisedExample]:
+    """Return examples in a random order up to a number of tokens."""
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)).tolist()
+    drawn: list[TokenisedExample] = []
+    num_tokens = 0
+    for index in order:
+        num_tokens += len(examples[index].ids)
+        if num_tokens > _MAX_TOKENS:
+            break
+        drawn.append(examples[index])
+    return drawn
+
+
+def _whitening(rows_NH: Tensor) -> _Affine:
+    """Return the map that gives the rows' main directions a variance of 1."""
+    mean_H = rows_NH.mean(0)
+    variances_H, directions_HH = torch.linalg.eigh(torch.cov(rows_NH.T, correction=0).double())
+    added = _ADDED_VARIANCE * variances_H.mean() + torch.finfo(torch.float32).tiny
+    weight_HH = directions_HH.T / (variances_H.clamp(min=0) + added).sqrt()[:, None]
+    return _Affine(weight_HH.float(), mean_H)
+
+
+def _whiten(dense: nn.Linear, rows_NH: Tensor) -> None:
+    """Have a pooler's linear map whiten the rows, at a scale where tanh is nearly linear."""
+    weight_HH, mean_H = _whitening(rows_NH)
+    with torch.no_grad():
+        dense.weight.copy_(_POOLED_SCALE * weight_HH)
+        dense.bias.copy_(-(dense.weight @ mean_H))
+
+
+def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: Classification) -> None:
+    """Fit a head's linear map by logistic regression, or ridge regression of a score."""
+    whitening = _whitening(pooled_NH)
+    white_NH = whitening(pooled_NH)
+    weight_KH = torch.zeros_like(output.weight, requires_grad=True)
+    bias_K = torch.zeros_like(output.bias, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weight_KH, bias_K], max_iter=_MAX_ITERATIONS, line_search_fn="strong_wolfe"
+    )
+    loss_of = _LOSSES[data.problem]
+    penalty = 1 / (2 * _INVERSE_PENALTY * len(white_NH))
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        logits_NK = F.linear(white_NH, weight_KH, bias_K)
+        value = loss_of(logits_NK, targets_N, data.class_weights)
+        value = value + penalty * weight_KH.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        output.weight.copy_(weight_KH @ whitening.weight)
+        output.bias.copy_(bias_K - output.weight @ whitening.mean)
+
+
+def _cross_entropy(logits_NK: Tensor, targets_N: Tensor, weights_K: Tensor | None) -> Tensor:
+    weights_K = None if weights_K is None else weights_K.to(logits_NK.device)
+    return F.cross_entropy(logits_NK, targets_N, weights_K, reduction="sum") / len(targets_N)
+
+
+_LOSSES: Final[Mapping[ProblemType, Callable[[Tensor, Tensor, Tensor | None], Tensor]]] = {
+    "single_label_classification": _cross_entropy,
+    "multi_label_classification": lambda logits_NK, targets_NK, _: (
+        F.binary_cross_entropy_with_logits(logits_NK, targets_NK.float()) * logits_NK.shape[1]
+    ),
+    "regression": lambda logits_N1, targets_N, _: F.mse_loss(logits_N1[:, 0], targets_N.float()),
+}

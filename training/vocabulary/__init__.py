@@ -1,0 +1,1 @@
+"""Vocabularies of checkpoints, as `tokenizers` reads them: SentencePiece's and BERT's."""

@@ -1,0 +1,7 @@
+"""The error of a vocabulary."""
+
+from training.errors import TrainingError
+
+
+class VocabError(TrainingError):
+    """A vocabulary that cannot be trained or read, or not with the ids of its own library."""

@@ -1,0 +1,75 @@
+"""Normalisation of text before SentencePiece, as ALBERT's original code and `transformers` do it.
+
+`preprocess_text` of google-research/albert decomposes a text, drops the characters whose
+`unicodedata.combining` is not zero (accents, but no vowel signs), and lower-cases it.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from tokenizers import Regex, normalizers
+
+# White space to Python's split(), and not to the library.
+_SPACES: Final = r"[\x0b\x1c-\x1f\x85]"
+# Python's lower() gives a sigma at the end of a word its own form, the library's does not.
+_CASED: Final = r"[\p{Lu}\p{Ll}\p{Lt}]"
+_FINAL_SIGMA: Final = rf"(?<={_CASED})Σ(?![.:'’·]*{_CASED})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folding:
+    """What differs in a text and is the same to the vocabulary.
+
+    Attributes:
+        case: whether text is lower-cased.
+        accents: whether combining characters are dropped, after compatibility decomposition.
+    """
+
+    case: bool = True
+    accents: bool = True
+
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[str]) -> Folding:
+        """Return what a vocabulary folds: it has no capitals, or no accents."""
+        letters = "".join(pieces)
+        return cls(
+            case=letters == letters.lower(),
+            accents=not any(map(unicodedata.combining, unicodedata.normalize("NFKD", letters))),
+        )
+
+    def group(self, words: Iterable[str]) -> list[list[str]]:
+        """Return the groups of distinct words that become equal."""
+        normalizer = self.normalizer()
+        groups = defaultdict[str, list[str]](list)
+        for word in words:
+            groups[normalizer.normalize_str(word)].append(word)
+        return [group for group in groups.values() if len(group) > 1]
+
+    def normalizer(self) -> normalizers.Normalizer:
+        """Return the normalizer, which also makes one of two ways to write quotes."""
+        steps: list[normalizers.Normalizer] = [
+            normalizers.Replace(Regex(_SPACES), " "),
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+        ]
+        if self.accents:
+            steps += [normalizers.NFKD(), normalizers.Replace(Regex(_combining()), "")]
+        if self.case:
+            steps += [normalizers.Replace(Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
+        return normalizers.Sequence(steps)
+
+
+def _combining() -> str:
+    """Return a regular expression of the characters that Google's code drops."""
+    codes = [code for code in range(sys.maxunicode + 1) if unicodedata.combining(chr(code))]
+    begins = [codes[0], *(b for a, b in pairwise(codes) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(codes) if b != a + 1), codes[-1]]
+    ranges = (f"{chr(begin)}-{chr(end)}" for begin, end in zip(begins, ends, strict=True))
+    return f"[{''.join(ranges)}]"

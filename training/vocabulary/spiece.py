@@ -1,0 +1,197 @@
+"""The tokenizer of a SentencePiece model, with the ids of SentencePiece itself."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from albert_serve.tokenizer import SPECIAL_NAMES
+from training.vocabulary.errors import VocabError
+from training.vocabulary.normalization import Folding
+from training.vocabulary.settings import VocabularySettings
+
+_CLASSES: Final = (None, "AlbertTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+# Values of SentencePiece's enumerations.
+_UNIGRAM, _BPE = 1, 2
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMALIZATIONS: Final = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+
+
+def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) -> Tokenizer:
+    """Build the tokenizer with the ids of SentencePiece itself on text that `Folding` normalises.
+
+    `transformers` reads its `tokenizer.json` unchanged as a `PreTrainedTokenizerFast`. From
+    `spiece.model` alone, transformers 5.23 builds another tokenizer: it adds the user-defined
+    symbols as tokens, so that a word after one of ( ) " - . gets a "▁" that the model was not
+    trained with.
+
+    Args:
+        settings: of `tokenizer_config.json`; where nothing is said of case and accents, the pieces
+            show what the model was trained on.
+
+    Raises:
+        VocabError: the file is no SentencePiece model, lacks special tokens, or segments text in
+            a way that `tokenizers` does not.
+    """
+    settings = settings or VocabularySettings()
+    proto = _read(spiece)
+    for reason in _unsupported(proto, settings):
+        raise VocabError(
+            f"{spiece} cannot be read with the ids of SentencePiece: {reason}. A tokenizer.json "
+            "beside it, such as save_pretrained of transformers writes, is read in its place"
+        )
+    special = _special_pieces(proto, spiece, settings)
+    normal = [piece.piece for piece in proto.pieces if piece.type == _NORMAL]
+    is_unigram = proto.trainer_spec.model_type == _UNIGRAM
+    tokenizer = Tokenizer(_unigram(proto) if is_unigram else _bpe(proto, special["unk"]))
+    tokenizer.normalizer = normalizers.Sequence(
+        [_folding(normal, settings).normalizer(), *_normalizers(proto, normal)]
+    )
+    tokenizer.pre_tokenizer = _pre_tokenizer(normal)
+    metaspace = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = (
+        decoders.Sequence([decoders.ByteFallback(), metaspace])
+        if proto.trainer_spec.byte_fallback
+        else metaspace
+    )
+    cls, sep = special["cls"], special["sep"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (cls, sep)],
+    )
+    names = [piece.piece for piece in proto.pieces if piece.type in (_CONTROL, _UNKNOWN)]
+    names = list(dict.fromkeys([*names, *special.values()]))
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    return tokenizer
+
+
+def _read(spiece: Path) -> Any:
+    # Protobuf makes the class at import, so that no type checker sees it.
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    try:
+        proto.ParseFromString(spiece.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise VocabError(f"{spiece} cannot be read as a SentencePiece model: {error}") from error
+    return proto
+
+
+def _unsupported(proto: Any, settings: VocabularySettings) -> Iterator[str]:
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    if settings.tokenizer_class not in _CLASSES:
+        yield f"tokenizer_class is {settings.tokenizer_class}, which numbers pieces in its own way"
+    if trainer.model_type not in (_UNIGRAM, _BPE):
+        yield "its model_type is neither unigram nor bpe"
+    if trainer.treat_whitespace_as_suffix:
+        yield "treat_whitespace_as_suffix puts the space after a word"
+    if not normalizer.add_dummy_prefix or not normalizer.escape_whitespaces:
+        yield "add_dummy_prefix or escape_whitespaces is off"
+    if normalizer.precompiled_charsmap and normalizer.name not in _NORMALIZATIONS:
+        yield f"its normalisation {normalizer.name!r} is none of SentencePiece's own"
+    if any(piece.type == _UNUSED for piece in proto.pieces):
+        yield "it has pieces of type unused"
+    if trainer.model_type == _BPE and any(map(_is_long_symbol, proto.pieces)):
+        yield "it is a bpe model with user-defined symbols of several characters"
+
+
+def _is_long_symbol(piece: Any) -> bool:
+    return piece.type == _USER_DEFINED and len(piece.piece) > 1
+
+
+def _special_pieces(proto: Any, spiece: Path, settings: VocabularySettings) -> dict[str, str]:
+    """Return the special pieces by their role; padding may be missing."""
+    pieces = {piece.piece for piece in proto.pieces}
+    special: dict[str, str] = {}
+    for role, usual in SPECIAL_NAMES.items():
+        names = [settings.special[role]] if role in settings.special else list(usual)
+        unknown = [piece.piece for piece in proto.pieces if piece.type == _UNKNOWN]
+        name = next(
+            (name for name in (unknown if role == "unk" else names) if name in pieces), None
+        )
+        if name is None and role != "pad":
+            raise VocabError(
+                f"{spiece} has no piece {' or '.join(names)} ({role}_token); an ALBERT's "
+                "vocabulary has one for each of its special tokens"
+            )
+        if name is not None:
+            special[role] = name
+    return special
+
+
+def _folding(normal: Sequence[str], settings: VocabularySettings) -> Folding:
+    folding = Folding.of_pieces(normal)
+    if settings.do_lower_case is not None:
+        folding = replace(folding, case=settings.do_lower_case)
+    if settings.keep_accents is not None:
+        folding = replace(folding, accents=not settings.keep_accents)
+    return folding
+
+
+def _unigram(proto: Any) -> models.Unigram:
+    # SentencePiece gives user-defined symbols this score. Where a symbol is one character, nothing
+    # competes with it.
+    most = max((piece.score for piece in proto.pieces if piece.type == _NORMAL), default=0.0)
+    pieces = [
+        (
+            piece.piece,
+            len(piece.piece.encode()) * most - 0.1 if _is_long_symbol(piece) else piece.score,
+        )
+        for piece in proto.pieces
+    ]
+    unk = next(index for index, piece in enumerate(proto.pieces) if piece.type == _UNKNOWN)
+    return models.Unigram(pieces, unk, proto.trainer_spec.byte_fallback)
+
+
+def _bpe(proto: Any, unk: str) -> models.BPE:
+    """Return the model whose merges are all ways to make a piece of two, by the piece's score."""
+    ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
+    normal = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(normal, key=normal.__getitem__, reverse=True)
+        for cut in range(1, len(piece))
+        if piece[:cut] in normal and piece[cut:] in normal
+    ]
+    fallback: bool = proto.trainer_spec.byte_fallback
+    return models.BPE(ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=fallback)
+
+
+def _normalizers(proto: Any, normal: Sequence[str]) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = []
+    if charsmap := proto.normalizer_spec.precompiled_charsmap:
+        steps = [normalizers.Precompiled(charsmap)]
+        # It composes short sequences alone, and takes the first that fits, not the longest.
+        if any(unicodedata.normalize("NFD", piece) != piece for piece in normal):
+            steps = [normalizers.NFC(), *steps, normalizers.NFC()]
+    if _has_inner_space(normal):
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    return steps
+
+
+def _pre_tokenizer(normal: Sequence[str]) -> pre_tokenizers.PreTokenizer:
+    if _has_inner_space(normal):
+        return pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+
+
+def _has_inner_space(normal: Sequence[str]) -> bool:
+    """Whether a piece can extend over several words."""
+    return any("▁" in piece[1:] for piece in normal)

@@ -1,0 +1,80 @@
+"""The tokenizer of a `vocab.txt`, as `BertTokenizer` of `transformers` reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from training.vocabulary.errors import VocabError
+from training.vocabulary.settings import VocabularySettings
+
+_CLASSES: Final = (None, "BertTokenizer", "AlbertTokenizer", "PreTrainedTokenizer",
+                   "TokenizersBackend", "ElectraTokenizer")  # fmt: skip
+_NAMES: Final = {
+    "pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"
+}  # fmt: skip
+
+
+def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer:
+    """Build the tokenizer of a WordPiece vocabulary, one piece a line, its id the line's number.
+
+    Args:
+        settings: of `tokenizer_config.json`; text is lower-cased where it does not say otherwise.
+
+    Raises:
+        VocabError: the file cannot be read, lacks special tokens or repeats a piece, or the
+            tokenizer's class splits words in another way.
+    """
+    if settings.tokenizer_class not in _CLASSES:
+        raise VocabError(
+            f"{vocabulary} is of a {settings.tokenizer_class}, which splits text in its own way; "
+            "only BertTokenizer is built from a vocab.txt. A tokenizer.json beside it, such as "
+            "save_pretrained of transformers writes for a fast tokenizer, is read in its place"
+        )
+    ids = _read(vocabulary)
+    special = _NAMES | settings.special
+    if missing := [name for name in special.values() if name not in ids]:
+        raise VocabError(
+            f"{vocabulary} has no {' nor '.join(missing)}; name its special tokens in "
+            "tokenizer_config.json (cls_token, sep_token, mask_token, unk_token, pad_token)"
+        )
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=special["unk"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.tokenize_chinese_chars is not False,
+        strip_accents=settings.strip_accents,
+        lowercase=settings.do_lower_case is not False,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    cls, sep = special["cls"], special["sep"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
+    )
+    names = sorted(special.values(), key=ids.__getitem__)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    return tokenizer
+
+
+def _read(vocabulary: Path) -> dict[str, int]:
+    try:
+        lines = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise VocabError(f"{vocabulary} cannot be read: {error}") from error
+    ids = {piece: index for index, piece in enumerate(lines)}
+    if len(ids) < len(lines):
+        twice = next(piece for index, piece in enumerate(lines) if ids[piece] != index)
+        raise VocabError(f"{vocabulary} has {twice!r} twice; each id needs a piece of its own")
+    return ids
