@@ -240,7 +240,7 @@ class _Job:
             "version": __version__,
             "task": self.scorer.task,
             "model": self.scorer.identity,
-            "parameters": self.reader.parameters,
+            "parameters": dict(self.options.parameters),
             "columns": dict(self.options.columns),
             "keep": self.options.keep,
             "output format": self.kind.suffix,

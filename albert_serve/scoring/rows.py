@@ -36,7 +36,7 @@ class RowReader:
         in_table: whether the output has the columns of a table, which hold one item a row.
 
     Attributes:
-        parameters: those that are given for all rows.
+        parameters: those of all rows, given or by default.
         answers: Arrow's types of the columns that a table has for an answer, by name.
         selection: what is read of an input.
 
@@ -49,9 +49,9 @@ class RowReader:
         if task not in SCORED_TASKS:
             raise NotFoundError(f"no task {task!r}; there are {', '.join(SCORED_TASKS)}")
         self.task = task
-        self.parameters = _checked(task, options.parameters)
         self._scored = SCORED_TASKS[task]
-        self.answers = answer_columns(task, self.parameters)
+        self.parameters = _checked(task, {**self._scored.defaults, **options.parameters})
+        self.answers = answer_columns(task, options.parameters)
         fields = self._scored.fields
         unknown = [field for field in options.columns if field not in (*fields, "inputs")]
         if unknown:
@@ -152,7 +152,7 @@ class RowReader:
         parameters = None if is_text else values.get("parameters")
         parameters = {} if parameters is None else parameters
         if isinstance(parameters, dict):
-            parameters = {**self._scored.defaults, **self.parameters, **parameters}
+            parameters = {**self.parameters, **parameters}
         inputs = self._inputs(values, is_text=is_text)
         try:
             return TASKS[self.task].request.model_validate(

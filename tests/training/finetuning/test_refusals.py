@@ -84,7 +84,7 @@ def files(
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
         # files
         ("--text-classification none.tsv", "No such file or directory: 'none.tsv'"),
-        ("--question-answering none.json", "No such file or directory: 'none.json'"),
+        ("--question-answering none.json", "none.json does not exist"),
         ("--pretraining none.txt", "none.txt does not exist"),
         ("ONE-LABEL", "all texts have the label x; a classifier needs two"),
         ("LONG --no-truncation", "long.tsv, line 2: "),
