@@ -107,7 +107,7 @@ def files(
         ("QUESTIONS --metric f1", "--metric goes with --validation"),
         ("TEXTS --metric f1 --validation-split 0", "--metric goes with --validation"),
         ("CORPUS --validation texts", "--validation takes labelled data; it goes with --text-cl"),
-        ("TEXTS --validation questions", "the format is unknown; name it .csv"),
+        ("TEXTS --validation questions", "line 1 begins an object of several lines; write one"),
         ("COLA --metric pearson", "--metric pearson is none of 2 labels; take accuracy, "),
         ("QUESTIONS --validation questions --metric accuracy", "--metric accuracy is none of ques"),
         ("QUESTIONS --validation empty", "the question or its context is empty"),
