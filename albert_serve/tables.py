@@ -273,7 +273,7 @@ def json_rows(
             message = f"{place} has more than {MAX_LINE_BYTES} bytes; make several rows of it"
             yield place, {}, BodyTooLargeError(message)
         elif number == 1 and line.strip() == b"{":
-            message = f"{place} begins an object of several lines; write one line a row, or an array"
+            message = f"{place} begins an object of several lines; write one a row, or an array"
             yield place, {}, MalformedRequestError(message)
             return
         elif line.strip():
