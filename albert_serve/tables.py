@@ -1,4 +1,4 @@
-"""Tables in files: CSV, TSV, JSONL and Parquet, plain or compressed, read as streams.
+"""Tables in files: their formats, their lines, JSONL and Parquet, plain or compressed, as streams.
 
 Lines are read by the standard library, one row at a time, so that a bad row is the error of one
 row: pyarrow's readers of CSV and JSON end at a row with another number of fields, with values of
@@ -8,7 +8,6 @@ another type than before, or with bytes that are not UTF-8. pyarrow reads Parque
 from __future__ import annotations
 
 import bz2
-import csv
 import gzip
 import io
 import json
@@ -32,18 +31,20 @@ from albert_serve.errors import (
     how_to_install,
 )
 
-Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet"]
+Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow"]
+WRITTEN_FORMATS: Final[tuple[Format, ...]] = ("jsonl", "csv", "tsv", "parquet")
 
-_MAX_LINE_BYTES: Final = 16 << 20
-DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
+MAX_LINE_BYTES: Final = 16 << 20
 _SUFFIXES: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
 }
-_PARQUET_MAGIC: Final = b"PAR1"
+_COLUMNAR_MAGIC: Final[dict[bytes, Format]] = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+_MAX_ARRAY_BYTES: Final = 256 << 20
 _COMPRESSION_MAGIC: Final = {
     b"\x1f\x8b": ".gz",
     b"BZh": ".bz2",
@@ -76,6 +77,11 @@ class TableType:
         return self.format != "jsonl"
 
     @property
+    def is_columnar(self) -> bool:
+        """Whether it is read with pyarrow, in columns that have types."""
+        return self.format in ("parquet", "arrow")
+
+    @property
     def suffix(self) -> str:
         """The suffix of a file of this type."""
         return f".{self.format}{self.compression}"
@@ -88,15 +94,16 @@ def type_by_name(name: str, chosen: Format | None = None) -> TableType:
         chosen: the format, whatever the name.
 
     Raises:
-        ConfigError: Parquet is named as compressed.
+        ConfigError: Parquet or Arrow is named as compressed.
     """
     suffixes = [suffix.lower() for suffix in Path(name).suffixes[-2:]]
     compression = suffixes[-1] if suffixes and suffixes[-1] in _COMPRESSION_MAGIC.values() else ""
     named = [_SUFFIXES[suffix] for suffix in suffixes if suffix in _SUFFIXES]
     form: Format = chosen or (named[-1] if named else "jsonl")
-    if form == "parquet" and compression:
-        raise ConfigError(f"{name}: Parquet is compressed inside; name it .parquet")
-    return TableType(format=form, compression=compression)
+    kind = TableType(format=form, compression=compression)
+    if kind.is_columnar and compression:
+        raise ConfigError(f"{name}: {form} is compressed inside; name it .{form}")
+    return kind
 
 
 def has_known_suffix(path: Path) -> bool:
@@ -108,7 +115,7 @@ def detect_type(path: Path, chosen: Format | None = None) -> TableType:
     """Return the type of a file that is read, by its name and its first bytes.
 
     Raises:
-        InvalidInputError: it is of a format or an encoding that is not read.
+        InvalidInputError: it is of a format that is not read.
         OSError: the file cannot be read.
     """
     named = type_by_name(path.name, chosen)
@@ -121,10 +128,9 @@ def detect_type(path: Path, chosen: Format | None = None) -> TableType:
         raise InvalidInputError(
             f"{path} is Excel, or Zip; the input must be {', '.join(get_args(Format))}"
         )
-    if beginning.startswith(_UTF_16_MARKS):
-        raise InvalidInputError(f"{path} is UTF-16; convert it to UTF-8")
-    if beginning.startswith(_PARQUET_MAGIC):
-        return TableType(format="parquet")
+    for magic, form in _COLUMNAR_MAGIC.items():
+        if beginning.startswith(magic):
+            return TableType(format=form)
     packed = [end for magic, end in _COMPRESSION_MAGIC.items() if beginning.startswith(magic)]
     return TableType(format=named.format, compression=packed[0] if packed else "")
 
@@ -144,13 +150,16 @@ def open_lines(
 ) -> Iterator[tuple[io.BufferedReader, Callable[[], int]]]:
     """Open a file of lines: its content, and a function for how many bytes on disk were read.
 
+    UTF-16 that begins with its mark is read as UTF-8, and line ends of CR alone as LF.
+
     Raises:
         InvalidInputError: within the block, the file turns out to be damaged or incomplete.
         OSError: the file cannot be read.
     """
     with path.open("rb") as raw:
         try:
-            yield _decompressed(raw, compression), raw.tell if raw.seekable() else lambda: 0
+            stream = _normalized(_decompressed(raw, compression))
+            yield stream, raw.tell if raw.seekable() else lambda: 0
         except _DAMAGE as error:
             raise _damaged(path, error) from error
         except OSError as error:
@@ -162,9 +171,38 @@ def open_lines(
 
 def _decompressed(raw: io.BufferedReader, compression: str) -> io.BufferedReader:
     if compression == ".zst":
-        pa = _import("pyarrow", ".zst")
+        pa = import_pyarrow("pyarrow", ".zst")
         return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
     return io.BufferedReader(_OPENERS[compression](raw, "rb")) if compression else raw
+
+
+def _normalized(stream: io.BufferedReader) -> io.BufferedReader:
+    beginning = stream.peek(1)
+    if beginning.startswith(_UTF_16_MARKS):
+        return io.BufferedReader(_AsUtf8(stream, "utf-16", newline=""))
+    if b"\r" in beginning[:-1] and b"\n" not in beginning:
+        return io.BufferedReader(_AsUtf8(stream, "utf-8", newline=None))
+    return stream
+
+
+class _AsUtf8(io.RawIOBase):
+    """Text of another encoding, or with other line ends; bytes that are not UTF-8 stay."""
+
+    def __init__(self, stream: io.BufferedReader, encoding: str, newline: str | None) -> None:
+        errors = "surrogateescape" if encoding == "utf-8" else "strict"
+        self._text = io.TextIOWrapper(stream, encoding, errors=errors, newline=newline)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            text = self._text.read(len(buffer) // 4)  # bytes of a character at most
+        except UnicodeDecodeError as error:
+            raise EOFError(f"it is not {self._text.encoding}: {error.reason}") from error
+        content = text.encode(errors="surrogateescape")
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def _damaged(path: Path, error: Exception) -> InvalidInputError:
@@ -176,7 +214,12 @@ def first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _import(name: str, purpose: str) -> Any:
+def import_pyarrow(name: str, purpose: str) -> Any:
+    """Return a module of pyarrow.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -184,12 +227,12 @@ def _import(name: str, purpose: str) -> Any:
 
 
 def _bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
-    """Yield the lines; None for one of more than `_MAX_LINE_BYTES`, which is passed over."""
+    """Yield the lines; None for one of more than `MAX_LINE_BYTES`, which is passed over."""
     is_first = True
-    while line := stream.readline(_MAX_LINE_BYTES + 1):
-        if len(line) > _MAX_LINE_BYTES:
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
             while line and not line.endswith(b"\n"):
-                line = stream.readline(_MAX_LINE_BYTES)
+                line = stream.readline(MAX_LINE_BYTES)
             yield None
         else:
             yield line.removeprefix(_UTF_8_MARK) if is_first else line
@@ -200,11 +243,11 @@ def text_lines(path: Path, stream: io.BufferedReader) -> Iterator[str]:
     """Yield the lines as text; bytes that are not UTF-8 become lone surrogates (`is_utf8`).
 
     Raises:
-        InvalidInputError: a line has more than `_MAX_LINE_BYTES`.
+        InvalidInputError: a line has more than `MAX_LINE_BYTES`.
     """
     for number, line in enumerate(_bounded_lines(stream), start=1):
         if line is None:
-            raise InvalidInputError(f"{path}, line {number} has more than {_MAX_LINE_BYTES} bytes")
+            raise InvalidInputError(f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes")
         yield line.decode("utf-8", errors="surrogateescape")
 
 
@@ -217,66 +260,56 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def csv_fields(line: str, delimiter: str) -> list[str]:
-    """Return the fields of a line of its own."""
-    csv.field_size_limit(_MAX_LINE_BYTES)  # of all readers of the process
-    return next(csv.reader([line], delimiter=delimiter), [])
-
-
-def csv_rows(
-    path: Path, lines: Iterator[str], delimiter: str, *, has_quotes: bool, advice: str = ""
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not blank, each with the number of its first line.
-
-    Args:
-        has_quotes: whether fields may be quoted as in RFC 4180.
-        advice: where the quotes of a row are wrong.
-
-    Raises:
-        InvalidInputError: the quotes of a row are wrong, so that the next row is not known.
-    """
-    csv.field_size_limit(_MAX_LINE_BYTES)  # of all readers of the process
-    reader = csv.reader(
-        lines,
-        delimiter=delimiter,
-        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
-        strict=True,
-    )
-    while True:
-        number = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise InvalidInputError(
-                f"{path}, line {number}: in line {reader.line_num} {error}; a quoted field ends at "
-                f"its second quote, and quotes in it are doubled{advice}"
-            ) from error
-        if cells is None:
-            return
-        if cells:
-            yield number, cells
-
-
 def json_rows(
     stream: io.BufferedReader, loads: Callable[[bytes], Any] = json.loads
-) -> Iterator[tuple[int, dict[str, Any], RequestError | None]]:
-    """Yield the objects of the lines that are not blank, with their numbers and errors."""
+) -> Iterator[tuple[str, dict[str, Any], RequestError | None]]:
+    """Yield the objects of the lines that are not blank, or of an array, with places and errors."""
+    if stream.peek(1).removeprefix(_UTF_8_MARK).lstrip().startswith(b"["):
+        yield from _array_rows(stream, loads)
+        return
     for number, line in enumerate(_bounded_lines(stream), start=1):
+        place = f"line {number}"
         if line is None:
-            message = (
-                f"line {number} has more than {_MAX_LINE_BYTES} bytes; make several rows of it"
-            )
-            yield number, {}, BodyTooLargeError(message)
+            message = f"{place} has more than {MAX_LINE_BYTES} bytes; make several rows of it"
+            yield place, {}, BodyTooLargeError(message)
+        elif number == 1 and line.strip() == b"{":
+            message = f"{place} begins an object of several lines; write one a row, or an array"
+            yield place, {}, MalformedRequestError(message)
+            return
         elif line.strip():
             try:
                 values = loads(line)
             except (ValueError, RecursionError) as error:
-                yield number, {}, MalformedRequestError(f"line {number} is not JSON: {error}")
+                yield place, {}, MalformedRequestError(f"{place} is not JSON: {error}")
                 continue
-            if isinstance(values, dict):
-                yield number, values, None
-            else:
-                yield number, {}, MalformedRequestError(f"line {number} is not a JSON object")
+            yield _json_row(place, values)
+
+
+def _array_rows(
+    stream: io.BufferedReader, loads: Callable[[bytes], Any]
+) -> Iterator[tuple[str, dict[str, Any], RequestError | None]]:
+    content = stream.read(_MAX_ARRAY_BYTES + 1).removeprefix(_UTF_8_MARK)
+    if len(content) > _MAX_ARRAY_BYTES:
+        message = (
+            f"line 1 begins an array of more than {_MAX_ARRAY_BYTES:,} bytes; write JSON lines, as "
+            "jq -c '.[]' does"
+        )
+        yield "line 1", {}, BodyTooLargeError(message)
+        return
+    try:
+        records = loads(content)
+    except (ValueError, RecursionError) as error:
+        # Lines of arrays, or an array that ends early.
+        yield "line 1", {}, MalformedRequestError(f"line 1 is not JSON, or no object: {error}")
+        return
+    for number, values in enumerate(records, start=1):
+        yield _json_row(f"record {number}", values)
+
+
+def _json_row(place: str, values: object) -> tuple[str, dict[str, Any], RequestError | None]:
+    if isinstance(values, dict):
+        return place, values, None
+    return place, {}, MalformedRequestError(f"{place} is not a JSON object")
 
 
 def repeated_names(names: Sequence[str]) -> list[str]:
@@ -294,8 +327,10 @@ def parquet_schema(path: Path) -> tuple[Any, int]:
     """
     if is_stream(path):
         raise InvalidInputError(f"Parquet cannot be read from a pipe; write {path} to a file")
-    with _parquet_errors(path):
-        metadata = _import("pyarrow.parquet", f"{path} is Parquet, which").read_metadata(path)
+    with columnar_errors(path):
+        metadata = import_pyarrow("pyarrow.parquet", f"{path} is Parquet, which").read_metadata(
+            path
+        )
         return metadata.schema.to_arrow_schema(), metadata.num_rows
 
 
@@ -319,9 +354,9 @@ def parquet_batches(
         InvalidInputError: the file is damaged.
         OSError: it cannot be read.
     """
-    parquet = _import("pyarrow.parquet", f"{path} is Parquet, which")
+    parquet = import_pyarrow("pyarrow.parquet", f"{path} is Parquet, which")
     with (
-        _parquet_errors(path),
+        columnar_errors(path),
         parquet.ParquetFile(
             path,
             pre_buffer=False,
@@ -351,8 +386,9 @@ def parquet_batches(
 
 
 @contextmanager
-def _parquet_errors(path: Path) -> Iterator[None]:
-    pa = _import("pyarrow", f"{path} is Parquet, which")
+def columnar_errors(path: Path) -> Iterator[None]:
+    """Raise the errors of pyarrow about a file's content as InvalidInputError; for `with`."""
+    pa = import_pyarrow("pyarrow", str(path))
     try:
         yield
     except OSError as error:
@@ -367,7 +403,7 @@ def compressor(raw: BinaryIO, compression: str) -> BinaryIO:
     """Return a stream that compresses into `raw`; several after another are one file."""
     stream: Any = raw
     if compression == ".zst":
-        pa = _import("pyarrow", ".zst")
+        pa = import_pyarrow("pyarrow", ".zst")
         stream = pa.CompressedOutputStream(pa.PythonFile(raw, "w"), "zstd")
     elif compression:
         stream = _OPENERS[compression](raw, "wb")

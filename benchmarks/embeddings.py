@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("benchmarks.embeddings", __doc__, _EXAMPLES)
+    parser = make_parser("python -m benchmarks.embeddings", __doc__, _EXAMPLES)
     add = parser.add_argument
     shipped = REPOSITORY / "models" / "albert-small-en"
     add("models", nargs="*", type=Path, default=[shipped], help="bundles or checkpoints")

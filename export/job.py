@@ -132,7 +132,7 @@ def _summarize(exported: Exported) -> str:
             *(f"  {name:<{width}} {size:>14,} bytes" for name, size in sizes.items()),
             f"  {'graphs':<{width}} {graphs:>14,} bytes, which hold no weight",
             f"  {'all':<{width}} {total:>14,} bytes, {share:.3f} of fp32 weights",
-            "largest difference from torch",
+            "largest difference from torch, over the largest value",
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.parity.items()),
             f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests.albert_serve.support import running_service
 from tests.printed import printed_commands, run_printed
 
 README, GUIDE = "README.md", "docs/finetuning.md"
@@ -72,3 +76,23 @@ def test_the_guide_trains_a_better_classifier_than_chance(tmp_path: Path) -> Non
         figures["text_classification_macro_f1"]
     )
     assert "change_pin" in outputs[3]
+
+
+@pytest.mark.extended
+@pytest.mark.process
+def test_the_readmes_road_leads_from_a_csv_to_a_reply(tmp_path: Path) -> None:
+    """With fewer steps, and in a folder of its own, from the model that ships."""
+    install, *commands, serve = printed_commands(README, "--output runs/intents")
+    assert install == "pip install '.[train]'"
+    few = {"finetune": "--steps 12 --batch-size 16", "export": "--quality-budget 5s"}
+    run_printed(commands, tmp_path, few)
+    (curl,) = printed_commands(README, "card was stolen")
+    body = json.loads(shlex.split(curl)[-1])
+    environment = {**os.environ, "BENTOML_HOME": str(tmp_path / "home")}
+    command = ("albert_serve", *shlex.split(serve)[1:])
+    with running_service(environment, tmp_path, command) as service:
+        reply = httpx.post(f"{service.url}/text-classification", json=body, timeout=30).json()
+    manifest = json.loads((tmp_path / "bundles/intents/manifest.json").read_text())
+    assert manifest["precision"] == "int8"
+    assert reply[0][0]["label"] in manifest["tasks"]["text-classification"]["labels"]
+    assert len(manifest["tasks"]["text-classification"]["labels"]) == 6

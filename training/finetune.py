@@ -51,7 +51,7 @@ _EXAMPLES: Final = r"""examples:
       --task RACE --data RACE --recipe paper
   albert-serve finetune --initialize-from runs/student/checkpoint --output runs/taught \
       --teacher textattack/bert-base-uncased-SST-2 --text-classification reviews.txt --budget 30m
-  python -m training.finetune --initialize-from runs/base/checkpoint --output runs/vectors \
+  albert-serve finetune --initialize-from runs/base/checkpoint --output runs/vectors \
       --embeddings pairs.csv --steps 2000
   torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
       --output runs/mnli --task MNLI --recipe paper

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from albert_serve.api.wire import Reply
+from albert_serve.names import listed
 
 if TYPE_CHECKING:
     from albert_serve.api.schemas import HeadInfo, InfoReply, TaskInfo
@@ -95,7 +96,7 @@ def _task(task: TaskInfo) -> Iterator[str]:
 def _head(head: TaskInfo | HeadInfo) -> str:
     text = head.name
     if head.labels:
-        text += f" ({', '.join(head.labels)})"
+        text += f" ({listed(head.labels)})"
     if head.quality:
         quality = head.quality
         text += f": {quality.metric} {quality.percent:.1f} % of {quality.count:,}"

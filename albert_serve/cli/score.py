@@ -22,7 +22,7 @@ from albert_serve.models_file import store_tag
 from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
 from albert_serve.scoring.options import NUM_CONCURRENT, PART_ROWS, WAIT_S, ScoreOptions
 from albert_serve.settings import Settings
-from albert_serve.tables import Format
+from albert_serve.tables import WRITTEN_FORMATS, Format
 from albert_serve.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ examples:
   albert-serve score --task fill-mask --engine ray --ray-address auto in.parquet out.parquet
 
 Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
-.xz, .zst). A row has the fields of one item in columns of their names: text, text_pair, question,
-context, choices, sentences; or, in JSONL, {"inputs": ..., "parameters": ...} as the endpoint takes
-it. The output has the rows of the input, in order, with the columns of the answer beside their own.
+.xz, .zst). A row has the fields of one item in columns of their names (text, text_pair, question,
+context, choices, sentences), or of those that finetune knows (sentence, premise, ...); or, in
+JSONL, {"inputs": ..., "parameters": ...} as the endpoint takes it. The output has the rows of the
+input, in order, with the columns of the answer beside their own.
 A row that cannot be answered has an "error" and an "error_type" instead.
 
 The output appears when it is complete. Until then its parts are in OUTPUT.parts: a job that was
@@ -64,6 +65,11 @@ def score_parser(purpose: str) -> argparse.ArgumentParser:
     )
     score.add_argument(
         "--head", metavar="NAME", help="the classifier of a model that has several (its default)"
+    )
+    score.add_argument(
+        "--all-scores",
+        action="store_true",
+        help="of text classification: the scores of all labels, not of the best alone",
     )
     _add_columns(score.add_argument_group("columns and formats"))
     _add_job(score.add_argument_group("the job"))
@@ -95,9 +101,17 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         metavar="COLUMNS",
         help="the columns of the input that the output keeps, by commas (all); '' for none",
     )
-    formats = get_args(Format)
-    group.add_argument("--input-format", choices=formats, help="whatever the names (stdin: jsonl)")
-    group.add_argument("--output-format", choices=formats, help="whatever the name (stdout: jsonl)")
+    group.add_argument(
+        "--input-format", choices=get_args(Format), help="whatever the names (stdin: jsonl)"
+    )
+    group.add_argument(
+        "--output-format", choices=WRITTEN_FORMATS, help="whatever the name (stdout: jsonl)"
+    )
+    group.add_argument(
+        "--delimiter",
+        metavar="CHARACTER",
+        help="of CSV and TSV input (of CSV detected from the header)",
+    )
     group.add_argument(
         "--no-quotes",
         dest="has_quotes",
@@ -251,6 +265,12 @@ def read_score_options(options: argparse.Namespace) -> ScoreOptions:
                 f"--head is {options.head} and --parameters has head {also!r}; name one of them"
             )
         values["parameters"] = {**options.parameters, "head": options.head}
+    if options.all_scores:
+        if options.task != CLASSIFICATION or "top_k" in options.parameters:
+            raise ConfigError(
+                f"--all-scores is of {CLASSIFICATION}, and in place of top_k in --parameters"
+            )
+        values["parameters"] = {**values["parameters"], "top_k": None}
     return ScoreOptions(**values)
 
 

@@ -1,18 +1,19 @@
 """The tasks that are scored: the columns of an item, and the columns of its answer in a table.
 
 An answer in JSONL is one value, `output`. A table (CSV, TSV, Parquet) has columns instead, the
-same for all rows of a task whatever their parameters. A new task is one entry of `SCORED_TASKS`.
+same for all rows whatever their own parameters. A new task is one entry of `SCORED_TASKS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.columns import CONTEXTS, PAIRS, SINGLES, TextColumns
 from albert_serve.errors import AlbertServeError
 
 _Types = Mapping[str, Any]  # of Arrow, by name
@@ -37,6 +38,9 @@ class _ScoredTask:
             left out is null.
         required: the fields that an item needs, or one of several such sets.
         lists: fields whose values are lists, which CSV has as JSON.
+        texts: names of columns of the first two fields, where they have not the fields' names.
+        defaults: parameters of all rows that name no others.
+        asked: columns that are there if one of these parameters is given for all rows.
     """
 
     fields: tuple[str, ...]
@@ -44,6 +48,9 @@ class _ScoredTask:
     columns: _Types
     to_columns: Callable[[Any], dict[str, Any]]
     lists: tuple[str, ...] = ()
+    texts: Sequence[TextColumns] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
 
 
 # Beside the answer in every table; JSONL has those that are not null.
@@ -111,12 +118,16 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
             "predictions": pa.list_(_PREDICTIONS),
         },
         to_columns=_fill_mask,
+        texts=SINGLES,
     ),
     "text-classification": _ScoredTask(
         fields=("text", "text_pair"),
         required=(("text",),),
         columns={**_LABEL, "labels": _list_of(**_LABEL)},
         to_columns=_best_and_all("labels"),
+        texts=(*PAIRS, *SINGLES),
+        defaults={"top_k": 1},
+        asked={"labels": "top_k"},
     ),
     "question-answering": _ScoredTask(
         fields=("question", "context"),
@@ -136,6 +147,7 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
         },
         to_columns=dict,
         lists=("sentences",),
+        texts=PAIRS,
     ),
     "multiple-choice": _ScoredTask(
         fields=("context", "question", "choices"),
@@ -143,6 +155,7 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
         columns={**_CHOICE, "ranking": _list_of(**_CHOICE)},
         to_columns=_best_and_all("ranking"),
         lists=("choices",),
+        texts=CONTEXTS,
     ),
     FEATURE_EXTRACTION: _ScoredTask(
         fields=("text",),
@@ -152,6 +165,7 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
             "token_embeddings": pa.list_(pa.list_(pa.float32())),
         },
         to_columns=_feature_extraction,
+        texts=SINGLES,
     ),
 }
 
@@ -179,14 +193,20 @@ class RowResult:
         return "error" in self.values
 
 
-def answer_columns(task: str) -> dict[str, Any]:
-    """Return Arrow's types of all columns that a table has beside the input's."""
-    return {**SCORED_TASKS[task].columns, **_NOTES}
+def answer_columns(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Arrow's types of all columns that a table has beside the input's.
+
+    Args:
+        parameters: those that are given for all rows.
+    """
+    scored = SCORED_TASKS[task]
+    left_out = {name for name, parameter in scored.asked.items() if parameter not in parameters}
+    columns = {name: kind for name, kind in scored.columns.items() if name not in left_out}
+    return {**columns, **_NOTES}
 
 
-def reserved_names(task: str, *, in_table: bool) -> set[str]:
-    """Return the names of the columns that the output has for itself."""
-    return set(answer_columns(task)) if in_table else {OUTPUT, *_NOTES}
+# The names of the columns that JSONL has for an answer.
+JSON_NAMES: Final = frozenset({OUTPUT, *_NOTES})
 
 
 def table_values(task: str, result: RowResult) -> dict[str, Any]:

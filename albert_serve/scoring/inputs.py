@@ -1,11 +1,11 @@
-"""The input of a job: files in CSV, TSV, JSONL or Parquet, and their rows in batches."""
+"""The input of a job: files in CSV, TSV, JSONL, Parquet or Arrow, and their rows in batches."""
 
 from __future__ import annotations
 
 import glob
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
@@ -16,23 +16,20 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from albert_serve.columnar import is_dataset_metadata, read_columns, read_schema
+from albert_serve.delimited import read_rows
 from albert_serve.errors import InvalidInputError, MalformedRequestError, RequestError
 from albert_serve.scoring.errors import ChangedJobError
 from albert_serve.tables import (
-    DELIMITERS,
     Format,
     TableType,
-    csv_rows,
     detect_type,
     first_line,
     has_known_suffix,
     is_stream,
     json_rows,
     open_lines,
-    parquet_batches,
-    parquet_schema,
     repeated_names,
-    text_lines,
 )
 
 _STDIN: Final = "/dev/stdin"
@@ -57,11 +54,15 @@ def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[Path]:
     for pattern in map(str, patterns):
         path = Path(_STDIN if pattern == "-" else pattern)
         if path.is_dir():
-            matches = [file for file in path.rglob("*") if has_known_suffix(file)]
+            matches = [
+                file
+                for file in path.rglob("*")
+                if has_known_suffix(file) and not is_dataset_metadata(file)
+            ]
             matches = _inputs(matches, path, output)
             if not matches:
                 raise InvalidInputError(
-                    f"{path} has no file that ends in .jsonl, .csv, .tsv or .parquet"
+                    f"{path} has no file that ends in .jsonl, .csv, .tsv, .parquet or .arrow"
                 )
         elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
             # Below the folder above the first wildcard.
@@ -94,7 +95,8 @@ class InputFile:
     Attributes:
         columns: the names and types of its columns; types are Arrow's, None for text. None for
             JSONL, whose rows have columns of their own.
-        num_rows: of Parquet.
+        delimiter: of CSV and TSV; None to detect it.
+        num_rows: of Parquet and Arrow.
         version: of the content when it was opened; None of a stream.
     """
 
@@ -102,12 +104,18 @@ class InputFile:
     type: TableType
     columns: Mapping[str, Any] | None = None
     has_quotes: bool = True
+    delimiter: str | None = None
     num_rows: int = 0
     version: tuple[int, ...] | None = None
 
     @classmethod
     def open(
-        cls, path: Path, chosen: Format | None = None, *, has_quotes: bool = True
+        cls,
+        path: Path,
+        chosen: Format | None = None,
+        *,
+        has_quotes: bool = True,
+        delimiter: str | None = None,
     ) -> InputFile:
         """Look at a file's format and columns.
 
@@ -117,9 +125,11 @@ class InputFile:
         """
         version = _version(path)
         kind = detect_type(path, chosen)
-        source = cls(path=path, type=kind, has_quotes=has_quotes, version=version)
-        if kind.format == "parquet":
-            schema, num_rows = parquet_schema(path)
+        source = cls(
+            path=path, type=kind, has_quotes=has_quotes, delimiter=delimiter, version=version
+        )
+        if kind.is_columnar:
+            schema, num_rows = read_schema(path, kind)
             _check_names(path, schema.names)
             columns = dict(zip(schema.names, schema.types, strict=True))
             return replace(source, columns=columns, num_rows=num_rows)
@@ -159,7 +169,7 @@ class RowBatch:
     """Rows of one input that are answered and written together.
 
     Attributes:
-        values: of each row, by column; of Arrow, those that the task reads, without nulls.
+        values: of each row, by column; of Arrow, those that the task reads, without nulls in them.
         places: of each row, for messages: file and line, or row.
         errors: why rows cannot be read, by their index.
         is_text: whether all values are text, as those of CSV are.
@@ -180,12 +190,12 @@ class RowSelection:
     """The columns that are read of an input, and the limits of a batch.
 
     Attributes:
-        fields: the columns that the task reads, where there are such.
+        fields: returns which of a table's columns the task reads.
         keep: the columns that the output keeps; None for all.
         max_bytes: the limit of what a batch holds, approximately.
     """
 
-    fields: Sequence[str]
+    fields: Callable[[Sequence[str]], Collection[str]]
     keep: Sequence[str] | None
     max_rows: int
     max_bytes: int
@@ -203,7 +213,7 @@ def read_batches(
     num_bytes = 0
     for source in sources:
         prefix = f"{source.path}, " if len(sources) > 1 else ""
-        read = _read_parquet if source.type.format == "parquet" else _read_lines
+        read = _read_columnar if source.type.is_columnar else _read_lines
         with _checked(source):
             num_skipped -= yield from read(source, selection, prefix, num_bytes, num_skipped)
         num_bytes += source.num_bytes
@@ -280,9 +290,9 @@ def _size(value: Any) -> int:
 
 def _rows(source: InputFile, stream: BufferedReader, prefix: str) -> Iterator[_Row]:
     if source.type.format == "jsonl":
-        for line, values, error in json_rows(stream, _strict_json):
+        for place, values, error in json_rows(stream, _strict_json):
             refused = None if error is None else type(error)(f"{prefix}{error}")
-            yield f"{prefix}line {line}", values, refused
+            yield f"{prefix}{place}", values, refused
         return
     rows = _cells(source, stream)
     names = _header(source.path, rows)
@@ -296,13 +306,15 @@ def _rows(source: InputFile, stream: BufferedReader, prefix: str) -> Iterator[_R
 
 
 def _cells(source: InputFile, stream: BufferedReader) -> Iterator[tuple[int, list[str]]]:
-    return csv_rows(
+    _, rows = read_rows(
         source.path,
-        text_lines(source.path, stream),
-        DELIMITERS[source.type.format],
+        stream,
+        source.type.format,
+        delimiter=source.delimiter,
         has_quotes=source.has_quotes,
         advice="; --no-quotes reads quotes as ordinary characters",
     )
+    return rows
 
 
 def _header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
@@ -329,14 +341,16 @@ def _finite(text: str) -> float:
     return number
 
 
-def _read_parquet(
+def _read_columnar(
     source: InputFile, selection: RowSelection, prefix: str, num_bytes: int, num_skipped: int
 ) -> _Reading:
-    names = source.columns or {}
+    names = list(source.columns or ())
     keep = names if selection.keep is None else selection.keep
-    columns = [name for name in names if name in keep or name in selection.fields]
-    batches = parquet_batches(
+    fields = selection.fields(names)
+    columns = [name for name in names if name in keep or name in fields]
+    batches = read_columns(
         source.path,
+        source.type,
         columns,
         max_rows=selection.max_rows,
         max_bytes=selection.max_bytes,
@@ -360,19 +374,23 @@ def arrow_batches(
     """
     names = batch.schema.names
     kept = batch.select([n for n in names if selection.keep is None or n in selection.keep])
-    read = batch.select([name for name in names if name in selection.fields])
+    fields = selection.fields(names)
+    read = batch.select([name for name in names if name in fields])
     num_bytes = max(1, kept.nbytes, read.nbytes)
     num_fitting = selection.max_bytes * batch.num_rows // num_bytes
     step = max(1, min(selection.max_rows, num_fitting))
     for start in range(0, batch.num_rows, step):
-        values = [_without_nulls(row) for row in plain_rows(read.slice(start, step))]
+        values = [
+            {name: _without_nulls(value) for name, value in row.items()}
+            for row in plain_rows(read.slice(start, step))
+        ]
         first = num_before + start + 1
         places = [f"{place}{number}" for number in range(first, first + len(values))]
         yield RowBatch(values=values, places=places, kept=kept.slice(start, step))
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a row without the fields that are null: a structure has all its fields in each row."""
+    """Return a value without the fields that are null: a structure has all its fields in a row."""
     if not isinstance(value, dict):
         return value
     return {name: _without_nulls(one) for name, one in value.items() if one is not None}

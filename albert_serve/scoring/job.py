@@ -63,9 +63,12 @@ def score_files(
     is_folder = str(output).endswith(os.sep) or target.is_dir()
     sources = _open_sources(inputs, target, options)
     if is_folder:
-        kind = TableType(format=options.output_format or sources[0].type.format)
+        form = sources[0].type.format
+        kind = TableType(format=options.output_format or ("parquet" if form == "arrow" else form))
     else:
         kind = type_by_name(target.name, options.output_format)
+        if kind.format == "arrow":
+            raise InvalidInputError(f"{target}: Arrow is read only; name the output .parquet")
     reader = RowReader(scorer.task, options, in_table=kind.has_columns)
     check_head(scorer, reader.parameters)
     for source in sources:
@@ -108,7 +111,12 @@ def _open_sources(
     if count > len(files):
         raise InvalidInputError(f"{len(files)} input files cannot be {count} shards")
     return [
-        InputFile.open(file, options.input_format, has_quotes=options.has_quotes)
+        InputFile.open(
+            file,
+            options.input_format,
+            has_quotes=options.has_quotes,
+            delimiter=options.delimiter,
+        )
         for file in files[index::count]
     ]
 
@@ -232,11 +240,12 @@ class _Job:
             "version": __version__,
             "task": self.scorer.task,
             "model": self.scorer.identity,
-            "parameters": self.reader.parameters,
+            "parameters": dict(self.options.parameters),
             "columns": dict(self.options.columns),
             "keep": self.options.keep,
             "output format": self.kind.suffix,
             "quotes": self.options.has_quotes,
+            "delimiter": self.options.delimiter,
             "inputs": [_input(source) for source in self.sources],
         }
 

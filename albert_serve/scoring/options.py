@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from pydantic import NonNegativeInt
+
 from albert_serve.errors import ConfigError
 from albert_serve.tables import Format
 
@@ -32,6 +34,7 @@ class ScoreOptions:
         input_format: of all inputs, whatever their names.
         output_format: of the output, whatever its name.
         has_quotes: whether fields of CSV and TSV are quoted, as in RFC 4180.
+        delimiter: of CSV and TSV, one character; None to detect it.
         shard: (i, n) scores the files i, i + n, ... of the input only.
     """
 
@@ -46,6 +49,7 @@ class ScoreOptions:
     input_format: Format | None = None
     output_format: Format | None = None
     has_quotes: bool = True
+    delimiter: str | None = None
     shard: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
@@ -53,6 +57,8 @@ class ScoreOptions:
             raise ConfigError(f"part_rows is {self.part_rows}; it must be 1 or more")
         if self.max_errors is not None and self.max_errors < 0:
             raise ConfigError(f"max_errors is {self.max_errors}; it must be 0 or more")
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ConfigError(f"the delimiter is {self.delimiter!r}; give one character, as ';'")
         index, count = self.shard
         if not 0 <= index < count:
             raise ConfigError(f"the shard is {index} of {count}; it must be 0 to {count - 1}")
@@ -73,11 +79,11 @@ class Counts:
         first_error: the message of the first row with an error.
     """
 
-    num_rows: int = 0
-    num_errors: int = 0
-    num_computed: int = 0
-    num_duplicates: int = 0
-    num_tokens: int = 0
+    num_rows: NonNegativeInt = 0
+    num_errors: NonNegativeInt = 0
+    num_computed: NonNegativeInt = 0
+    num_duplicates: NonNegativeInt = 0
+    num_tokens: NonNegativeInt = 0
     errors_by_type: dict[str, int] = field(default_factory=dict)
     first_error: str | None = None
 

@@ -16,12 +16,13 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from albert_serve.delimited import DELIMITERS
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answering import ScoredPart
-from albert_serve.scoring.answers import answer_columns, table_values
+from albert_serve.scoring.answers import table_values
 from albert_serve.scoring.inputs import InputFile, RowBatch
 from albert_serve.scoring.rows import RowReader
-from albert_serve.tables import DELIMITERS, TableType, compressor, first_line
+from albert_serve.tables import TableType, compressor, first_line
 
 # Parts are joined into row groups of at least so many rows.
 _GROUP_ROWS: Final = 1 << 16
@@ -48,23 +49,31 @@ class Layout:
     @property
     def columns(self) -> list[str]:
         """The names of a table's columns, in order."""
-        return [*(self.kept or ()), *answer_columns(self.reader.task)]
+        return [*self._names.values(), *self.reader.answers]
 
     @property
     def schema(self) -> Any:
         """The Arrow schema of a table."""
-        return pa.schema({**(self.kept or {}), **answer_columns(self.reader.task)})
+        kept = {self._names[name]: kind for name, kind in (self.kept or {}).items()}
+        return pa.schema({**kept, **self.reader.answers})
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return self.reader.output_names(list(self.kept or ()))
 
     def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
-        """Return the values that are kept of each row, as JSON.
+        """Return the values that are kept of each row, as JSON, by their names in the output.
 
         Raises:
             InvalidInputError: a row has a column that the table has not.
         """
-        rows = self.reader.kept_rows(batch)
+        rows, names = self.reader.kept_rows(batch), self._names
+        renamed = []
         for place, row in zip(batch.places, rows, strict=True):
             self._check_known(place, row)
-        return rows
+            own = self.reader.output_names(list(row)) if self.kept is None else names
+            renamed.append({own[name]: value for name, value in row.items()})
+        return renamed
 
     def _check_known(self, place: str, names: Collection[str]) -> None:
         if self.kept is None or self.kept.keys() >= set(names):
@@ -158,10 +167,10 @@ def _write_json(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
 
 
 def _write_csv(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
-    lines = []
+    lines, columns = [], layout.columns
     for kept, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
         values = {**kept, **table_values(layout.reader.task, result)}
-        cells = [_cell(values.get(name)) for name in layout.columns]
+        cells = [_cell(values.get(name)) for name in columns]
         # Bytes of a CSV file that were not UTF-8 are written as they were read.
         lines.append(cells if part.batch.is_text else _without_surrogates(cells))
     _write_lines(stream, layout, lines)
@@ -201,7 +210,7 @@ def to_table(layout: Layout, part: ScoredPart) -> Any:
     """Return rows and their results as an Arrow table."""
     columns = _kept_columns(layout, part.batch)
     answers = [table_values(layout.reader.task, result) for result in part.results]
-    for name, kind in answer_columns(layout.reader.task).items():
+    for name, kind in layout.reader.answers.items():
         columns.append(pa.array([_without_surrogates(row.get(name)) for row in answers], kind))
     return pa.Table.from_arrays(columns, schema=layout.schema)
 
@@ -216,7 +225,7 @@ def _kept_columns(layout: Layout, batch: RowBatch) -> list[Any]:
         ]
     rows = layout.kept_rows(batch)
     columns = []
-    for name, kind in kept.items():
+    for name, kind in zip(layout.columns, kept.values(), strict=False):
         try:
             columns.append(pa.array([_without_surrogates(row.get(name)) for row in rows], kind))
         except (pa.ArrowException, TypeError, OverflowError) as error:

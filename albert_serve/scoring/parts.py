@@ -14,22 +14,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import filelock
+from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.files import put_in_place, sync, write_atomically
 from albert_serve.scoring.errors import ChangedJobError, LockedOutputError, writing
+from albert_serve.scoring.options import Counts
 
 _MANIFEST_FILE: Final = "_manifest.json"
 _LOG_FILE: Final = "_parts.jsonl"
 _LOCK_FILE: Final = "_lock"
 _SUCCESS_FILE: Final = "_SUCCESS"
 _FORMAT_VERSION: Final = 3
+_OBJECT: Final = TypeAdapter(dict[str, Any])
+_COUNTS: Final = TypeAdapter(Counts)
 # What a changed job is told of each entry of the manifest.
 _NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert-serve's version"}
 
@@ -130,6 +136,9 @@ class PartFolder:
     def _begin(self, job: Mapping[str, Any], *, restart: bool) -> None:
         manifest = self._folder / _MANIFEST_FILE
         current = {"format_version": _FORMAT_VERSION, "job": json.loads(json.dumps(job))}
+        if not restart:
+            _check_regular(manifest)
+            _check_regular(self._folder / _LOG_FILE)
         if manifest.exists() and not restart:
             _check_unchanged(manifest, current)
             self._read_log()
@@ -147,7 +156,39 @@ class PartFolder:
         if lines and not lines[-1].endswith(b"\n"):
             os.truncate(log, sum(map(len, lines[:-1])))
             lines.pop()
-        self.counts = [json.loads(line) for line in lines]
+        for number, line in enumerate(lines, start=1):
+            try:
+                self.counts.append(_read_counts(line))
+            except ValueError as error:
+                raise _damaged(log, f"line {number} is not the counts of a part") from error
+        for file in self.files:
+            _check_regular(file)
+            if not file.exists():
+                raise _damaged(log, f"it names {file.name}, which is not there")
+
+
+def _read_counts(line: bytes) -> dict[str, Any]:
+    """Return the counts of a part.
+
+    Raises:
+        ValueError: the line is none.
+    """
+    values = _OBJECT.validate_json(line)
+    if values.keys() != {field.name for field in fields(Counts)}:
+        raise ValueError("it has other keys")
+    return asdict(_COUNTS.validate_json(line, strict=True))
+
+
+def _check_regular(file: Path) -> None:
+    if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
+        raise _damaged(file, "it is not a regular file")
+
+
+def _damaged(file: Path, reason: str) -> ChangedJobError:
+    return ChangedJobError(
+        f"{file} is not as a job writes it: {reason}; --restart begins again, or name another "
+        "output"
+    )
 
 
 def _write(file: Path, partial: Path, content: Callable[[BinaryIO], None]) -> None:
@@ -195,10 +236,15 @@ def _check_ours(folder: Path) -> None:
 
 
 def _check_unchanged(manifest: Path, current: dict[str, Any]) -> None:
-    known = json.loads(manifest.read_bytes())
+    try:
+        known = _OBJECT.validate_json(manifest.read_bytes())
+    except ValidationError as error:
+        raise _damaged(manifest, "it is not a job's manifest") from error
     if known.get("format_version") != _FORMAT_VERSION:
         raise ChangedJobError(f"{manifest} is of another version; --restart it")
-    before, job = known["job"], current["job"]
+    before, job = known.get("job"), current["job"]
+    if not isinstance(before, dict):
+        raise _damaged(manifest, "it is not a job's manifest")
     changed = [name for name in {**before, **job} if before.get(name) != job.get(name)]
     if changed:
         what = " and ".join(_NAMES.get(name, name) for name in changed)

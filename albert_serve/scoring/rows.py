@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from albert_serve.api.schemas import TaskRequest, describe
+from albert_serve.columns import CHOICES, find_column, find_texts
 from albert_serve.errors import InvalidInputError, NotFoundError
-from albert_serve.scoring.answers import SCORED_TASKS, reserved_names
+from albert_serve.names import find_name
+from albert_serve.scoring.answers import JSON_NAMES, SCORED_TASKS, answer_columns
 from albert_serve.scoring.inputs import RowBatch, RowSelection, plain_rows
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.tables import is_utf8
@@ -33,6 +36,8 @@ class RowReader:
         in_table: whether the output has the columns of a table, which hold one item a row.
 
     Attributes:
+        parameters: those of all rows, given or by default.
+        answers: Arrow's types of the columns that a table has for an answer, by name.
         selection: what is read of an input.
 
     Raises:
@@ -44,28 +49,29 @@ class RowReader:
         if task not in SCORED_TASKS:
             raise NotFoundError(f"no task {task!r}; there are {', '.join(SCORED_TASKS)}")
         self.task = task
-        self.parameters = _checked(task, options.parameters)
         self._scored = SCORED_TASKS[task]
+        self.parameters = _checked(task, {**self._scored.defaults, **options.parameters})
+        self.answers = answer_columns(task, options.parameters)
         fields = self._scored.fields
         unknown = [field for field in options.columns if field not in (*fields, "inputs")]
         if unknown:
             raise InvalidInputError(
                 f"{task} has no field {unknown[0]!r}; it has {', '.join(fields)}"
             )
-        self._columns = {
-            field: options.columns.get(field, field) for field in (*fields, *_REQUEST_FIELDS)
-        }
-        self._named = list(options.columns.values())
+        self._named = tuple(options.columns.items())
         self._keep = options.keep
         self._in_table = in_table
-        self._reserved = reserved_names(task, in_table=in_table)
+        self._reserved = set(self.answers) if in_table else JSON_NAMES
         has_vectors = self.parameters.get("pooling") == "none"
         self.selection = RowSelection(
-            fields=list(self._columns.values()),
+            fields=lambda names: {*self._columns(names).values(), "parameters"},
             keep=options.keep,
             max_rows=options.part_rows,
             max_bytes=_MAX_PART_BYTES // (_TOKEN_EMBEDDINGS_WEIGHT if has_vectors else 1),
         )
+
+    def _columns(self, names: Collection[str]) -> dict[str, str]:
+        return _columns_of(self.task, self._named, tuple(names))
 
     def check(self, table: str, columns: Collection[str]) -> None:
         """Check that a table has the columns that are read and kept.
@@ -74,27 +80,42 @@ class RowReader:
             table: its name.
 
         Raises:
-            InvalidInputError: it has not, or one that is kept has the name of the answer's.
+            InvalidInputError: it has not.
         """
-        names = set(columns)
         listed = ", ".join(columns)
-        missing = [name for name in (*self._named, *(self._keep or ())) if name not in names]
+        missing = [name for _, name in self._named if find_name(columns, name) is None]
+        missing += [name for name in self._keep or () if name not in columns]
         if missing:
             raise InvalidInputError(f"{table} has no column {missing[0]!r}; it has {listed}")
-        required = [
-            [self._columns[field] for field in alternative] for alternative in self._scored.required
-        ]
-        if "inputs" not in names and not any(names.issuperset(some) for some in required):
-            expected = " or ".join(" and ".join(map(repr, some)) for some in required)
-            field = self._scored.fields[0]
-            raise InvalidInputError(
-                f"{table} has no column {expected}; it has {listed}. Name the columns, as "
-                f"in --column {field}=COLUMN"
-            )
         try:
-            self._check_names(columns)
+            fields = self._columns(columns)
         except InvalidInputError as error:
             raise InvalidInputError(f"{table}: {error}") from error
+        if "inputs" not in fields and not any(
+            fields.keys() >= set(required) for required in self._scored.required
+        ):
+            named = dict(self._named)
+            expected = " or ".join(
+                " and ".join(repr(named.get(field, field)) for field in alternative)
+                for alternative in self._scored.required
+            )
+            raise InvalidInputError(
+                f"{table} has no column {expected}; it has {listed}. Name the columns, as "
+                f"in --column {self._scored.fields[0]}=COLUMN"
+            )
+
+    def output_names(self, columns: Sequence[str]) -> dict[str, str]:
+        """Return the names that columns of the input have in the output.
+
+        One that has the name of an answer's gets `input_` before it.
+        """
+        names = {}
+        for column in columns:
+            name = column
+            while name in self._reserved or (name != column and name in columns):
+                name = f"input_{name}"
+            names[column] = name
+        return names
 
     def request(self, batch: RowBatch, index: int) -> TaskRequest:
         """Return the request of a row.
@@ -111,8 +132,6 @@ class RowReader:
                 "the row has a list of inputs, and a table has one answer a row; "
                 "make several rows of it, or write .jsonl"
             )
-        if batch.kept is None:
-            self._check_names(values)
         return request
 
     def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
@@ -126,22 +145,11 @@ class RowReader:
 
     def _kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
         names = values if self._keep is None else self._keep
-        return {
-            name: values[name] for name in names if name in values and name not in self._reserved
-        }
-
-    def _check_names(self, columns: Collection[str]) -> None:
-        kept = columns if self._keep is None else self._keep
-        for name in kept:
-            if name in self._reserved and name in columns:
-                raise InvalidInputError(
-                    f"the column {name!r} has a name that the output has for the answer; "
-                    "name the columns to keep without it (--keep)"
-                )
+        return {name: values[name] for name in names if name in values}
 
     def _request(self, values: Mapping[str, Any], *, is_text: bool) -> TaskRequest:
         # A CSV file may well have a column of that name, which holds no JSON.
-        parameters = None if is_text else values.get(self._columns["parameters"])
+        parameters = None if is_text else values.get("parameters")
         parameters = {} if parameters is None else parameters
         if isinstance(parameters, dict):
             parameters = {**self.parameters, **parameters}
@@ -154,18 +162,19 @@ class RowReader:
             raise InvalidInputError(describe(error)) from error
 
     def _inputs(self, values: Mapping[str, Any], *, is_text: bool) -> Any:
-        if (column := self._columns["inputs"]) in values:
-            return values[column]
+        columns = self._columns(values)
+        if "inputs" in columns and values[columns["inputs"]] is not None:
+            return values[columns["inputs"]]
         fields = self._scored.fields
         item = {
-            field: values[self._columns[field]]
+            field: values[columns[field]]
             for field in fields
-            if self._columns[field] in values
+            if field in columns and values[columns[field]] is not None
         }
         if is_text:
             item = self._from_text(item)
         if not item:
-            *names, last = [self._columns[field] for field in fields]
+            *names, last = [dict(self._named).get(field, field) for field in fields]
             expected = f"{', '.join(names)} or {last}" if names else last
             raise InvalidInputError(f"the row has neither inputs nor {expected}")
         return item["text"] if fields == ("text",) else item
@@ -177,10 +186,42 @@ class RowReader:
         values: dict[str, Any] = {}
         for field, cell in item.items():
             if not is_utf8(cell):
-                raise InvalidInputError(f"the column {self._columns[field]!r} is not UTF-8")
+                raise InvalidInputError(
+                    f"the column of {field} is not UTF-8; convert the file, as "
+                    "iconv -f CP1252 -t UTF-8 does"
+                )
             if cell or field in needed:
                 values[field] = _list_of(field, cell) if field in self._scored.lists else cell
         return values
+
+
+@lru_cache(maxsize=256)
+def _columns_of(
+    task: str, named: tuple[tuple[str, str], ...], names: tuple[str, ...]
+) -> dict[str, str]:
+    """Return the columns of a row's fields, and of its `inputs`, where it has them.
+
+    Args:
+        named: columns by field, in place of those that are known.
+        names: of all columns.
+
+    Raises:
+        InvalidInputError: several columns differ only in case.
+    """
+    scored, given = SCORED_TASKS[task], dict(named)
+    text, *others = scored.fields
+    columns: dict[str, str | None] = {"inputs": given.get("inputs", "inputs")}
+    if columns["inputs"] not in names:
+        del columns["inputs"]
+    if scored.texts:
+        pair = others[0] if others else ""
+        found = find_texts(names, scored.texts, given.get(text), given.get(pair))
+        columns[text], columns[pair] = found or (None, None)
+        others = others[1:]
+    for field in others if scored.texts else scored.fields:
+        known = CHOICES if field == "choices" else (field,)
+        columns[field] = find_column(names, known, given.get(field))
+    return {field: name for field, name in columns.items() if field and name is not None}
 
 
 def _list_of(field: str, cell: str) -> Any:

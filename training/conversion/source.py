@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.hub import HubModel, check_reachable, download
+from training.conversion.shipped import write_from_int8
 from training.conversion.standard import is_standard, write_standard
 from training.conversion.weight_files import find_weights, missing_files
 from training.model.checkpoint import CheckpointError, check_config, read_config
@@ -45,24 +47,28 @@ class Checkpoint:
 
 
 @contextmanager
-def open_checkpoint(reference: str | Path) -> Iterator[Checkpoint]:
+def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
     """Open a checkpoint of any form, for `with`; what had to be converted is removed after it.
 
     Args:
         reference: a folder or, if there is no such folder, a model's id on the Hub, or
-            `id@revision`.
+            `id@revision`. None for the model that ships.
 
     Raises:
         HubError, CheckpointError, ConfigError, BundleCorruptError, VocabError: it cannot be found
             or read.
     """
-    folder, name = _locate(reference)
-    if is_standard(folder):
+    folder, name = _locate(shipped_bundle() if reference is None else reference)
+    is_int8 = reference is None and not (folder / "config.json").is_file()
+    if not is_int8 and is_standard(folder):
         yield Checkpoint(folder=folder, name=name)
         return
     with tempfile.TemporaryDirectory(prefix="albert-") as scratch:
         converted = Path(scratch) / "checkpoint"
-        write_standard(folder, converted)
+        if is_int8:
+            write_from_int8(folder, converted)
+        else:
+            write_standard(folder, converted)
         yield Checkpoint(folder=converted, name=name)
 
 

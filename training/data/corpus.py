@@ -1,4 +1,4 @@
-"""Documents from text, JSONL and Parquet files, plain or compressed, and their sentences.
+"""Documents from files of text, JSON, CSV, Parquet and Arrow, and their sentences.
 
 Files are streamed, so that memory is bounded whatever their size.
 """
@@ -6,7 +6,7 @@ Files are streamed, so that memory is bounded whatever their size.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,19 +15,13 @@ from typing import Final, NamedTuple
 
 import sentencex
 
+from albert_serve.columnar import is_dataset_metadata
 from albert_serve.errors import AlbertServeError
-from albert_serve.tables import (
-    is_utf8,
-    json_rows,
-    open_lines,
-    parquet_batches,
-    parquet_schema,
-    text_lines,
-    type_by_name,
-)
+from albert_serve.tables import type_by_name
+from training.data import documents
+from training.data.documents import MAX_DOCUMENT_CHARACTERS
 from training.errors import TrainingError
 
-_MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _WHITESPACE: Final = re.compile(r"\s+")
 
 
@@ -60,7 +54,7 @@ class Document:
 def find_files(paths: Sequence[Path]) -> list[Path]:
     """Return the given files and those in the given folders, each once and in a stable order.
 
-    Hidden files and folders within folders are skipped.
+    Hidden files and folders within folders are skipped, and what `datasets` saves beside its data.
 
     Raises:
         CorpusError: a path does not exist, or there is no file at all.
@@ -81,14 +75,15 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_documents(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the text of each document: a record's `text`, or the text between blank lines.
+    """Yield each document: a record's `text`, or the text between blank lines.
 
-    A file is JSONL if its name ends in `.jsonl`, or in that and `.gz`, `.xz`, `.bz2` or `.zst`;
-    Parquet if it ends in `.parquet`; else text. A document over 4 Mi characters is split, at line
-    ends where it has any.
+    Names tell formats: `.jsonl` and `.json` (lines, or an array), `.csv`, `.tsv`, `.parquet`,
+    `.arrow`. Under other names what begins as JSON or as WikiExtractor's `<doc ...>` is read as
+    such, and else as text. A document over 4 Mi characters is split, at line ends where it has any.
 
     Raises:
-        CorpusError: a line is not JSON, a record has no text, or a file is damaged.
+        CorpusError: a line is not JSON, a record has no text, the column of the texts is not
+            known, or a file is damaged or no text.
     """
     return (document.text for document in read_from(files, Place()))
 
@@ -119,8 +114,9 @@ def read_lines(file: Path) -> Iterator[str]:
     Raises:
         CorpusError: the file cannot be read, is damaged, or is not UTF-8.
     """
-    for line, _ in _lines(file):
-        yield line
+    with _corpus_errors():
+        for line, _ in documents.read_lines(file, type_by_name(file.name)):
+            yield line
 
 
 def split_sentences(document: str) -> list[str]:
@@ -137,7 +133,7 @@ def split_sentences(document: str) -> list[str]:
 
 def _is_visible_file(file: Path, folder: Path) -> bool:
     is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return file.is_file() and not is_hidden
+    return file.is_file() and not is_hidden and not is_dataset_metadata(file)
 
 
 @contextmanager
@@ -156,76 +152,18 @@ def _size(file: Path) -> int:
 
 def _read_file(file: Path) -> Iterator[tuple[str, int]]:
     """Yield documents, each with the number of bytes of the file read so far."""
-    read: Callable[[Path], Iterator[tuple[str, int]]] = _read_text
-    if file.suffix == ".parquet":
-        read = _read_parquet
-    elif ".jsonl" in file.suffixes:
-        read = _read_jsonl
-    for text, position in read(file):
-        for piece in _cut(text):
-            yield piece, position
+    with _corpus_errors():
+        for text, position in documents.read_file(file):
+            for piece in _cut(text):
+                yield piece, position
 
 
 def _cut(text: str) -> Iterator[str]:
     """Split a text into pieces of bounded length, at line ends where it has any."""
-    while len(text) > _MAX_DOCUMENT_CHARACTERS:
-        end = text.rfind("\n", 0, _MAX_DOCUMENT_CHARACTERS) + 1 or _MAX_DOCUMENT_CHARACTERS
+    while len(text) > MAX_DOCUMENT_CHARACTERS:
+        end = text.rfind("\n", 0, MAX_DOCUMENT_CHARACTERS) + 1 or MAX_DOCUMENT_CHARACTERS
         if piece := text[:end].strip():
             yield piece
         text = text[end:]
     if text.strip():
         yield text
-
-
-def _lines(file: Path) -> Iterator[tuple[str, int]]:
-    """Yield lines, each with the number of bytes of the file read so far."""
-    compression = type_by_name(file.name).compression
-    with _corpus_errors(), open_lines(file, compression) as (stream, position):
-        for number, line in enumerate(text_lines(file, stream), start=1):
-            if not is_utf8(line):
-                raise CorpusError(f"{file}, line {number} is not UTF-8")
-            yield line, position()
-
-
-def _read_text(file: Path) -> Iterator[tuple[str, int]]:
-    paragraph: list[str] = []
-    size = position = 0
-    for line, position in _lines(file):
-        line = line.replace("\r\n", "\n")
-        if line.strip() and size < _MAX_DOCUMENT_CHARACTERS:
-            paragraph.append(line)
-            size += len(line)
-        elif paragraph:
-            yield "".join(paragraph), position
-            paragraph = [line] if line.strip() else []
-            size = sum(map(len, paragraph))
-    if paragraph:
-        yield "".join(paragraph), position
-
-
-def _read_jsonl(file: Path) -> Iterator[tuple[str, int]]:
-    compression = type_by_name(file.name).compression
-    with _corpus_errors(), open_lines(file, compression) as (stream, position):
-        for number, record, error in json_rows(stream):
-            if error is not None:
-                raise CorpusError(f"{file}, {error}")
-            yield _checked(record.get("text"), f"{file}, line {number}"), position()
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[str, int]]:
-    with _corpus_errors():
-        schema, _ = parquet_schema(file)
-        if "text" not in schema.names:
-            raise CorpusError(f'{file}: no column "text", only {", ".join(schema.names) or "none"}')
-        size = _size(file)
-        for start, share, batch in parquet_batches(file, ["text"]):
-            for number, text in enumerate(batch.column(0).to_pylist(), start=start + 1):
-                yield _checked(text, f"{file}, row {number}"), round(share * size)
-
-
-def _checked(text: object, place: str) -> str:
-    if not isinstance(text, str):
-        raise CorpusError(f'{place}: "text" is {text!r}, not a string')
-    if not text.isascii() and not is_utf8(text):
-        raise CorpusError(f"{place}: half of a surrogate pair in the text")
-    return text

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.names import listed
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.texts import Label, LabelledText
 from training.errors import EvaluationError
@@ -117,5 +118,5 @@ def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
         return list(numbers)
     raise EvaluationError(
         f"the labels of {task.title} are {', '.join(task.labels)}; "
-        f"those of the checkpoint's classifier are {', '.join(names)}"
+        f"those of the checkpoint's classifier are {listed(names)}"
     )

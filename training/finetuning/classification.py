@@ -14,6 +14,7 @@ from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.names import listed
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
@@ -193,7 +194,9 @@ def _read(config: ClassifierConfig) -> LabelledSplits:
         files[VALIDATION] = config.validation
     if config.task is not None:
         return read_task(TASKS[config.task], files)
-    return read_splits(files, config.labels or None, config.columns, config.problem)
+    # Without either, labels that are many numbers are asked about.
+    problem = config.problem if config.columns.has_several_labels else config.problem_type
+    return read_splits(files, config.labels or None, config.columns, problem)
 
 
 def _taught(
@@ -280,7 +283,7 @@ def _class_weights(
     if list(asked) != ["balanced"]:
         raise RunError(
             f"--class-weights {' '.join(map(str, asked))}: give `balanced`, or one number for "
-            f"each of {len(names)} labels ({', '.join(names)})"
+            f"each of {len(names)} labels ({listed(names)})"
         )
     counts = np.bincount([text.label for text in texts], minlength=len(names))
     present = counts > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
@@ -230,7 +230,8 @@ class FinetuneConfig(
     """Configuration of a finetuning run; the fields are the command's flags.
 
     Attributes:
-        initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub.
+        initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub; None for the
+            model that ships.
         heads: further classifiers, which have a `head` each.
 
     Raises:
@@ -239,7 +240,9 @@ class FinetuneConfig(
 
     defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
 
-    initialize_from: str = flag(REFERENCE_HELP, MISSING, metavar="CHECKPOINT")
+    initialize_from: str | None = flag(
+        f"{REFERENCE_HELP} (the model that ships)", metavar="CHECKPOINT"
+    )
     heads: tuple[ClassifierConfig, ...] = ()
 
     def __post_init__(self) -> None:

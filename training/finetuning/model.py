@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
@@ -14,6 +16,7 @@ from albert_serve.bundle.weights import (
     question_head_of,
 )
 from albert_serve.config import AlbertConfig
+from albert_serve.names import listed
 from training.finetuning.config import ClassifierConfig
 from training.finetuning.settings import FinetuneSettings
 from training.loop.progress import RunError
@@ -29,7 +32,6 @@ from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
 
 # Labels that a line names.
-_NUM_NAMED: Final = 5
 # Both are named `classifier`, so that a checkpoint has one of them.
 _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
 
@@ -119,7 +121,7 @@ def load_start(
 ) -> AlbertForTasks:
     """Load a checkpoint with the heads of the tasks beside its own, and report a replaced one.
 
-    A head that the checkpoint lacks, or has with another number of outputs, is new.
+    A head that the checkpoint lacks, or a classifier that it has with other labels, is new.
 
     Args:
         config: its sizes, perhaps with fewer positions and other dropout.
@@ -138,16 +140,28 @@ def load_start(
             f"{question_head}"
         )
     sizes = dict(heads)
+    orders: dict[Task, list[int]] = {}
     for task in tasks:
         record = labels.get(task)
         if record is None:
             sizes |= head_sizes(config, (task,), question_head=question_head)
         else:
             sizes[task] = len(record["id2label"])
+        if record is not None and task in heads:
+            before, names = _stored_names(folder, task, heads[task]), _names(record)
+            if set(before) == set(names):
+                orders[task] = [before.index(name) for name in names]
     is_trained = "text-classification" in tasks
     if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
         print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
-    model = load_checkpoint(folder, sizes, has_exits=has_exits if is_trained else None)
+    model = load_checkpoint(
+        folder,
+        sizes,
+        has_exits=has_exits if is_trained else None,
+        new_heads=labels.keys() - orders.keys(),
+    )
+    for task, order in orders.items():
+        _reorder(model, task, order)
     if config.max_positions != model.config.max_positions:
         model = cut_positions(model, config.max_positions)
     return model if config == model.config else _with_config(model, config)
@@ -173,26 +187,36 @@ def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     return changed
 
 
+def _stored_names(folder: Path, head: Task, num_outputs: int) -> list[str]:
+    names = head_record(read_config(folder), head).get("id2label") or {}
+    return [str(names.get(str(index), f"LABEL_{index}")) for index in range(num_outputs)]
+
+
+def _reorder(model: AlbertForTasks, task: Task, order: Sequence[int]) -> None:
+    """Put the outputs of a classifier, and of those after each layer, into another order."""
+    stems = (f"heads.{task}.output.", *(["exits."] if task == CLASSIFICATION else []))
+    for name, parameter in model.named_parameters():
+        if name.startswith(stems) and list(order) != sorted(order):
+            with torch.no_grad():
+                parameter.copy_(parameter[list(order)])
+
+
 def new_classifiers(folder: Path, labels: Mapping[Task, Mapping[str, Any]]) -> list[Task]:
     """Return the classifiers whose labels are not those of the checkpoint's, and report a change.
 
     Args:
         labels: the keys of each classifier that is trained.
     """
-    stored, hf = read_tasks(folder), read_config(folder)
+    stored = read_tasks(folder)
     new = []
     for head, record in labels.items():
-        names = list(record["id2label"].values())
-        before = [str(name) for name in (head_record(hf, head).get("id2label") or {}).values()]
-        unnamed = [f"LABEL_{index}" for index in range(len(names))]
-        if stored.get(head) != len(names) or before not in ([], names, unnamed):
+        before, names = _stored_names(folder, head, stored.get(head, 0)), _names(record)
+        if set(before) != set(names):
             new.append(head)
             if head in stored:
-                print(f"a new classifier of {_list(names)} replaces that of {_list(before)}")
+                print(f"a new classifier of {listed(names)} replaces that of {listed(before)}")
     return new
 
 
-def _list(names: Sequence[str]) -> str:
-    """List the first names."""
-    further = f" and {len(names) - _NUM_NAMED:,} more" if len(names) > _NUM_NAMED else ""
-    return ", ".join(names[:_NUM_NAMED]) + further
+def _names(record: Mapping[str, Any]) -> list[str]:
+    return list(record["id2label"].values())

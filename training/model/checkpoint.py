@@ -393,7 +393,11 @@ def _opened_weights(folder: Path) -> Iterator[Any]:
 
 
 def load_checkpoint(
-    folder: Path, tasks: Mapping[Task, int] | None = None, *, has_exits: bool | None = None
+    folder: Path,
+    tasks: Mapping[Task, int] | None = None,
+    *,
+    has_exits: bool | None = None,
+    new_heads: Collection[Task] = (),
 ) -> AlbertForTasks:
     """Load the model of a checkpoint, ours or one that `transformers` wrote.
 
@@ -402,6 +406,7 @@ def load_checkpoint(
             outputs, are newly initialised. By default the file's heads.
         has_exits: whether the model has classifiers after each layer, newly initialised where the
             file has none of these labels; None: if the file has them.
+        new_heads: those that are newly initialised in any case.
 
     Raises:
         ConfigError: the model can have no such classifiers.
@@ -414,7 +419,8 @@ def load_checkpoint(
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     known = find_tasks(shapes, hf.get("architectures") or ())
     tasks = known if tasks is None else tasks
-    kept = {task: known[task] for task in tasks if known.get(task) == tasks[task]}
+    same = [task for task in tasks if known.get(task) == tasks[task]]
+    kept = {task: known[task] for task in same if task not in new_heads}
     if has_exits is None:
         has_exits = has_stored_exits(shapes, kept)
     model = AlbertForTasks(config, tasks, has_exits=has_exits)

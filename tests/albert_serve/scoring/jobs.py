@@ -81,6 +81,16 @@ def write_jsonl(file: Path, rows: Sequence[object]) -> Path:
     return file
 
 
+def write_dataset(folder: Path, table: Any) -> None:
+    """Write what `save_to_disk` of `datasets` does, and a cache that it may leave beside it."""
+    folder.mkdir(parents=True)
+    for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):
+        with pyarrow.ipc.new_stream(str(folder / name), table.schema) as stream:
+            stream.write_table(table)
+    (folder / "dataset_info.json").write_text("{}")
+    (folder / "state.json").write_text('{"_data_files": []}')
+
+
 def read_table(file: Path) -> list[dict[str, Any]]:
     """The rows of CSV, TSV or Parquet."""
     if file.suffix == ".parquet":

@@ -107,6 +107,15 @@ def test_columns_to_keep_are_listed_by_commas(
     assert list(read(tmp_path / "out.jsonl")) == [*kept, "output"]
 
 
+@pytest.mark.parametrize(("options", "num_labels"), [([], 1), (["--all-scores"], 2)])
+def test_the_best_label_is_answered_unless_all_are_asked_for(
+    options: list[str], num_labels: int, command: Command, tmp_path: Path
+) -> None:
+    assert command(*options) == 0
+    first = (tmp_path / "out.jsonl").read_text().splitlines()[0]
+    assert len(json.loads(first)["output"]) == num_labels
+
+
 def test_a_key_file_that_is_not_text_is_one_line(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

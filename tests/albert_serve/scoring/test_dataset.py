@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pyarrow
 import pytest
@@ -33,11 +34,14 @@ def test_an_iterator_is_read_as_its_answers_are() -> None:
     assert len(list(scored)) == 28
 
 
+ALL: Final = {"top_k": None}
+
+
 def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
     table = pyarrow.table({"id": range(50), "review": [f"text {i % 7}" for i in range(50)]})
     parquet.write_table(table, tmp_path / "one.parquet")
     scorer = HashScorer()
-    options = ScoreOptions(columns={"text": "review"}, keep=["id"], part_rows=8)
+    options = ScoreOptions(columns={"text": "review"}, keep=["id"], part_rows=8, parameters=ALL)
     for data in (table, table.to_reader(), dataset.dataset(tmp_path)):
         reader = score_dataset(data, scorer, options)
         assert reader.schema.names[:3] == ["id", "label", "score"]
@@ -53,7 +57,7 @@ def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
 def test_frames_are_scored(kind: str) -> None:
     module = importlib.import_module(kind)
     frame = module.DataFrame({"text": ["one", "two"]})
-    scored = score_dataset(frame, HashScorer()).read_all()
+    scored = score_dataset(frame, HashScorer(), ScoreOptions(parameters=ALL)).read_all()
     assert scored.column("labels").to_pylist() == [labels_of("one"), labels_of("two")]
 
 

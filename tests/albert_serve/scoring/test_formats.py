@@ -34,7 +34,7 @@ TIMES = pyarrow.timestamp("ns")
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[dict[str, str]]:
-    reserved = {"inputs", "parameters", *answer_columns("text-classification"), "output"}
+    reserved = {"inputs", "parameters", *answer_columns("text-classification", {}), "output"}
     names = draw(st.lists(NAMES.filter(lambda name: name not in reserved), max_size=3, unique=True))
     columns = list(dict.fromkeys(["text", *names]))
     row = st.fixed_dictionaries(dict.fromkeys(columns, TEXTS))

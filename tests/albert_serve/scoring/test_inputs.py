@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
+import io
 import json
 import lzma
 import random
@@ -21,11 +23,14 @@ from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
 from tests.albert_serve.scoring.jobs import (
     HashScorer,
+    labels_of,
+    read_any,
     read_jsonl,
     read_table,
     score,
     texts,
     write_csv,
+    write_dataset,
     write_jsonl,
 )
 
@@ -76,6 +81,8 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         score([folder], tmp_path / "none.csv", shard=(0, 4))
     with pytest.raises(ConfigError, match="the shard is 2 of 2"):
         ScoreOptions(shard=(2, 2))
+    with pytest.raises(ConfigError, match=r"the delimiter is '\|\|'; give one character"):
+        ScoreOptions(delimiter="||")
 
 
 def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
@@ -103,9 +110,9 @@ def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
         (b"id,text\n1,a\n", {"columns": {"text": "review"}}, "has no column 'review'"),
         (b"id,text\n1,a\n", {"keep": ["ID"]}, "has no column 'ID'"),
         (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'; it has text"),
-        (b"text,score\na,1\n", {}, r"the column 'score' has a name that the output has"),
+        (b"Text,TEXT\na,b\n", {}, "in.csv: the columns 'Text' and 'TEXT' differ only in case"),
         (b"text,text\na,1\n", {}, "has several columns 'text'"),
-        ("text\na\n".encode("utf-16"), {}, "in.csv is UTF-16; convert it to UTF-8"),
+        ("text\na\n".encode("utf-16")[:-1], {}, "in.csv is damaged or incomplete: .* utf-16"),
         (b"", {}, "is empty; its first line must name the columns"),
         (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
         (b'text\n"a\nb\n', {}, r"line 2: in line 3 unexpected end of data"),
@@ -123,6 +130,77 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
 
 
+QUOTED = 'Café; "so"\nand so'
+CELLS = [("id", "Sentence"), ("1", QUOTED), ("2", "b\tc, d")]
+
+
+def csv_of(delimiter: str, end: str) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter, lineterminator=end).writerows(CELLS)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        csv_of(";", "\r\n").encode("utf-8-sig"),
+        csv_of("\t", "\r\n").encode("utf-16"),  # Excel's "Unicode text"
+        f"sep=;\r\n{csv_of(';', chr(10))}".encode(),
+        csv_of(",", "\n").replace("\n", "\r").encode(),  # of an old Macintosh
+        csv_of("|", "\n").encode(),
+    ],
+    ids=["semicolon", "utf-16", "sep", "cr", "bar"],
+)
+def test_a_csv_is_read_whichever_program_wrote_it(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_bytes(content)
+    scorer = HashScorer()
+    score_files(scorer, [tmp_path / "in.csv"], tmp_path / "out.jsonl", ScoreOptions(keep=["id"]))
+    assert scorer.texts == [QUOTED, "b\tc, d"]
+    assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["1", "2"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_columns_with_names_of_the_answer_are_kept_beside_it(suffix: str, tmp_path: Path) -> None:
+    """Also those of an output that is scored again."""
+    row = {"text": "a", "label": "gold", "score": "5", "output": "x", "input_label": "old"}
+    source, output = write_csv(tmp_path / "in.csv", [row]), tmp_path / f"out{suffix}"
+    score(source, output)
+    [scored] = read_any(output)
+    if suffix == ".jsonl":
+        assert scored == {**row, "input_output": "x", "output": labels_of("a")}
+        return
+    assert {name: scored[name] for name in ("input_score", "input_input_label", "input_label")} == {
+        "input_score": "5",
+        "input_input_label": "gold",
+        "input_label": "old",
+    }
+    assert scored["label"] == labels_of("a")[0]["label"]
+    assert "labels" not in scored
+
+
+@pytest.mark.parametrize("names", [("premise", "hypothesis"), ("Sentence1", "sentence2")])
+def test_columns_are_those_that_training_knows(names: tuple[str, str], tmp_path: Path) -> None:
+    scorer = HashScorer()
+    parquet.write_table(
+        pyarrow.table([["a", "b"], ["c", None]], names=names), tmp_path / "in.parquet"
+    )
+    score_files(scorer, [tmp_path / "in.parquet"], tmp_path / "out.jsonl")
+    items = [request.inputs for request in scorer.requests]
+    assert [(item.text, item.text_pair) for item in items] == [("a", "c"), ("b", None)]
+
+
+def test_json_arrays_and_folders_of_datasets_are_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "saved", pyarrow.table({"text": ["a", "b", "c"]}))
+    (tmp_path / "in.json").write_text('[{"text": "d"}, 5,\n {"text": "e"}]')
+    scorer = HashScorer()
+    inputs = [tmp_path / "saved", tmp_path / "in.json"]
+    summary = score_files(scorer, inputs, tmp_path / "out.jsonl", ScoreOptions(part_rows=2))
+    assert scorer.texts == list("abcde")
+    assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object"
+    with pytest.raises(InvalidInputError, match="Arrow is read only; name the output"):
+        score(tmp_path / "in.json", tmp_path / "out.arrow")
+
+
 def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_bytes(b"\xef\xbb\xbfid,text\n1,a\n2\n3,b,c\n\n4,\xff\n")
@@ -135,7 +213,7 @@ def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
         "line 4 has 3 fields; the header has 2",
     ]
     assert rows[4][1] == b"\xff"
-    assert errors[2:] == ["the column 'text' is not UTF-8"]
+    assert errors[2].startswith("the column of text is not UTF-8; convert the file")
 
 
 def to_jsonl(source: Path, folder: Path) -> Path:

@@ -62,7 +62,7 @@ def test_a_csv_has_the_columns_of_the_answer_beside_its_own(tmp_path: Path) -> N
     rows = [{"id": "1", "review": 'a "fine", long\nfilm', "stars": "5"}]
     rows.append({"id": "2", "review": "", "stars": ""})
     source = write_csv(tmp_path / "in.csv", rows)
-    score(source, tmp_path / "out.csv", columns={"text": "review"})
+    score(source, tmp_path / "out.csv", columns={"text": "review"}, parameters={"top_k": None})
     fine, empty = read_table(tmp_path / "out.csv")
     labels = labels_of(rows[0]["review"])
     assert list(fine)[:6] == ["id", "review", "stars", "label", "score", "labels"]
@@ -83,7 +83,8 @@ def test_answers_in_parquet_are_typed(tmp_path: Path) -> None:
         }
     )
     parquet.write_table(table, tmp_path / "in.parquet")
-    score(tmp_path / "in.parquet", tmp_path / "out.parquet", part_rows=1)
+    options: dict[str, Any] = {"part_rows": 1, "parameters": {"top_k": None}}
+    score(tmp_path / "in.parquet", tmp_path / "out.parquet", **options)
     written = parquet.read_table(tmp_path / "out.parquet")
     for name in table.column_names:
         assert written.schema.field(name).type == table.schema.field(name).type
@@ -209,6 +210,38 @@ def test_a_changed_job_is_refused_unless_it_is_restarted(
     assert (summary.num_rows, summary.num_resumed_rows) == (40, 0)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "_parts.jsonl").write_text("{}\n"),
+        lambda folder: (folder / "_parts.jsonl").write_text("[" * 100_000 + "\n"),
+        lambda folder: (folder / "_parts.jsonl").write_text('{"num_rows": "all"}\n'),
+        lambda folder: replace_by_link(folder / "_parts.jsonl", Path("/dev/zero")),
+        lambda folder: replace_by_link(folder / "part-000001.csv", folder / "part-000000.csv"),
+        lambda folder: (folder / "part-000000.csv").unlink(),
+        lambda folder: (folder / "_manifest.json").write_text("[" * 100_000),
+        lambda folder: replace_by_pipe(folder / "_manifest.json"),
+    ],
+)
+def test_damaged_parts_are_refused(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
+    stop(source, output, 2, part_rows=10)
+    damage(tmp_path / "out.csv.parts")
+    with pytest.raises(ChangedJobError, match=r"is not as a job writes it: .* --restart"):
+        score(source, output, part_rows=10)
+    assert score(source, output, part_rows=10, restart=True).num_resumed_rows == 0
+
+
+def replace_by_link(file: Path, target: Path) -> None:
+    file.unlink()
+    file.symlink_to(target)
+
+
+def replace_by_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 def test_a_changed_input_or_model_is_refused(tmp_path: Path) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
     stop(source, output, 2, part_rows=10)
@@ -292,7 +325,7 @@ def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
 
 def test_identical_rows_are_computed_once(tmp_path: Path) -> None:
     rows: list[object] = [{"id": i, "text": f"text {i % 5}"} for i in range(30)]
-    rows += [{"id": 30, "text": "text 1", "parameters": {"top_k": 1}}, "no JSON", "no JSON"]
+    rows += [{"id": 30, "text": "text 1", "parameters": {"top_k": 2}}, "no JSON", "no JSON"]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     scorer = HashScorer()
     summary = score_files(scorer, [source], tmp_path / "once", ScoreOptions(part_rows=8))

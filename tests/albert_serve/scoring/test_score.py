@@ -57,7 +57,7 @@ def test_rows_keep_their_order_and_their_ids(
     score: Score, answer: Answerer, task_setup: TaskSetup, sentences: list[str]
 ) -> None:
     rows = [{"id": f"n{i}", "text": text, "rating": 3} for i, text in enumerate(sentences)]
-    results = score("text-classification", rows)
+    results = score("text-classification", rows, top_k=None)
     task = open_task("text-classification", task_setup)
     expected = [answer(task.prepare(text, TextClassificationParameters())) for text in sentences]
     assert results == [

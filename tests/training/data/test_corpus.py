@@ -8,7 +8,7 @@ import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from tests.albert_serve.scoring.jobs import write_dataset
 from training.data.corpus import CorpusError, Place, find_files, read_from, split_sentences
 
 DOCUMENTS = [f"Line {number}.\nSecond – line é." for number in range(300)]
@@ -93,6 +94,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, suffix: str) -> None:
         ("a.jsonl", '{"text": 5}', 'line 301: "text" is 5, not a string'),
         ("a.jsonl", r'{"text": "half \ud83d of it"}', "line 301: half of a surrogate pair"),
         ("a.txt", b"\xff", "a.txt, line 301 is not UTF-8"),
+        ("a.bin", b"\0\1", "a.bin is not text: it has bytes of 0"),
         ("a.txt", "a" * (16 << 20) + "b", "a.txt, line 301 has more than 16777216 bytes"),
     ],
 )
@@ -101,6 +103,51 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str, content: str | bytes, me
     content = content if isinstance(content, bytes) else content.encode()
     with pytest.raises(CorpusError, match=message):
         read(write(tmp_path / name, lines.encode() + content))
+
+
+RECORDS: Final = [
+    {"id": "1", "title": "A & B", "text": text} for text in ("One.\n\nTwo.", "Three.")
+]
+LINES: Final = "".join(json.dumps(record) + "\n" for record in RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("wiki_00", LINES.encode()),
+        ("a.json", LINES.encode("utf-16")),
+        ("a.json", json.dumps(RECORDS, indent=1).encode()),
+        ("a.jsonl", LINES.replace('"text"', '"Text"').encode()),
+        ("a.csv", b'id;text\r\n1;"One.\n\nTwo."\r\n2;Three.\r\n'),
+        ("a.txt", "One.\n\nTwo.\n\nThree.".encode("utf-16")),
+        (
+            "wiki_01",
+            "".join(
+                f'<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\n{text}\n</doc>\n'
+                for text in ("One.\n\nTwo.", "Three.")
+            ).encode(),
+        ),
+    ],
+)
+def test_a_file_is_read_as_what_it_is(tmp_path: Path, name: str, content: bytes) -> None:
+    texts = read(write(tmp_path / name, content))
+    assert "\n\n".join(texts) == "One.\n\nTwo.\n\nThree."
+    assert len(texts) == (3 if name == "a.txt" else 2)
+
+
+def test_a_folder_of_datasets_is_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "saved" / "train", pyarrow.table({"text": DOCUMENTS}))
+    assert read(*find_files([tmp_path])) == DOCUMENTS
+    [file] = find_files([tmp_path])
+    with pytest.raises(CorpusError, match="is damaged or incomplete"):
+        read(write(file, file.read_bytes()[:200]))
+
+
+def test_the_only_column_of_texts_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read(write(tmp_path / "a.jsonl", '{"n": 1, "body of it": "One."}')) == ["One."]
+    assert "are those of their only texts: body of it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
@@ -146,7 +193,11 @@ def test_texts_of_parquet_may_be_of_any_type(tmp_path: Path, kind: Any) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"body": ["a"], "id": [1]}, 'a.parquet: no column "text", only body, id'),
+        ({"id": [1]}, 'a.parquet: no column "text", but none of texts; .* its columns are id'),
+        (
+            {"a": ["a"], "b": ["b"]},
+            r"several columns of texts \(a, b\); rename the one to train on",
+        ),
         ({"text": [b"a"]}, "a.parquet, row 1: \"text\" is b'a', not a string"),
         ({"text": ["a", None]}, 'a.parquet, row 2: "text" is None, not a string'),
     ],

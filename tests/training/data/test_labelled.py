@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.albert_serve.scoring.jobs import write_dataset
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import files_of_split, labelled_files
@@ -78,7 +79,8 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     assert names == ["x", "y"]
     assert [(e.text, e.pair) for e in examples] == [("short", "long"), ("t", "b")]
     assert read_texts([file], Columns(text="body")) == [("long", None), ("b", None)]
-    for wrong in (Columns(text="Title"), Columns(label="class"), Columns(pair="none")):
+    assert read_labelled([file], columns=Columns(text="Title", label="TEAM"))[1] == names
+    for wrong in (Columns(text="titles"), Columns(label="class"), Columns(pair="none")):
         [error] = errors_of(tmp_path, file, columns=wrong)
         assert error.endswith("its columns are id, body, title, team, text")
 
@@ -114,14 +116,13 @@ def test_columns_of_public_data_sets(
         (
             "a.tsv",
             "text\tlabel\na\t1\nb\n \t0\n",
-            ["a.tsv, line 3: no value in column label", "a.tsv, line 4: no text"],
+            ["a.tsv, line 4: no text"],
         ),
         ("a.csv", "text,label\na, b,1\n", ["a.csv, line 2: 3 fields, more than the header's 2"]),
         (
             "a.csv",
             'label,text\n,none\n1,"foo\n0,mid\n0,"bar\n',
             [
-                "a.csv, line 2: no value in column label",
                 "a.csv, line 3: in line 5 ',' expected after '\"'; a quoted field ends at ",
             ],
         ),
@@ -151,6 +152,98 @@ def test_bad_files_are_named(
         assert error.startswith(message)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "sep=;\nText;Label\na;x\nb;y\n".encode("utf-16"),
+        b"Text,Label\ra,x\rb,y\r",
+        b'[{"text": "a", "LABEL": "x"}, {"Sentence": "b", "label": "y"}]',
+    ],
+    ids=["sep", "cr", "array"],
+)
+def test_files_of_other_programs_are_read(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / ("a.json" if content.startswith(b"[") else "a.csv")
+    file.write_bytes(content)
+    examples, names = read_labelled([file])
+    assert ([example.text for example in examples], names) == (["a", "b"], ["x", "y"])
+
+
+def test_columns_that_differ_only_in_case_are_named(tmp_path: Path) -> None:
+    [error] = errors_of(tmp_path, write(tmp_path / "a.csv", "Text,TEXT,label\na,b,x\n"))
+    assert error.startswith("a.csv, line 1: the columns 'Text' and 'TEXT' differ only in case")
+    examples, _ = read_labelled([write(tmp_path / "b.csv", "Text,text,label\na,b,x\n")])
+    assert examples[0].text == "b"
+
+
+@pytest.mark.parametrize("missing", ["-1", "-", ""])
+def test_rows_without_a_label_are_left_out_and_counted(
+    tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "a.tsv", f"text\tlabel\na\t0\nb\t{missing}\nc\t1\nd\t{missing}\n")
+    examples, names = read_labelled([file])
+    assert (names, [example.text for example in examples]) == (["0", "1"], ["a", "c"])
+    reason = f"with the label {missing} (--labels names it, if it is one)" if missing else ""
+    line = f"2 of 4 rows are left out: 2 {reason or 'without a label'}\n"
+    assert capsys.readouterr().out == line
+    if missing:
+        examples, _ = read_labelled([file], ["0", "1", missing])
+        assert [example.label for example in examples] == [0, 2, 1, 2]
+    write(file, f"text\tlabel\na\t{missing}\n")
+    [error] = errors_of(tmp_path, file)
+    assert error.startswith("no examples: 1 of 1 rows are left out: 1 with")
+
+
+CLASSES: Final = ["entailment", "contradiction"]
+
+
+def with_classes(table: pa.Table) -> pa.Table:
+    """With the metadata that `datasets` writes."""
+    features = {"label": {"names": CLASSES, "_type": "ClassLabel"}, "text": {"dtype": "string"}}
+    return table.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_names_of_classes_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
+    table = with_classes(pa.table({"text": ["a", "b", "c"], "label": [1, 0, -1]}))
+    if kind == "arrow":
+        write_dataset(tmp_path / "train", table)
+    else:
+        (tmp_path / "train").mkdir()
+        pq.write_table(table, tmp_path / "train" / "a.parquet")
+    files = labelled_files([tmp_path], "train")
+    examples, names = read_labelled(files)
+    assert (names, [example.label for example in examples]) == (CLASSES, [1, 0])
+    # A model may have them in another order, or names of its own.
+    examples, _ = read_labelled(files, CLASSES[::-1])
+    assert [example.label for example in examples] == [0, 1]
+    examples, _ = read_labelled(files, ["yes", "no"])
+    assert [example.label for example in examples] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_asked"),
+    [
+        ([f"{number / 10}" for number in range(30)], True),
+        (["1.5", "2", "2.5"], False),
+        ([f"{number}.0" for number in range(150)], False),
+        (list(map(str, range(300))), True),
+        ([f"intent {number}" for number in range(5000)], False),
+    ],
+    ids=["scores", "halves", "integers", "many", "names"],
+)
+def test_many_numbers_are_asked_about(tmp_path: Path, labels: list[str], is_asked: bool) -> None:
+    rows = "".join(f"x\t{label}\n" for label in labels)
+    files = {"training": [write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")]}
+    assert len(read_splits(files).names) == len(labels)
+    if not is_asked:
+        assert len(read_splits(files, problem=None).names) == len(labels)
+        return
+    with pytest.raises(CorpusError, match=r"type regression for .* single_label_classification"):
+        read_splits(files, problem=None)
+
+
 def test_another_delimiter_is_named(tmp_path: Path) -> None:
     [error] = errors_of(tmp_path, write(tmp_path / "a.tsv", "text,label\nc,no\n"))
     assert error.startswith("a.tsv, line 1: no column text or ")
@@ -159,10 +252,8 @@ def test_another_delimiter_is_named(tmp_path: Path) -> None:
 
 def test_a_row_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"label,text\n1,caf\xe9\n,b\n")
-    assert errors_of(tmp_path, tmp_path / "a.csv") == [
-        "a.csv, line 2: it is not UTF-8",
-        "a.csv, line 3: no value in column label",
-    ]
+    [error] = errors_of(tmp_path, tmp_path / "a.csv")
+    assert error.startswith("a.csv, line 2: it is not UTF-8; convert the file")
 
 
 def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None:

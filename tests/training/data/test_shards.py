@@ -117,5 +117,5 @@ def test_a_list_that_cannot_be_is_refused(folder: Path, change: dict[str, Any]) 
 
 def test_a_folder_without_a_corpus_says_how_to_make_one(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ShardError, match=r"shards.json; make it with python -m"):
+        with pytest.raises(ShardError, match=r"shards.json; make it with albert-serve prepare"):
             Shards.open(folder)

@@ -88,7 +88,7 @@ def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
-    texts.write_text("text\tlabel\na city\t\na war\t0\na game\t1\n")
+    texts.write_text("text\tlabel\n\t1\na war\t0\na game\t1\n")
     broken.write_text("{")
     content = json.loads(SQUAD.read_text())
     answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
@@ -97,7 +97,7 @@ def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
     assert run(finetune_options, tmp_path / "run", *more) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"error: {texts}, line 2: no value in column label"
+    assert lines[0] == f"error: {texts}, line 2: no text"
     assert lines[1].startswith(f"{broken} is not in SQuAD's format: the file: Invalid JSON: ")
     assert lines[2].startswith(f"{moved}, question ")
     assert "not the answer 'not in there', which stands at 0 places" in lines[2]

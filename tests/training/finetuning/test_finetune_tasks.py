@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import torch
 
 from tests.training.support import (
     best_step,
@@ -21,12 +22,14 @@ from tests.training.support import (
 )
 from training import evaluate
 from training.finetune import main
-from training.model.checkpoint import load_checkpoint, read_config
+from training.finetuning.model import load_start
+from training.model.checkpoint import check_config, label_keys, load_checkpoint, read_config
+from training.model.heads import Task
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
-TASK: Final = "text-classification"
+TASK: Final[Task] = "text-classification"
 PAIRS = ("the game was good", "a city was great", "his music died", "her work was lost")
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
@@ -136,6 +139,16 @@ def test_a_classifier_of_other_labels_is_new_and_said_to_be(
         "a new classifier of score replaces that of entailment, neutral, contradiction\n"
     ) in capsys.readouterr().out
     assert load_checkpoint(tmp_path / "stsb-run" / "checkpoint").tasks["text-classification"] == 1
+    first_run = tmp_path / "mnli-run" / "checkpoint"
+    architecture = check_config(read_config(first_run), first_run)
+    names = ["entailment", "neutral", "contradiction"]
+    same, flipped, other = (
+        load_start(first_run, architecture, (TASK,), {TASK: label_keys(each)}).state_dict()
+        for each in (names, names[::-1], ["a", "b", "c"])
+    )
+    key = f"heads.{TASK}.output.weight"
+    assert torch.equal(flipped[key], same[key].flip(0))
+    assert not torch.equal(other[key], same[key])
     # Evaluation says that the labels are not the task's.
     mnli_run = str(tmp_path / "mnli-run" / "checkpoint")
     assert evaluate.main([mnli_run, "--task", "stsb", "--data", str(stsb)]) == 1

@@ -84,7 +84,7 @@ def files(
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
         # files
         ("--text-classification none.tsv", "No such file or directory: 'none.tsv'"),
-        ("--question-answering none.json", "No such file or directory: 'none.json'"),
+        ("--question-answering none.json", "none.json does not exist"),
         ("--pretraining none.txt", "none.txt does not exist"),
         ("ONE-LABEL", "all texts have the label x; a classifier needs two"),
         ("LONG --no-truncation", "long.tsv, line 2: "),
@@ -107,7 +107,7 @@ def files(
         ("QUESTIONS --metric f1", "--metric goes with --validation"),
         ("TEXTS --metric f1 --validation-split 0", "--metric goes with --validation"),
         ("CORPUS --validation texts", "--validation takes labelled data; it goes with --text-cl"),
-        ("TEXTS --validation questions", "the format is unknown; name it .csv"),
+        ("TEXTS --validation questions", "line 1 begins an object of several lines; write one"),
         ("COLA --metric pearson", "--metric pearson is none of 2 labels; take accuracy, "),
         ("QUESTIONS --validation questions --metric accuracy", "--metric accuracy is none of ques"),
         ("QUESTIONS --validation empty", "the question or its context is empty"),

@@ -16,7 +16,7 @@ TEXTS = {
 }
 SIZES = {"german": 44, "hindi": 37, "chinese": 34}
 SMALL = {
-    "training.pretrain": "--budget 1h --steps 2 --batch-size 2 --length 32 --max-positions 32 "
+    "pretrain": "--budget 1h --steps 2 --batch-size 2 --length 32 --max-positions 32 "
     "--embedding-size 16 --hidden-size 32 --layers 1 --heads 2 --no-compile",
     "export": "--quality-budget 2s",
 }
@@ -28,7 +28,7 @@ def test_the_commands_lead_from_a_text_to_a_bundle(language: str, tmp_path: Path
     text = TEXTS[language]
     (tmp_path / f"{language}.txt").write_text("\n\n".join([text] * 30), encoding="utf-8")
     *commands, serve = printed_commands("docs/languages.md", f"{language}-vocab")
-    small = {**SMALL, "training.vocab": f"--vocab-size {SIZES[language]}"}
+    small = {**SMALL, "vocab": f"--vocab-size {SIZES[language]}"}
     run_printed([*commands, serve.replace("serve --bundle", "info")], tmp_path, small)
     tokenizer = AlbertTokenizer.from_file(tmp_path / "bundles" / language / "tokenizer.json")
     ids = tokenizer.encode_plain(text).ids

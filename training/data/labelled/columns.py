@@ -10,44 +10,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
+from albert_serve.columns import (
+    ANSWERS,
+    CHOICES,
+    CONTEXTS,
+    LABELS,
+    PAIRS,
+    SINGLES,
+    find_column,
+    find_texts,
+)
+from albert_serve.delimited import likely_delimiter
+from albert_serve.errors import InvalidInputError
+from albert_serve.names import find_name
 from training.data.corpus import CorpusError
-from training.data.labelled.tables import Record, RowError, likely_delimiter, read_records
+from training.data.labelled.tables import Record, RowError, read_records
 
-# Columns of a text, and of a second one where there may be one.
-_TextColumns: TypeAlias = tuple[str, str | None]
-
-# The first that a file has are taken: GLUE's (QNLI before the others, since its second column is
-# also the name of a single text), SICK's and MRPC's.
-_PAIRS: Final[Sequence[_TextColumns]] = (
-    ("text", "text_pair"),
-    ("question", "sentence"),
-    ("question1", "question2"),
-    ("sentence1", "sentence2"),
-    ("sentence_A", "sentence_B"),
-    ("premise", "hypothesis"),
-    ("#1 String", "#2 String"),
-)
-_SINGLE: Final[Sequence[_TextColumns]] = tuple(
-    (name, None) for name in ("text", "sentence", "sentence1", "sentence_A")
-)
-_LABELS: Final = (
-    *("label", "category", "gold_label", "entailment_judgment", "Quality", "is_duplicate"),
-    "score",
-)
-# Of the context and the question: RACE's and others', SWAG's, COPA's, HellaSwag's.
-_CONTEXTS: Final[Sequence[_TextColumns]] = (
-    *(("context", "question"), ("context", None)),
-    *(("article", "question"), ("article", None)),
-    *(("passage", "question"), ("passage", None)),
-    *(("sent1", "sent2"), ("sent1", None)),
-    *(("premise", "question"), ("premise", None)),
-    *(("ctx_a", "ctx_b"), ("ctx_a", None)),
-    *(("prompt", None), ("question", None), ("question_stem", None), ("text", None)),
-)
-_ANSWERS: Final = ("label", "answer", "answerKey")
-_LISTS: Final = ("choices", "options", "endings")
 _NUMBERED: Final = re.compile(r"(?:ending|choice|option|answer|candidate)_?(?:\d+|[A-H])")
 # A record of RACE, whose one passage has several questions.
 _RACE: Final = frozenset({"article", "questions", "options", "answers"})
@@ -125,12 +105,12 @@ def read_columns(
     """Yield the records of a file with their columns; one error where records lack some."""
 
     def find(row: Record) -> ColumnNames:
-        known = _PAIRS if columns.needs_pair else [*_PAIRS, *_SINGLE]
-        texts = _text_columns(row.values, columns, known)
+        known = PAIRS if columns.needs_pair else [*PAIRS, *SINGLES]
+        texts = find_texts(row.values, known, columns.text, columns.pair)
         usual = "text or sentence or sentence1"
         if columns.needs_pair:
             usual = "of a second text, such as sentence1 and sentence2"
-        labels = columns.indicators or _label_column(row.values, columns, _LABELS)
+        labels = _label_columns(row.values, columns, LABELS)
         asked = _asked(columns, needs_label=needs_label)
         lacks = _lacking(row.values, asked) or [
             *([] if texts else [_unknown("text", usual)]),
@@ -165,8 +145,8 @@ def read_choice_columns(
     def find(row: Record) -> ChoiceColumns | None:
         if not choices and row.values.keys() >= _RACE:
             return None
-        texts = _text_columns(row.values, columns, _CONTEXTS)
-        labels = _label_column(row.values, columns, _ANSWERS)
+        texts = find_texts(row.values, CONTEXTS, columns.text, columns.pair)
+        labels = _label_columns(row.values, columns, ANSWERS)
         names = _choice_columns(row, choices)
         asked = [*_asked(columns, needs_label=True)]
         asked += [("choice-columns", name) for name in choices]
@@ -211,6 +191,8 @@ def _read_with(
 def _found(row: Record, find: Callable[[Record], _Names]) -> _Names | RowError:
     try:
         return find(row)
+    except InvalidInputError as error:  # columns that differ only in case
+        return RowError(f"{row.header}: {error}")
     except _LackingColumnsError as error:
         keys = list(map(str, row.values))
         delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
@@ -227,7 +209,11 @@ def _asked(columns: Columns, *, needs_label: bool) -> list[tuple[str, str]]:
 
 
 def _lacking(keys: Mapping[str, object], asked: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"no column {name} for --{option}" for option, name in asked if name not in keys]
+    return [
+        f"no column {name} for --{option}"
+        for option, name in asked
+        if find_name(keys, name) is None
+    ]
 
 
 def _unknown(kind: str, usual: str) -> str:
@@ -235,31 +221,23 @@ def _unknown(kind: str, usual: str) -> str:
     return f"no column {usual} (--{option} names another)"
 
 
-def _text_columns(
-    keys: Mapping[str, object], columns: Columns, known: Sequence[_TextColumns]
-) -> _TextColumns | None:
-    """Return the columns of the text and, where there is one, of the second text."""
-    if columns.text is not None:
-        return columns.text, columns.pair
-    for first, second in known:
-        pair = columns.pair or second
-        if first in keys and first != pair and (pair is None or pair in keys):
-            return first, pair
-    return None
-
-
-def _label_column(
+def _label_columns(
     keys: Mapping[str, object], columns: Columns, known: Sequence[str]
 ) -> tuple[str, ...]:
-    usual = (columns.label,) if columns.label is not None else known
-    return next(((name,) for name in usual if name in keys), ())
+    """Return the column of the label, or those of 0 and 1, of which all must be there."""
+    if columns.indicators:
+        names = [find_name(keys, name) for name in columns.indicators]
+        return tuple(name for name in names if name is not None)
+    label = find_column(keys, known, columns.label)
+    return () if label is None else (label,)
 
 
 def _choice_columns(row: Record, asked: Sequence[str]) -> tuple[str, ...]:
     """Return the column of a list of choices, or the columns of the choices."""
     if len(asked) > 1:
         return tuple(asked)
-    for name in asked or _LISTS:
-        if isinstance(row.values.get(name), list | dict):
-            return (name,)
+    for name in asked or CHOICES:
+        column = find_name(row.values, name)
+        if column is not None and isinstance(row.values[column], list | dict):
+            return (column,)
     return tuple(asked) or tuple(filter(_NUMBERED.fullmatch, row.values))

@@ -15,7 +15,7 @@ RACE: Final = "race"
 
 _Split: TypeAlias = Literal["train", "validation", "test"]
 
-_TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
+_TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet", ".arrow"})
 # The files of multiple choice, of which RACE's own are .txt.
 CHOICES: Final = _TABLES | {".txt"}
 # Names of files that are printed.

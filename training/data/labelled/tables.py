@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from albert_serve.columnar import class_names, read_columns, read_schema
+from albert_serve.delimited import read_rows
 from albert_serve.errors import AlbertServeError
 from albert_serve.tables import (
-    csv_fields,
-    csv_rows,
+    Format,
+    TableType,
+    detect_type,
+    has_known_suffix,
     is_utf8,
     json_rows,
     open_lines,
-    parquet_batches,
     repeated_names,
-    text_lines,
-    type_by_name,
 )
-
-_DELIMITERS: Final = ",;\t|"
 
 
 class Record(NamedTuple):
@@ -29,11 +29,13 @@ class Record(NamedTuple):
     Attributes:
         place: file and line, or row where a file has no lines.
         header: file, and the line that names the columns.
+        classes: names of the classes 0, 1, ... of a column, where the file has them.
     """
 
     values: dict[str, Any]
     place: str
     header: str
+    classes: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class RowError(NamedTuple):
@@ -53,23 +55,27 @@ def read_records(
 ) -> Iterator[_Row]:
     """Yield the records of a file, whose suffix gives the format, and its errors.
 
-    `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`, `.bz2`, `.xz` or `.zst`; or `.parquet`.
-    Files of other suffixes are TSV if the delimiter is given as a tab.
+    `.tsv`, `.csv`, `.jsonl`, `.ndjson` or `.json` (lines, or an array), optionally with `.gz`,
+    `.bz2`, `.xz` or `.zst`; `.parquet`, or `.arrow` as `datasets` saves it. Files of other suffixes
+    are TSV if the delimiter is given as a tab.
 
     Args:
         delimiter: of CSV and TSV files; None to detect it.
         headerless: for CSV and TSV files that may lack a header, whose rows may then be shorter.
     """
-    suffixes = set(file.suffixes)
+    is_named = has_known_suffix(file) or ".json" in file.suffixes
+    chosen: Format | None = "tsv" if not is_named and delimiter == "\t" else None
     try:
-        if ".parquet" in suffixes:
-            yield from _parquet_records(file)
-        elif ".jsonl" in suffixes:
-            yield from _json_records(file)
-        elif suffixes & {".tsv", ".csv"} or delimiter == "\t":
-            yield from _table_records(file, delimiter, headerless)
-        else:
+        if not (is_named or chosen):
             yield RowError(f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet")
+            return
+        kind = detect_type(file, chosen)
+        if kind.is_columnar:
+            yield from _columnar_records(file, kind)
+        elif kind.format == "jsonl":
+            yield from _json_records(file, kind)
+        else:
+            yield from _table_records(file, kind, delimiter, headerless)
     except (AlbertServeError, OSError) as error:
         yield RowError(str(error))
 
@@ -97,23 +103,14 @@ def gather_rows(
     return rows
 
 
-def likely_delimiter(header: str) -> str | None:
-    """Return the delimiter that divides a header into the most columns; None if none does."""
-    counts = {delimiter: len(csv_fields(header, delimiter)) for delimiter in _DELIMITERS}
-    best = max(counts, key=counts.__getitem__)
-    return best if counts[best] > 1 else None
-
-
 def _table_records(
-    file: Path, delimiter: str | None, headerless: NamesByOrder | None
+    file: Path, kind: TableType, delimiter: str | None, headerless: NamesByOrder | None
 ) -> Iterator[_Row]:
-    is_csv = ".csv" in file.suffixes
-    with open_lines(file, type_by_name(file.name).compression) as (stream, _):
-        lines = text_lines(file, stream)
-        first = next(lines, "")
-        delimiter = delimiter or ((likely_delimiter(first) or ",") if is_csv else "\t")
+    with open_lines(file, kind.compression) as (stream, _):
         # As in GLUE, quotes are ordinary characters of a TSV file.
-        rows = csv_rows(file, chain([first], lines), delimiter, has_quotes=is_csv)
+        delimiter, rows = read_rows(
+            file, stream, kind.format, delimiter=delimiter, has_quotes=kind.format == "csv"
+        )
         number, names = next(rows, (1, []))
         header = f"{file}, line {number}"
         # A first row of one field has another delimiter.
@@ -138,19 +135,23 @@ def _table_record(
             f"(delimiter {delimiter!r}; --delimiter gives another)"
         )
     if not all(map(is_utf8, fields)):
-        return RowError(f"{place}: it is not UTF-8")
+        return RowError(
+            f"{place}: it is not UTF-8; convert the file, as iconv -f CP1252 -t UTF-8 does"
+        )
     missing = [None] * (len(names) - len(fields))
     return Record(dict(zip(names, [*fields, *missing], strict=True)), place, header)
 
 
-def _json_records(file: Path) -> Iterator[_Row]:
-    with open_lines(file, type_by_name(file.name).compression) as (stream, _):
-        for number, values, error in json_rows(stream):
-            place = f"{file}, line {number}"
+def _json_records(file: Path, kind: TableType) -> Iterator[_Row]:
+    with open_lines(file, kind.compression) as (stream, _):
+        for where, values, error in json_rows(stream):
+            place = f"{file}, {where}"
             yield Record(values, place, place) if error is None else RowError(f"{file}, {error}")
 
 
-def _parquet_records(file: Path) -> Iterator[_Row]:
-    for start, _, batch in parquet_batches(file):
+def _columnar_records(file: Path, kind: TableType) -> Iterator[_Row]:
+    schema, _ = read_schema(file, kind)
+    classes = class_names(schema)
+    for start, _, batch in read_columns(file, kind):
         for number, record in enumerate(batch.to_pylist(), start=start + 1):
-            yield Record(record, f"{file}, row {number}", str(file))
+            yield Record(record, f"{file}, row {number}", str(file), classes)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
+from albert_serve.names import listed
 from training.data.corpus import CorpusError, read_lines
 from training.data.labelled.cells import LabelFormError, cell_text, is_blank, labels_in
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
@@ -18,6 +20,12 @@ from training.data.labelled.tables import Record, RowError, gather_rows
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
+
+# What data sets such as SNLI write where there is no label.
+_NO_LABEL: Final = frozenset({"-1", "-"})
+# More different numbers are asked about: they may be values, and not the names of classes.
+_MAX_FRACTIONS: Final = 20
+_MAX_INTEGERS: Final = 200
 
 # The index of a label; of a regression the score; of several labels 1 or 0 for each.
 Label: TypeAlias = int | float | tuple[float, ...]
@@ -48,10 +56,23 @@ class LabelledSplits(NamedTuple):
 
 
 class _Row(NamedTuple):
+    """A row with its labels.
+
+    Attributes:
+        classes: the names of the labels in order, where the file has them.
+    """
+
     text: str
     pair: str | None
     labels: tuple[str, ...]
     place: str
+    classes: Sequence[str]
+
+
+class _LeftOut(NamedTuple):
+    """A row that is left out, and why."""
+
+    reason: str
 
 
 def read_labelled(
@@ -75,22 +96,24 @@ def read_splits(
     files: Mapping[str, Sequence[Path]],
     label_names: Sequence[str] | None = None,
     columns: Columns = COMMON_COLUMNS,
-    problem: ProblemType = "single_label_classification",
+    problem: ProblemType | None = "single_label_classification",
     scale: Scale = ANY_SCORE,
 ) -> LabelledSplits:
     """Read the files of a data set's splits, and the names of the labels in order.
 
-    The suffix of a file gives the format: `.tsv`, `.csv` or `.jsonl`, optionally with `.gz`,
-    `.bz2`, `.xz` or `.zst`; or `.parquet`. Columns are `text` (or `sentence`, `sentence1`), for
-    pairs `text_pair` (or `sentence2`), and `label` (or `category`), or those that `columns` names.
-    Several labels of a text stand in a list, or as `columns` says.
+    Formats are those of `read_records`. Columns are `text` (or `sentence`, `sentence1`), for pairs
+    `text_pair` (or `sentence2`), and `label` (or `category`), in any case, or those that `columns`
+    names. Several labels of a text stand in a list, or as `columns` says. Rows without a label, of
+    which one line tells, are left out: it is empty or, where no label has that name, -1 or "-".
 
     Args:
         files: of each split, the training split first; read one after the other.
         label_names: names of the labels 0, 1, ... of the files; or the labels themselves, in the
-            order of the model's outputs. By default the labels of the first split, sorted (2
-            before 10), or the columns of 0 and 1.
-        problem: of a regression, labels are numbers; of several labels, a text may have none.
+            order of the model's outputs. By default those that the files name (a ClassLabel of
+            `datasets`), the labels of the first split, sorted (2 before 10), or the columns of 0
+            and 1.
+        problem: of a regression, labels are numbers; of several labels, a text may have none. None
+            for one label a text, unless labels are many numbers, which is an error.
         scale: of a regression.
 
     Raises:
@@ -98,21 +121,60 @@ def read_splits(
             the names or the scale, or a label of another split is in no row of the first; all of
             it is listed.
     """
-    _check_columns(columns, label_names, problem)
+    kind = problem or "single_label_classification"
+    _check_columns(columns, label_names, kind)
     errors: list[str] = []
     rows = {
-        split: gather_rows(
-            its, lambda file: _labelled_rows(file, columns, problem), "examples", errors
+        split: _rows_with_labels(
+            its, lambda file: _labelled_rows(file, columns, kind, label_names or ()), errors
         )
         for split, its in files.items()
     }
+    if problem is None and not label_names:
+        errors += _many_numbers(next(iter(rows.values())))
     if problem == "regression":
         splits = LabelledSplits(_scored(rows, scale, errors), list(label_names or ["score"]))
     else:
         names = label_names or columns.indicators
-        splits = LabelledSplits(*_classified(rows, names, errors, problem))
+        splits = LabelledSplits(*_classified(rows, names, errors, kind))
     raise_listed(errors)
     return splits
+
+
+def _rows_with_labels(
+    files: Sequence[Path],
+    read: Callable[[Path], Iterator[_Row | _LeftOut | RowError]],
+    errors: list[str],
+) -> list[_Row]:
+    """Return the rows that are not left out, and print how many are; append the errors."""
+    num_before = len(errors)
+    rows = gather_rows(files, read, "examples", errors)
+    reasons = Counter(row.reason for row in rows if isinstance(row, _LeftOut))
+    kept = [row for row in rows if isinstance(row, _Row)]
+    if reasons:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        message = f"{reasons.total():,} of {len(rows):,} rows are left out: {counts}"
+        print(message)
+        errors += [] if kept or len(errors) > num_before else [f"no examples: {message}"]
+    return kept
+
+
+def _many_numbers(rows: Sequence[_Row]) -> list[str]:
+    """Return an error if the labels are more numbers than classes are likely to be."""
+    labels = _all_labels(rows)
+    try:
+        numbers = list(map(float, labels))
+    except ValueError:
+        return []
+    most = _MAX_INTEGERS if all(map(float.is_integer, numbers)) else _MAX_FRACTIONS
+    if len(labels) <= most or any(row.classes for row in rows):
+        return []
+    message = (
+        f"the labels are {len(labels):,} numbers from {min(numbers):g} to {max(numbers):g}; give "
+        "--problem-type regression for values, or --problem-type single_label_classification for "
+        "classes"
+    )
+    return [message]
 
 
 def _scored(
@@ -149,7 +211,7 @@ def _check_columns(
     if columns.indicators and label_names and set(columns.indicators) != set(label_names):
         raise CorpusError(
             f"--label-column {' '.join(columns.indicators)}: the labels are "
-            f"{', '.join(label_names)}; give the column of each"
+            f"{listed(label_names)}; give the column of each"
         )
 
 
@@ -162,11 +224,12 @@ def _classified(
     """Return the texts of each split with the indices of their labels; append the errors."""
     first, *others = rows
     labels = _all_labels(rows[first])
-    names = list(label_names or sorted(labels, key=_natural))
+    classes = next((row.classes for row in rows[first] if row.classes), ())
+    names = list(label_names or classes or sorted(labels, key=_natural))
     by_label = _indices(names, labels)
-    errors += _unknown_labels(rows[first], by_label, f"allowed are {', '.join(names)}")
+    errors += _unknown_labels(rows[first], by_label, f"allowed are {listed(names)}")
     trained = {by_label[label] for label in labels & by_label.keys()}
-    shown = ", ".join(names[index] for index in sorted(trained))
+    shown = listed([names[index] for index in sorted(trained)])
     numbers = None if problem == "single_label_classification" else len(names)
     texts = {first: _with_labels(rows[first], by_label, numbers)}
     for split in others:
@@ -274,9 +337,10 @@ def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]
         yield RowError(f"{row.place}: no text") if texts is None else texts
 
 
-def _labelled_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterator[_Row | RowError]:
-    """Yield each row, or the error of a row; report the rows that are left out."""
-    num_left_out = 0
+def _labelled_rows(
+    file: Path, columns: Columns, problem: ProblemType, label_names: Sequence[str]
+) -> Iterator[_Row | _LeftOut | RowError]:
+    """Yield each row, the error of a row, or why it is left out."""
     for read in read_columns(file, columns, needs_label=True):
         if isinstance(read, RowError):
             yield read
@@ -290,16 +354,43 @@ def _labelled_rows(file: Path, columns: Columns, problem: ProblemType) -> Iterat
             if isinstance(error, LabelFormError):
                 return  # it is the same in all rows
             continue
-        if texts is not None and labels is not None:
-            yield _Row(*texts, labels, row.place)
-        elif columns.short_rows == "leave out":
-            num_left_out += 1
-        elif texts is None:
-            yield RowError(f"{row.place}: no text")
-        else:
+        if texts is None:
+            is_left_out = columns.short_rows == "leave out"
+            yield _LeftOut("without a text") if is_left_out else RowError(f"{row.place}: no text")
+        elif labels is None and problem == "multi_label_classification":
             yield RowError(f"{row.place}: no value in column {' or '.join(names.labels)}")
-    if num_left_out:
-        print(f"{file}: {num_left_out:,} rows without a text or a label are left out")
+        elif labels is None:
+            yield _LeftOut("without a label")
+        elif problem == "regression":
+            yield _Row(*texts, labels, row.place, ())
+        else:
+            yield _named_row(texts, labels, row, names, label_names)
+
+
+def _named_row(
+    texts: tuple[str, str | None],
+    labels: tuple[str, ...],
+    row: Record,
+    names: ColumnNames,
+    label_names: Sequence[str],
+) -> _Row | _LeftOut:
+    """Return a row whose labels have the names that its file has for their numbers.
+
+    Args:
+        label_names: those that are asked for, in place of the file's if these are others.
+    """
+    if len(names.labels) == len(labels) == 1 and labels[0] in _NO_LABEL - set(label_names):
+        return _LeftOut(f"with the label {labels[0]} (--labels names it, if it is one)")
+    classes = row.classes.get(names.labels[0], ())
+    if label_names and not set(classes) <= set(label_names):
+        classes = ()
+    named = tuple(_class_name(label, classes) for label in labels)
+    return _Row(*texts, named, row.place, classes)
+
+
+def _class_name(label: str, classes: Sequence[str]) -> str:
+    is_index = label.isdecimal() and int(label) < len(classes)
+    return classes[int(label)] if is_index else label
 
 
 def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:

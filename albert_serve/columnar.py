@@ -1,0 +1,115 @@
+"""Columns on disk: Parquet, and the Arrow files that `datasets` saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+from albert_serve.errors import InvalidInputError
+from albert_serve.tables import (
+    TableType,
+    columnar_errors,
+    import_pyarrow,
+    is_stream,
+    parquet_batches,
+    parquet_schema,
+)
+
+_PURPOSE: Final = "Arrow"
+# Of an Arrow file that can be read from its end; `datasets` writes streams.
+_FILE_MAGIC: Final = b"ARROW1"
+# Beside the data in a folder that `datasets` saves.
+_METADATA_FILES: Final = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
+
+
+def is_dataset_metadata(file: Path) -> bool:
+    """Whether a file in a folder of `datasets` is not its data."""
+    is_cache = file.suffix == ".arrow" and file.name.startswith(("cache-", "tmp"))
+    return file.name in _METADATA_FILES or is_cache
+
+
+def read_schema(path: Path, kind: TableType) -> tuple[Any, int]:
+    """Return the schema of a file, of pyarrow, and the number of its rows.
+
+    Raises:
+        InvalidInputError: it is damaged, or a pipe.
+        ConfigError: pyarrow is not installed.
+        OSError: it cannot be read.
+    """
+    if kind.format == "parquet":
+        return parquet_schema(path)
+    if is_stream(path):
+        raise InvalidInputError(f"Arrow cannot be read from a pipe; write {path} to a file")
+    with _arrow_batches(path) as (schema, batches):
+        return schema, sum(batch.num_rows for batch in batches)
+
+
+def read_columns(
+    path: Path,
+    kind: TableType,
+    columns: Sequence[str] | None = None,
+    *,
+    max_rows: int = 1024,
+    max_bytes: int = 4 << 20,
+    num_skipped: int = 0,
+) -> Iterator[tuple[int, float, Any]]:
+    """Yield record batches, as `parquet_batches`.
+
+    Raises:
+        InvalidInputError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    if kind.format == "parquet":
+        yield from parquet_batches(
+            path, columns, max_rows=max_rows, max_bytes=max_bytes, num_skipped=num_skipped
+        )
+        return
+    _, num_rows = read_schema(path, kind)
+    number = 0
+    with _arrow_batches(path) as (_, batches):
+        for whole in batches:
+            batch = whole if columns is None else whole.select(list(columns))
+            step = max(1, min(max_rows, max_bytes * batch.num_rows // max(1, batch.nbytes)))
+            for start in range(max(0, num_skipped - number), batch.num_rows, step):
+                rows = batch.slice(start, step)
+                yield number + start, (number + start + rows.num_rows) / num_rows, rows
+            number += batch.num_rows
+
+
+@contextmanager
+def _arrow_batches(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
+    pa = import_pyarrow("pyarrow", _PURPOSE)
+    ipc = import_pyarrow("pyarrow.ipc", _PURPOSE)
+    with columnar_errors(path), pa.memory_map(str(path)) as source:
+        is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+        source.seek(0)
+        if is_file:
+            file = cast("Any", ipc.open_file(source))
+            yield file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
+        else:
+            stream = cast("Any", ipc.open_stream(source))
+            yield stream.schema, iter(stream)
+
+
+def class_names(schema: Any) -> dict[str, list[str]]:
+    """Return the names of the classes 0, 1, ... of columns that `datasets` wrote with names.
+
+    Args:
+        schema: of pyarrow.
+    """
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: names for name, each in features.items() if (names := _names_of(each))}
+    except (KeyError, TypeError, AttributeError, ValueError):  # none, or not of `datasets`
+        return {}
+
+
+def _names_of(feature: Mapping[str, Any]) -> list[str]:
+    """Return the names of a ClassLabel, or of a list of them; none of another feature."""
+    inner = feature.get("feature", feature)
+    if not isinstance(inner, dict) or inner.get("_type") != "ClassLabel":
+        return []
+    return list(map(str, inner.get("names") or ()))

@@ -1,0 +1,184 @@
+"""Documents of one file: text, JSON, CSV, Parquet and Arrow files, and those of WikiExtractor.
+
+A file is what its name says or, where that says nothing, what its content is without doubt.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from albert_serve.columnar import read_columns, read_schema
+from albert_serve.columns import SINGLES, find_column
+from albert_serve.delimited import read_rows
+from albert_serve.errors import InvalidInputError
+from albert_serve.tables import (
+    TableType,
+    detect_type,
+    has_known_suffix,
+    is_utf8,
+    json_rows,
+    open_lines,
+    text_lines,
+)
+
+MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
+_JSON: Final = re.compile(rb'\s*(\[\s*)?\{\s*"')
+_WIKI: Final = re.compile(rb'\s*<doc id="')
+_WIKI_TITLE: Final = re.compile(r'<doc id=.* title="(.*?)"')
+
+# A text, and the number of bytes of the file up to its end.
+_Read: TypeAlias = Iterator[tuple[str, int]]
+
+
+def read_file(file: Path) -> _Read:
+    """Yield the documents of a file, each with the number of bytes of the file read so far.
+
+    Raises:
+        InvalidInputError: it is damaged, is no text, or its texts are in no known column.
+        OSError: it cannot be read.
+    """
+    kind = detect_type(file)
+    read: Callable[[Path, TableType], _Read] = _read_text
+    if kind.is_columnar:
+        read = _read_columnar
+    elif has_known_suffix(file):
+        read = _read_jsonl if kind.format == "jsonl" else _read_csv
+    else:
+        with open_lines(file, kind.compression) as (stream, _):
+            beginning = stream.peek(1).removeprefix(b"\xef\xbb\xbf")
+        if b"\0" in beginning:
+            raise InvalidInputError(
+                f"{file} is not text: it has bytes of 0, as binary files have, and UTF-16 without "
+                "a byte-order mark"
+            )
+        if ".json" in file.suffixes or _JSON.match(beginning):
+            read = _read_jsonl
+        elif _WIKI.match(beginning):
+            read = _read_wiki
+    yield from read(file, kind)
+
+
+def read_lines(file: Path, kind: TableType) -> _Read:
+    """Yield the lines of a text file, each with the number of bytes of the file read so far.
+
+    Raises:
+        InvalidInputError: it is damaged, or not UTF-8.
+        OSError: it cannot be read.
+    """
+    with open_lines(file, kind.compression) as (stream, position):
+        for number, line in enumerate(text_lines(file, stream), start=1):
+            if not is_utf8(line):
+                raise InvalidInputError(f"{file}, line {number} is not UTF-8")
+            yield line, position()
+
+
+def _read_text(file: Path, kind: TableType) -> _Read:
+    paragraph: list[str] = []
+    size = position = 0
+    for line, position in read_lines(file, kind):
+        line = line.replace("\r\n", "\n")
+        if line.strip() and size < MAX_DOCUMENT_CHARACTERS:
+            paragraph.append(line)
+            size += len(line)
+        elif paragraph:
+            yield "".join(paragraph), position
+            paragraph = [line] if line.strip() else []
+            size = sum(map(len, paragraph))
+    if paragraph:
+        yield "".join(paragraph), position
+
+
+def _read_wiki(file: Path, kind: TableType) -> _Read:
+    """Yield the text between `<doc ...>` and `</doc>`, without the title and HTML's escapes."""
+    lines: list[str] | None = None
+    title = ""
+    for line, position in read_lines(file, kind):
+        if match := _WIKI_TITLE.match(line):
+            lines, title = [], html.unescape(match[1])
+        elif line.strip() == "</doc>":
+            yield "".join(lines or ()).strip(), position
+            lines = None
+        elif lines is not None:
+            line = html.unescape(line.replace("\r\n", "\n"))
+            lines += [] if not lines and line.strip() == title else [line]
+        elif line.strip():
+            raise InvalidInputError(f"{file}: {line.strip()[:40]!r} stands outside of <doc ...>")
+    if lines is not None:
+        raise InvalidInputError(f"{file} is incomplete: its last <doc ...> has no </doc>")
+
+
+def _read_jsonl(file: Path, kind: TableType) -> _Read:
+    column: str | None = None
+    with open_lines(file, kind.compression) as (stream, position):
+        for place, record, error in json_rows(stream):
+            if error is not None:
+                raise InvalidInputError(f"{file}, {error}")
+            if column is None:
+                texts = [name for name, value in record.items() if isinstance(value, str)]
+                column = _text_column(f"{file}, {place}", list(record), texts)
+            yield _checked(record, column, f"{file}, {place}"), position()
+
+
+def _read_csv(file: Path, kind: TableType) -> _Read:
+    with open_lines(file, kind.compression) as (stream, position):
+        _, rows = read_rows(file, stream, kind.format, has_quotes=kind.format == "csv")
+        _, names = next(rows, (1, []))
+        column = _text_column(str(file), names, names)
+        for number, cells in rows:
+            place = f"{file}, line {number}"
+            if len(cells) != len(names):
+                raise InvalidInputError(
+                    f"{place} has {len(cells)} fields; the header has {len(names)}"
+                )
+            yield _checked(dict(zip(names, cells, strict=True)), column, place), position()
+
+
+def _read_columnar(file: Path, kind: TableType) -> _Read:
+    schema, _ = read_schema(file, kind)
+    texts = [field.name for field in schema if "string" in str(field.type)]
+    column = _text_column(str(file), schema.names, texts)
+    size = file.stat().st_size
+    for start, share, batch in read_columns(file, kind, [column]):
+        for number, record in enumerate(batch.to_pylist(), start=start + 1):
+            yield _checked(record, column, f"{file}, row {number}"), round(share * size)
+
+
+def _text_column(place: str, names: Sequence[str], texts: Sequence[str]) -> str:
+    """Return the column of the documents: one that has a usual name, or the only one of texts.
+
+    Args:
+        texts: the names of columns that hold texts.
+
+    Raises:
+        InvalidInputError: there is none, or several may be it.
+    """
+    column = find_column(names, [name for name, _ in SINGLES])
+    if column is not None:
+        return column
+    if len(texts) != 1:
+        several = f"several columns of texts ({', '.join(texts)})" if texts else "none of texts"
+        raise InvalidInputError(
+            f'{place}: no column "text", but {several}; rename the one to train on to "text"; '
+            f"its columns are {', '.join(names) or 'none'}"
+        )
+    _report(texts[0])
+    return texts[0]
+
+
+@cache
+def _report(column: str) -> None:
+    print(f'the documents of files without a column "text" are those of their only texts: {column}')
+
+
+def _checked(record: Mapping[str, object], column: str, place: str) -> str:
+    text = record.get(column)
+    if not isinstance(text, str):
+        raise InvalidInputError(f'{place}: "{column}" is {text!r}, not a string')
+    if not text.isascii() and not is_utf8(text):
+        raise InvalidInputError(f"{place}: half of a surrogate pair in the text, or not UTF-8")
+    return text
