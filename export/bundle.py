@@ -123,7 +123,9 @@ class Limits(Options, title="limits"):
         metavar="POINTS",
     )
     max_difference: Finite = flag(
-        "largest absolute difference from torch that is let through in fp32", 1e-4
+        "largest difference from torch in fp32, as a share of the largest value",
+        1e-4,
+        metavar="SHARE",
     )
     max_cuda_difference: Finite | None = flag(
         "largest difference from torch on a GPU, emulated, as a share of the largest value (fp32 "

@@ -113,6 +113,8 @@ def report(exported: Exported) -> None:
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
     for task, why in exported.left_out.items():
         print(f"{task} is left out, --tasks names what is exported: {why}", file=sys.stderr)
+    if not exported.bundle.manifest.tasks:
+        print("the bundle has no head: it answers embeddings and /rerank", file=sys.stderr)
     print(_summarize(exported))
 
 
@@ -130,7 +132,7 @@ def _summarize(exported: Exported) -> str:
             *(f"  {name:<{width}} {size:>14,} bytes" for name, size in sizes.items()),
             f"  {'graphs':<{width}} {graphs:>14,} bytes, which hold no weight",
             f"  {'all':<{width}} {total:>14,} bytes, {share:.3f} of fp32 weights",
-            "largest difference from torch",
+            "largest difference from torch, over the largest value",
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.parity.items()),
             f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),

@@ -59,8 +59,10 @@ _Floats = NDArray[np.float32]
 def measure_parity(
     folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks
 ) -> dict[str, float]:
-    """Return the largest absolute difference from torch, of "encoder" and of each head's logits.
+    """Return the largest difference from torch, of "encoder" and of each head's logits.
 
+    Differences are shares of the largest value that torch has, or of 1 where all are smaller: the
+    numbers that a regression answers may be of any size.
     Of a graph that can end a text's pass early, "exits" is that of the logits after all layers.
     Batches are random and ragged, with lengths from 1 to all positions; padding is left out of
     the comparison. A head is given its runtime's own hidden states, so its figure is end to end.
@@ -70,16 +72,13 @@ def measure_parity(
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
     measured = _measure(folder / ENCODER_FILE, files, model, _special_ids(folder))
-    return {name: found.difference for name, found in measured.items()}
+    return {name: found.share for name, found in measured.items()}
 
 
 def measure_cuda_parity(
     folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks, form: Form
 ) -> dict[str, float]:
     """Return the same of the graphs for CUDA, with the roundings of their form, on the CPU.
-
-    Differences are shares of the largest value that torch has, or of 1 where all are smaller, since
-    roundings grow with values.
 
     Args:
         folder: the bundle's.

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
 # A curl command of the README, and the reply that it says follows.
 EXAMPLE = re.compile(
-    r"curl \S+?/(?P<task>[a-z-]+) .*?-d '(?P<body>.*?)'\n```\n+```json\n(?P<reply>.*?)```", re.S
+    r"curl \S+?/(?P<task>[a-z-]+) [^`]*?-d '(?P<body>[^`]*?)'\n```\n+```json\n(?P<reply>[^`]*)```"
 )
 FIGURE = re.compile(r"^\| `(?P<name>\w+)` \| (?P<value>[\d.,]+) \|", re.M)
 

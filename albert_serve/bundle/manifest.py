@@ -212,7 +212,8 @@ class Manifest(_Frozen):
         config: the keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
         precision: the storage type of matrices; int8 ones are also multiplied in int8.
         kept_fp32: parts that stay in fp32.
-        parity: the largest absolute difference from torch, of "encoder" and of each task.
+        parity: the largest difference from torch, as a share of the largest value (of 1 where all
+            are smaller), of "encoder" and of each task.
         cuda_precision: the type that the encoder computes in on CUDA.
         cuda_parity: the same differences of the graphs for CUDA, emulated on a CPU; from torch with
             the bundle's weights.

@@ -31,8 +31,8 @@ from albert_serve.bundle.weights import (
 def describe_bundle(bundle: Bundle) -> dict[str, Any]:
     """Return the content of `albert-serve info --json`.
 
-    Figures of quality are in percent; those of parity are the largest absolute differences from
-    torch, of "encoder" and of each task. A further classifier of texts is
+    Figures of quality are in percent; those of parity are the largest differences from torch, as
+    shares of the largest value, of "encoder" and of each task. A further classifier of texts is
     `text-classification/NAME`.
 
     Raises:

@@ -96,7 +96,8 @@ def test_the_manifest_is_described_in_full(bundle_dir: Path, tmp_path: Path) -> 
     described = json.loads(json.dumps(describe_bundle(Bundle.open(folder))))
     assert list(described) == [
         *("folder", "format_version", "config", "sizes", "sharing", "precision", "kept_fp32"),
-        *("bytes_by_dtype", "tasks", "quality", "parity", "evaluation", "provenance"),
+        *("bytes_by_dtype", "tasks", "sentence_vectors"),
+        *("quality", "parity", "evaluation", "provenance"),
     ]
     # Its map from 64 to 32 with a bias, a norm of 32, a bias of 1,000.
     assert described["sharing"]["num_params_unused"] == 64 * 32 + 32 + 2 * 32 + 1000
