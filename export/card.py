@@ -13,6 +13,7 @@ from albert_serve.bundle.card import read_figure, read_stages
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.config import AlbertConfig
+from albert_serve.names import listed
 from training.evaluation.markdown import table
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.loop.flops import train_flops_per_token
@@ -55,7 +56,7 @@ def model_card(manifest: Manifest, name: str) -> str:
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
     lines += [f"# {name}", "", f"An ALBERT in {manifest.precision}.", ""]
     rows = [
-        (task, entry.problem_type or "", ", ".join(entry.labels or []), _measured(manifest, task))
+        (task, entry.problem_type or "", listed(entry.labels or []), _measured(manifest, task))
         for task, entry in manifest.heads.items()
     ]
     lines += ["## Tasks", "", *table(["task", "problem type", "labels", "measured"], rows)]

@@ -113,6 +113,8 @@ def report(exported: Exported) -> None:
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
     for task, why in exported.left_out.items():
         print(f"{task} is left out, --tasks names what is exported: {why}", file=sys.stderr)
+    if not exported.bundle.manifest.tasks:
+        print("the bundle has no head: it answers embeddings and /rerank", file=sys.stderr)
     print(_summarize(exported))
 
 

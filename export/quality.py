@@ -105,6 +105,8 @@ def measure_quality(
         samples = draw_samples(source.config, source.tasks, tokenizer, data)
     except TrainingError as error:
         raise ExportError(*error.args) from error
+    if not samples:  # embeddings have no head to compare
+        return {}
     num_tokens = 2 * sum(item.num_tokens for each in samples.values() for item in each.items)
     at_most = "" if budget_s is None else f", within about {budget_s:.0f} s (--quality-budget)"
     print(

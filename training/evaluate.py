@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from training.run.heads import add_heads, parse_with_heads, read_heads
 from training.run.labelled import LabelledTexts
 from training.system.command_line import make_parser
 
+_MAX_CLASSES: Final = 20  # that are printed
 _EXAMPLES: Final = r"""examples:
   albert-serve evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
   albert-serve evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
@@ -83,9 +85,11 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
 def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
     width = max(map(len, (*classes, "class")))
     print(f"\n{'class':{width}}  precision  recall      f1   texts")
-    for name, figures in classes.items():
+    for name, figures in islice(classes.items(), _MAX_CLASSES):
         shown = " ".join(f"{figures[key]:8.4f}" for key in ("precision", "recall", "f1"))
         print(f"{name:{width}}  {shown} {figures['texts']:7,}")
+    if len(classes) > _MAX_CLASSES:
+        print(f"... and {len(classes) - _MAX_CLASSES:,} more, in the file of all figures")
     print()
 
 

@@ -135,7 +135,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
             summary="Embeddings of length 1, for a search by their products",
             body={
                 "inputs": ["It rained.", "The weather was bad.", "He studied physics."],
-                "parameters": {"pooling": "mean", "normalize": True, "truncation": True},
+                "parameters": {"normalize": True, "truncation": True},
             },
         ),
         Example(

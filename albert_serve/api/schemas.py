@@ -497,11 +497,26 @@ class InfoReply(Reply):
         return card_text(self)
 
 
-class ModelsReply(Reply):
-    """The models of the service."""
+class ModelObject(Reply):
+    """A hosted model, in OpenAI's format."""
 
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="When its bundle was written, in seconds since 1970.")
+    owned_by: str = "albert-serve"
+
+
+class ModelReply(ModelObject, InfoReply):
+    """A hosted model, in OpenAI's format and with what is our own."""
+
+
+class ModelsReply(Reply):
+    """The models of the service, as `data` in OpenAI's format."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelObject]
     default: str = Field(description="The model that answers where none is named.")
-    models: list[InfoReply]
+    models: list[ModelReply]
 
 
 class ErrorReply(Reply):

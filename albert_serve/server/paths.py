@@ -16,7 +16,7 @@ from albert_serve.tasks import TASKS
 HEALTH_PATHS: Final = frozenset({"/health", "/healthz", "/livez", "/readyz"})
 METRICS_PATH: Final = "/metrics"
 OTHER: Final = "/*"
-_DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/schema.json"})
+_DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/openapi.json", "/schema.json"})
 _DOCS_FOLDER: Final = "/static_content/"
 # Open: the page holds no data and asks for the key itself, and a browser can send none for it.
 _PAGE_PATH: Final = "/"

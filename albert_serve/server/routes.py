@@ -15,7 +15,7 @@ from starlette.routing import Route
 from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
-from albert_serve.errors import NotReadyError
+from albert_serve.errors import NotFoundError, NotReadyError
 from albert_serve.server.answering import answer_request
 from albert_serve.server.bodies import check_media_type
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
@@ -92,8 +92,9 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
             *(Route(f"{prefix}/health", _health) for prefix in ("", MODEL_PATH)),
             # `/` replaces BentoML's page, which loads a tracker.
             *page_routes(),
+            *(Route(path, _name_tasks, methods=["POST"]) for path in ("/", MODEL_PATH)),
             Route("/docs", _docs),
-            Route("/docs.json", docs_json),
+            *(Route(path, docs_json) for path in ("/docs.json", "/openapi.json")),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
@@ -117,10 +118,9 @@ async def _rerank(request: Request) -> Response:
 
 async def _list(request: Request) -> Response:
     models = _models(request)
-    reply = ModelsReply(
-        default=models.default.name,
-        models=[models.get(name).description for name in models.names],
-    )
+    described = [models.get(name).description for name in models.names]
+    # `data` is written with the fields of its own type alone.
+    reply = ModelsReply(data=[*described], default=models.default.name, models=described)
     return Response(reply.model_dump_json(), media_type=JSON)
 
 
@@ -135,6 +135,14 @@ async def _health(request: Request) -> Response:
     if not _models(request).accepting:
         raise NotReadyError("the service is shutting down")
     return JSONResponse({"status": "ok"})
+
+
+async def _name_tasks(request: Request) -> Response:
+    """Refuse a request of a task at an address of none, as clients of Hugging Face's send it."""
+    _model(request)
+    url = str(request.url.replace(query="")).rstrip("/")
+    addresses = ", ".join(f"{url}/{name}" for name in (*TASKS, RERANK))
+    raise NotFoundError(f"each task has an address of its own; use one of {addresses}")
 
 
 async def _docs(_request: Request) -> Response:

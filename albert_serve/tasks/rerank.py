@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from albert_serve.api.embeddings import FEATURE_EXTRACTION, FeatureExtractionParameters
 from albert_serve.api.rerank import RankedText, RerankReply, RerankRequest
 from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task
 from albert_serve.tasks.feature_extraction import MIN_LENGTH, FeatureExtraction
 from albert_serve.tasks.probability import finite, sigmoid
@@ -48,7 +49,11 @@ class Rerank:
             TextTooLongError: one does not fit and may not be truncated.
         """
         head = None if self.classifier is None else self.classifier.one_output_head
-        return self._embedded(item) if head is None else self._paired(item, head)
+        try:
+            return self._embedded(item) if head is None else self._paired(item, head)
+        except TextTooLongError as error:  # which names the parameter of the other tasks
+            message = str(error).replace("parameter truncation", "parameter truncate")
+            raise TextTooLongError(message) from error
 
     def _paired(self, item: RerankRequest, head: str) -> Prepared[RerankReply]:
         setup = self.embedder.setup

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from albert_serve.bundle.weights import TaskName
+from albert_serve.client import AlbertClient
+from albert_serve.errors import NotFoundError
+from export.__main__ import main
 from export.bundle import export_bundle
 from export.errors import ExportError
 from export.selection import select_tasks
@@ -90,6 +93,23 @@ def test_a_left_out_task_is_no_part_of_the_bundle(
         tasks=["text-classification", "question-answering"],
     )
     assert set(again.bundle.manifest.tasks) == {"text-classification", "question-answering"}
+
+
+def test_a_run_of_embeddings_alone_gives_a_bundle_that_answers_them(
+    real_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(real_checkpoint, tmp_path / "checkpoint", [])
+    assert main([str(folder), str(tmp_path / "bundle")]) == 0
+    told = capsys.readouterr().err
+    assert "the bundle has no head: it answers embeddings and /rerank" in told
+    assert "measuring" not in told
+    text, other = "It rained.", "An earned run is any run."
+    with AlbertClient.local(tmp_path / "bundle", num_threads=1) as albert:
+        assert [task.name for task in albert.info().tasks] == ["feature-extraction"]
+        assert len(albert.feature_extraction([text, other])) == 2
+        assert [each.index for each in albert.rerank(text, [other, text])] == [1, 0]
+        with pytest.raises(NotFoundError, match="no fill-mask; it has feature-extraction"):
+            albert.fill_mask("It [MASK].")
 
 
 def test_a_task_that_the_checkpoint_lacks_is_refused(real_checkpoint: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from albert_serve.api.schemas import (
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     ErrorReply,
-    InfoReply,
+    ModelReply,
     ModelsReply,
 )
 from albert_serve.batching.scheduler import PRIORITIES
@@ -112,7 +112,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             f"/{name}": {"post": _operation(name, endpoint.request, replies[name])}
             for name, endpoint in TASKS.items()
         },
-        "/info": {"get": _get("What is served, and its limits.", InfoReply)},
+        "/info": {"get": _get("What is served, and its limits.", ModelReply)},
         "/health": {"get": _health()},
     }
     paths[f"/{RERANK}"] = {"post": _operation(RERANK, RerankRequest, replies[RERANK])}
@@ -147,7 +147,7 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all schemas by their names, and those of the tasks' replies."""
     read: list[type[BaseModel]] = [
         *(endpoint.request for endpoint in TASKS.values()),
-        *(EmbeddingsRequest, RerankRequest, ErrorReply, OpenAIErrorReply, InfoReply, ModelsReply),
+        *(EmbeddingsRequest, RerankRequest, ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply),
     ]
     written = {name: endpoint.reply for name, endpoint in TASKS.items()}
     adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [

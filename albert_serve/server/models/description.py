@@ -11,8 +11,8 @@ from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
     DepthInfo,
     HeadInfo,
-    InfoReply,
     InputExample,
+    ModelReply,
     SentenceVectorsInfo,
     TaskInfo,
     TaskQuality,
@@ -24,7 +24,7 @@ from albert_serve.bundle.card import (
     read_metadata,
     read_stages,
 )
-from albert_serve.bundle.manifest import WEIGHTS_FILE, Bundle, Manifest, TaskEntry
+from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, Bundle, Manifest, TaskEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.settings import Settings
 from albert_serve.tasks.text_classification import label_names
@@ -32,10 +32,12 @@ from albert_serve.tasks.text_classification import label_names
 
 def describe_model(
     name: str, bundle: Bundle, tasks: Iterable[str], settings: Settings, *, mask_token: str
-) -> InfoReply:
+) -> ModelReply:
     """Return a model's description; the bundle's card is read, so call it off the event loop."""
     manifest, config = bundle.manifest, bundle.config
-    return InfoReply(
+    return ModelReply(
+        id=name,
+        created=int((bundle.folder / MANIFEST_FILE).stat().st_mtime),
         model_id=name,
         version=__version__,
         precision=manifest.precision,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from albert_serve.api.schemas import InfoReply, TaskRequest, num_items_of
+from albert_serve.api.schemas import ModelReply, TaskRequest, num_items_of
 from albert_serve.batching.queue import Batcher, BatchObserver
 from albert_serve.batching.scheduler import Priority
 from albert_serve.bundle.manifest import Bundle
@@ -39,7 +39,7 @@ class HostedModel:
     tasks: dict[str, Task]
     batcher: Batcher
     large: LargeRequests
-    description: InfoReply
+    description: ModelReply
     observer: BatchObserver = field(default_factory=BatchObserver)
     info_json: str = field(init=False)
     _num_users: int = 0

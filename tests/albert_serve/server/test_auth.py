@@ -36,6 +36,7 @@ GUARDED = (
     "/metrics",
     "/docs",
     "/docs.json",
+    "/openapi.json",
     "/schema.json",
     "/static_content/swagger-ui.css",
     "/nothing-here",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import httpx
@@ -75,6 +76,20 @@ def test_openais_own_client(service: Running, client: httpx.Client, path: str) -
             caller.embeddings.create(model="another", input=TEXTS)
     assert caught.value.type == "not_found"
     assert caught.value.request_id
+
+
+def test_openais_client_lists_the_models(service: Running, client: httpx.Client) -> None:
+    with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as caller:
+        (listed,) = caller.models.list()
+        assert (listed.id, listed.object, listed.owned_by) == ("tiny", "model", "albert-serve")
+        assert 0 < listed.created <= time.time()
+        retrieved = caller.models.retrieve("tiny")
+        assert retrieved.created == listed.created
+        assert retrieved.model_extra is not None
+        assert retrieved.model_extra["tasks"] == client.get("/info").json()["tasks"]
+        with pytest.raises(NotFoundError) as caught:
+            caller.models.retrieve("another")
+    assert caught.value.body == "there is no model 'another'; there are tiny"
 
 
 def test_both_formats_are_answered_by_a_models_name(client: httpx.Client) -> None:

@@ -65,7 +65,7 @@ def test_texts_come_back_if_they_are_asked_for(client: httpx.Client) -> None:
         ({"truncation_direction": "left"}, "invalid_input", "truncation_direction must be"),
         ({"top_n": 3}, "invalid_input", "'top_n' is not known here"),
         ({"texts": ["a", LONG]}, "too_long", "texts[1]: the text is"),
-        ({"query": LONG}, "too_long", "query: the text is"),
+        ({"query": LONG}, "too_long", "or set the parameter truncate to true"),
         ({"texts": ["a"] * 33}, "too_much_at_once", "texts holds 33 items; at most 32"),
     ],
 )

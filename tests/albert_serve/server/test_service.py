@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 
 from albert_serve.api.embeddings import OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply, InfoReply
@@ -114,6 +116,16 @@ def test_every_refusal_of_a_request_has_the_envelope(
     reply = client.request(method, path, content=body, headers=headers)
     assert_envelope(reply, status, error_type)
     assert status != 405 or reply.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/models/tiny"])
+def test_hugging_faces_client_without_a_task_is_told_the_addresses(
+    service: Running, path: str
+) -> None:
+    hub = InferenceClient(service.url + path)
+    with pytest.raises(HfHubHTTPError, match="404") as caught:
+        hub.fill_mask(MASKED)
+    assert f"{service.url}{path.rstrip('/')}/fill-mask, " in str(caught.value)
 
 
 def test_a_mark_before_the_json_is_passed_over(client: httpx.Client) -> None:

@@ -131,9 +131,9 @@ def test_columns_of_public_data_sets(
         ("a.parquet", "PAR1", ["a.parquet is damaged or incomplete"]),
         (
             "a.jsonl",
-            '{\n[1]\n{"text": ["a"], "label": 1}\n{"text": "a", "label": [1]}',
+            '{"\n[1]\n{"text": ["a"], "label": 1}\n{"text": "a", "label": [1]}',
             [
-                "a.jsonl, line 1 is not JSON: Expecting property name",
+                "a.jsonl, line 1 is not JSON: Invalid control character",
                 "a.jsonl, line 2 is not a JSON object",
                 "a.jsonl, line 3: no text",
                 "a.jsonl, line 4: column label holds lists; --problem-type multi_label_classific",

@@ -25,6 +25,7 @@ ALL = [
 @pytest.fixture(scope="module")
 def document(client: httpx.Client) -> dict[str, Any]:
     document: dict[str, Any] = client.get("/docs.json").json()
+    assert client.get("/openapi.json").json() == document
     return document
 
 
