@@ -128,13 +128,15 @@ def prepare_finetuning(
 def _probing(model: AlbertForTasks, streams: Streams, new: Collection[Task]) -> Probing | None:
     """Return the probing of the classifiers that are new, or with --head-only of all, if any.
 
-    A teacher's logits are no labels to fit.
+    A teacher's logits are no labels to fit. With --adaptive-depth none is fitted: the classifiers
+    after the other layers would be untrained in a best checkpoint from before the first step.
     """
     settings = streams.settings
+    can_fit = settings.teacher is None and not settings.adaptive_depth
     fitted = {
         each.task: each
         for each in streams.classifications
-        if (each.task in new or settings.head_only) and settings.teacher is None
+        if can_fit and (each.task in new or settings.head_only)
     }
     trained = {task for stream in streams.task_streams for task in stream.tasks}
     return Probing.of(model, fitted, trained) if fitted else None
