@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from albert_serve.api.wire import MAX_ITEMS, Reply, Request, TaskRequest, Text
 
 RERANK: Final = "rerank"
+
+# Read as "Right", too, as clients of text-embeddings-inference write it. It is not in the schema:
+# generated clients would give both the same name.
+_Right: TypeAlias = Annotated[
+    Literal["right"], BeforeValidator(lambda value: "right" if value == "Right" else value)
+]
 
 
 class RerankRequest(Request):
@@ -21,7 +27,7 @@ class RerankRequest(Request):
     )
     return_text: bool = Field(False, description="Whether each text comes back with its score.")
     truncate: bool = Field(False, description="Whether texts that are too long are cut.")
-    truncation_direction: Literal["right", "Right"] = Field(
+    truncation_direction: _Right = Field(
         "right", description="The end at which they are cut; no other is possible."
     )
 

@@ -325,10 +325,10 @@ def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
     ("arguments", "message"),
     [
         ([], "nothing to measure: give --pretraining"),
-        (["--question-answering", "none.json"], "No such file"),
+        (["--question-answering", "none.json"], "none.json does not exist"),
         (["--pretraining", "none.txt", "--length", "64"], "none.txt does not exist"),
         (["--pretraining", str(SQUAD), "--length", "65"], "--length 65: a sequence has from 8"),
-        (["--text-classification", str(SQUAD)], "the format is unknown"),
+        (["--text-classification", str(SQUAD)], "begins an object of several lines"),
         (["--question-answering", str(SQUAD), str(SQUAD)], "33 ids stand for several questions"),
         (["--question-answering", str(SQUAD), "--max-answer-length", "513"], "max_answer_len"),
         (["--question-answering", str(SQUAD), "--max-seq-length", "65"], "--max-seq-length 65: a"),

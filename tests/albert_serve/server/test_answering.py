@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from starlette.requests import Request
@@ -37,7 +37,7 @@ class Refusing:
     """A model that refuses every request; `held` is what its frames held then."""
 
     name = "tiny"
-    tasks = ("fill-mask",)
+    tasks: ClassVar = {"fill-mask": None}
     settings = SimpleNamespace(
         deadline_s=0.2, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
     )

@@ -56,7 +56,7 @@ def test_info_lists_the_heads(http: httpx.Client) -> None:
     listed = heads.pop("text-classification")
     assert listed is not None
     assert {head.name: head.labels for head in listed} == LABELS
-    assert listed[1].problem_type == "regression"
+    assert listed[1].problem_type == "multi_label_classification"
     assert set(heads.values()) == {None}
     assert "topic (sport, politics, music)" in str(info)
 

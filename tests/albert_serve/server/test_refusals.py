@@ -50,7 +50,7 @@ INVALID: list[tuple[str, Any, str]] = [
     *(
         ("/feature-extraction", body, message)
         for body, message in [
-            ({"inputs": "a", "pooling": "max"}, "parameters.pooling must be 'mean', 'cls' or"),
+            ({"inputs": "a", "pooling": "sum"}, "parameters.pooling must be 'mean', 'cls', 'max'"),
             ({"inputs": "a", "truncate": True, "truncation": "error"}, "contradict each other"),
             ({"inputs": "a", "pooling": "cls", "parameters": {"pooling": "mean"}}, "given twice"),
             ({"inputs": ["run " * 120] * 20, "pooling": "none", "x": 1}, "'x' is not known here"),
@@ -66,7 +66,7 @@ INVALID: list[tuple[str, Any, str]] = [
             ({"input": ["a", 3]}, "input[1] must be a valid string"),
             ({"input": "a", "dimensions": 32}, "have 64"),
             ({"input": "a", "encoding_format": "hex"}, "'float' or 'base64'"),
-            ({"input": "a", "pooling": "none"}, "'mean' or 'cls'"),
+            ({"input": "a", "pooling": "none"}, "'mean', 'cls' or 'max'"),
             ({"input": "a", "inputs": "b"}, "'inputs' is not known here"),
             ([], "the body must be an object"),
         ]

@@ -102,16 +102,16 @@ def test_logits_are_kept_and_made_anew_for_other_texts(
     teacher: TaskTeacher, tmp_path: Path
 ) -> None:
     texts = [(text, None) for text in TEXTS]
-    first = pseudo_label(texts, teacher, ALONE, tmp_path / "logits")
-    file = tmp_path / "teacher-logits.safetensors"
+    file = tmp_path / "logits"
+    first = pseudo_label(texts, teacher, ALONE, file)
     made = file.stat().st_mtime_ns
-    again = pseudo_label(texts, teacher, ALONE, tmp_path / "logits")
+    again = pseudo_label(texts, teacher, ALONE, file)
     assert torch.equal(first, again)
     assert file.stat().st_mtime_ns == made
-    fewer = pseudo_label(texts[:2], teacher, ALONE, tmp_path / "logits")
+    fewer = pseudo_label(texts[:2], teacher, ALONE, file)
     assert len(fewer) == 2
     file.write_bytes(file.read_bytes()[:50])  # cut short
-    assert torch.equal(pseudo_label(texts, teacher, ALONE, tmp_path / "logits"), first)
+    assert torch.equal(pseudo_label(texts, teacher, ALONE, file), first)
 
 
 def test_the_student_learns_its_teachers_labels(

@@ -199,7 +199,7 @@ def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_p
 def test_an_error_in_the_data_is_reported_once(start: list[str], tmp_path: Path) -> None:
     """By the main process; if it reads other data, by the one that has it."""
     file = tmp_path / "bad.tsv"
-    file.write_text("text\tlabel\n\t1\na city\t1\na war\t0\n")
+    file.write_text("text\tmood\na city\t1\na war\t0\n")
     options = [*start, "--text-classification", str(file)]
     first, second = together(options, tmp_path / "run")
     assert (first.status, second.status) == (1, 1)
