@@ -129,7 +129,18 @@ def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> lis
         *("--text-classification", str(labelled), "--labels", "negative", "positive"),
         *("--question-answering", str(SQUAD), "--pretraining", str(easy_corpus)),
         *("--length", "64", "--batch-size", "24", "4", "4"),
-        *("--lr", "5e-3", "--adamw-lr", "1e-2", "--report-every", "10", "--device", "cpu"),
+        *(
+            "--optimizer",
+            "muon",
+            "--lr",
+            "5e-3",
+            "--adamw-lr",
+            "1e-2",
+            "--report-every",
+            "10",
+            "--device",
+            "cpu",
+        ),
     ]
 
 

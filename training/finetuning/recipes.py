@@ -14,8 +14,8 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "length": 128,
         "batch_size": (32,),
-        "optimizer": "muon",
-        "lr": 2e-4,
+        "optimizer": "adamw",
+        "lr": 1e-4,
         "adamw_lr": 3e-4,
         "weight_decay": 0.01,
         "schedule": "wsd",
