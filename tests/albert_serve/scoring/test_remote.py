@@ -199,7 +199,7 @@ def test_a_row_that_is_always_late_is_an_error(score: Score) -> None:
 def test_an_error_that_is_not_of_a_row_ends_the_job(score: Score, service_double: Service) -> None:
     service_double.refusals = [(500, {}, "<h1>Internal Server Error</h1>")]
     with pytest.raises(RequestError, match="replied 500"):
-        score(rows_of(5))
+        score(rows_of(1))
     service_double.refusals = [(401, {}, {"error": "no key", "error_type": "unauthorized"})]
     with pytest.raises(UnauthorizedError, match="no key"):
         score(rows_of(1))

@@ -67,7 +67,8 @@ def test_files_are_scored_by_a_head(
     (tmp_path / "in.jsonl").write_text('{"text": "a film"}\n{"text": "a game"}\n')
     words = ["score", "--bundle", str(bundle.folder), "--threads", "1"]
     files = [str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]
-    assert main([*words, "--task", "text-classification", "--head", "topic", *files]) == 0
+    every = ["--task", "text-classification", "--head", "topic", "--all-scores"]
+    assert main([*words, *every, *files]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [{each["label"] for each in row["output"]} for row in rows] == [set(LABELS["topic"])] * 2
     capsys.readouterr()
