@@ -32,11 +32,6 @@ _NOT_RECORDED: Final = frozenset(
         *("validation", "validate_every", "metric", "precision"),
     }
 )
-# Fields that runs of earlier versions lack: recorded only where they are given.
-_LATER: Final = (
-    *("embeddings", "embedding_columns", "embedding_teacher", "embedding_loss"),
-    *("head_only", "validation_split"),
-)
 # What a run records of a further classifier.
 _OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
 
@@ -72,8 +67,7 @@ class FinetuneSettings(FinetuneConfig):
         Lists are recorded as Python's, empty ones as None, and one label column by its name.
         """
         names = [each.name for each in flags_of(FinetuneConfig)]
-        absent = {name for name in _LATER if not getattr(self, name)} | _NOT_RECORDED
-        record = {name: _recorded(self, name) for name in names if name not in absent}
+        record = {name: _recorded(self, name) for name in names if name not in _NOT_RECORDED}
         if len(self.label_column) == 1:
             record["label_column"] = self.label_column[0]
         if self.question_answering:
