@@ -28,7 +28,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import transformers
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
@@ -45,6 +44,7 @@ from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from training.conversion.source import open_checkpoint
 from training.data.labelled.texts import LabelledText, read_splits
 from training.data.similar import SimilarTexts, read_similar
+from training.distillation.pseudo_labels import EmbeddingTeacher
 from training.errors import report_errors
 from training.evaluation.embeddings import (
     Embed,
@@ -149,18 +149,17 @@ def open_model(folder: Path, num_threads: int) -> Embed:
 
 
 def open_peer(folder: Path) -> Embed:
-    """Open a model of sentence-transformers whose vectors are the mean of all tokens.
+    """Open a model of sentence-transformers, whose vectors are as its `modules.json` says.
 
     Raises:
-        BenchmarkError: it cannot be loaded.
+        BenchmarkError, TeacherError, ConfigError: it cannot be loaded.
     """
+    teacher = EmbeddingTeacher.load(str(folder), torch.device("cpu"))
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        model = transformers.AutoModel.from_pretrained(folder).eval()
         settings = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BenchmarkError(f"{folder} is no model of sentence-transformers: {error}") from error
-    max_tokens = settings["max_seq_length"]
+    tokenizer, max_tokens = teacher.tokenizer, settings["max_seq_length"]
 
     @torch.inference_mode()
     def embed(texts: Sequence[str]) -> Vectors:
@@ -168,11 +167,7 @@ def open_peer(folder: Path) -> Embed:
         vectors: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         for batch in group_by_length(list(map(len, ids)), _PEER_BATCH_TOKENS):
             padded = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt")
-            is_token_BS1 = padded["attention_mask"][..., None]
-            means_BH = (model(**padded).last_hidden_state * is_token_BS1).sum(1)
-            # The length is made 1, so that the sum will do for the mean.
-            normalised_BH = torch.nn.functional.normalize(means_BH, dim=-1).numpy()
-            for index, vector_H in zip(batch, normalised_BH, strict=True):
+            for index, vector_H in zip(batch, teacher.outputs(padded).numpy(), strict=True):
                 vectors[index] = vector_H
         return np.stack(vectors)
 

@@ -112,14 +112,13 @@ def _data_names(settings: FinetuneSettings, start: str) -> dict[str, list[str]]:
         "question_answering": file_names(settings.question_answering),
         "embeddings": file_names(settings.embeddings),
         "pretraining": file_names(settings.pretraining),
-        **{
-            name: [] if value is None else file_names([Path(value)])
-            for name, value in {
-                "teacher": settings.teacher,
-                "embedding_teacher": settings.embedding_teacher,
-            }.items()
-        },
+        "teacher": _folder_name(settings.teacher),
+        "embedding_teacher": _folder_name(settings.embedding_teacher),
     }
+
+
+def _folder_name(reference: str | None) -> list[str]:
+    return [] if reference is None else file_names([Path(reference)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

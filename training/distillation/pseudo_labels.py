@@ -116,15 +116,13 @@ class EmbeddingTeacher:
             ConfigError, HubError: its `modules.json` cannot be had, or asks for what is not
                 computed here.
         """
-        folder = Path(reference)
-        if not folder.is_dir():
+        folder, encoder = Path(reference), reference
+        if folder.is_dir():
+            encoder = str(encoder_folder(folder))
+        else:
             folder = download(HubModel(repo_id=reference), _FORM_FILES)
         form = read_sentence_vectors(folder) or SentenceVectors()
-        model, tokenizer = load_encoder(
-            str(encoder_folder(folder)) if Path(reference).is_dir() else reference,
-            "AutoModel",
-            optional=("pooler",),
-        )
+        model, tokenizer = load_encoder(encoder, "AutoModel", optional=("pooler",))
         model.to(device).eval().requires_grad_(requires_grad=False)
         return cls(reference=reference, model=model, tokenizer=tokenizer, pooling=form.pooling)
 

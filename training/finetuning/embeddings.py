@@ -10,7 +10,7 @@ Q examples, K texts of an example.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeAlias
@@ -21,17 +21,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albert_serve.bundle.sentence_vectors import SentenceVectors
-from albert_serve.tasks.truncation import Truncator
 from training.data.batch import ExampleBatch, LossName, MicroBatch, TokenisedExample
 from training.data.collate import collate_examples
-from training.data.labelled.errors import raise_listed
+from training.data.labelled.texts import LabelledText
 from training.data.packing import best_row_length
 from training.data.similar import SimilarTexts, TextKind, read_similar
-from training.data.streams import BATCHES_SAMPLED, ExampleStream
+from training.data.streams import BATCHES_SAMPLED, ExampleStream, labelled_examples
 from training.evaluation.metrics import metric_figures
 from training.evaluation.validation import Validation
 from training.finetuning.config import EmbeddingLoss
-from training.finetuning.data import DataContext
+from training.finetuning.data import TRAINING, DataContext
 from training.loop.progress import RunError
 from training.losses import LogitsFunction, LossFunction, Score, compile_logits
 from training.model.heads import AlbertForTasks, Task
@@ -72,22 +71,17 @@ class VectorExample:
         return [len(text.ids) for text in self.texts]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _VectorBatch(ExampleBatch):
-    """A micro-batch with one prediction for each example of K texts.
+def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch:
+    """Pack the texts of examples, those of one after the other: `firsts` and `sizes` are (Q * K,).
 
-    Attributes:
-        firsts, sizes: of all texts, (Q * K,), those of an example one after the other.
-        targets: (Q,) or (Q, D).
+    The targets are (Q,) or (Q, D).
     """
-
-
-def _collate(examples: Sequence[VectorExample], row_length: int) -> _VectorBatch:
     texts = list(chain.from_iterable(example.texts for example in examples))
-    packed = collate_examples(TASK, texts, row_length=row_length)
-    values = {field.name: getattr(packed, field.name) for field in fields(packed)}
-    targets = torch.stack([torch.as_tensor(example.target) for example in examples])
-    return _VectorBatch(**{**values, "counts": {TASK: len(examples)}, "targets": targets})
+    return replace(
+        collate_examples(TASK, texts, row_length=row_length),
+        counts={TASK: len(examples)},
+        targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
+    )
 
 
 @dataclass(kw_only=True)
@@ -223,7 +217,8 @@ def _check_scores(texts: Sequence[SimilarTexts], loss: EmbeddingLoss) -> None:
 
 
 def _tokenised(texts: Sequence[SimilarTexts], context: DataContext) -> list[VectorExample]:
-    tokenised = iter(_tokens([each for text in texts for each in text.texts], context))
+    plain = [_labelled(each, text.place) for text in texts for each in text.texts]
+    tokenised = iter(_tokens(plain, context))
     return [
         VectorExample(
             texts=tuple(next(tokenised) for _ in text.texts),
@@ -233,24 +228,17 @@ def _tokenised(texts: Sequence[SimilarTexts], context: DataContext) -> list[Vect
     ]
 
 
-def _tokens(texts: Sequence[str], context: DataContext) -> list[TokenisedExample]:
+def _labelled(text: str, place: str) -> LabelledText:
+    return LabelledText(text=text, pair=None, label=0, place=place)  # whose label is not read
+
+
+def _tokens(texts: Sequence[LabelledText], context: DataContext) -> Sequence[TokenisedExample]:
     """Tokenise texts, cut to --length, and report how many were cut.
 
     Raises:
-        CorpusError: texts are too long and may not be cut.
+        CorpusError: texts are too long and may not be cut; it lists them.
     """
-    length, may_cut = context.settings.length, context.settings.truncation
-    truncator = Truncator(context.tokenizer, length, "truncate")
-    fitted = [truncator.fit_texts(text, None) for text in texts]
-    num_cut = sum(each.num_truncated > 0 for each in fitted)
-    if num_cut and not may_cut:
-        raise_listed([f"{num_cut:,} texts are over {length} tokens; --truncation cuts such texts"])
-    if num_cut:
-        print(f"{num_cut:,} of {len(texts):,} texts are cut to {length} tokens")
-    return [
-        TokenisedExample(ids=each.encoding.ids, types=each.encoding.types, target=0)
-        for each in fitted
-    ]
+    return context.tokenise({TRAINING: texts}, labelled_examples, "texts")[TRAINING]
 
 
 def _taught(
@@ -264,6 +252,7 @@ def _taught(
     from training.distillation.pseudo_labels import EmbeddingTeacher, pseudo_label
 
     settings, world = context.settings, context.world
+    places = {each: text.place for text in reversed(texts) for each in reversed(text.texts)}
     plain = list(dict.fromkeys(chain.from_iterable(text.texts for text in texts)))
     teacher = EmbeddingTeacher.load(reference, world.device)
     vectors_ND = pseudo_label(
@@ -273,9 +262,10 @@ def _taught(
         settings.output / "teacher-vectors.safetensors",
         context.precision,
     )
+    tokenised = _tokens([_labelled(text, places[text]) for text in plain], context)
     examples = [
         VectorExample(texts=(tokens,), target=target)
-        for tokens, target in zip(_tokens(plain, context), vectors_ND, strict=True)
+        for tokens, target in zip(tokenised, vectors_ND, strict=True)
     ]
     return examples, partial(_distillation_loss, vectors=vectors)
 
@@ -295,7 +285,7 @@ _VectorScore: TypeAlias = dict[LossName, Score]
 
 
 def _scores(
-    model: AlbertForTasks, batch: _VectorBatch, training: LossFunction, vectors: LogitsFunction
+    model: AlbertForTasks, batch: ExampleBatch, training: LossFunction, vectors: LogitsFunction
 ) -> _VectorScore:
     """Return the score of a batch by the loss of training; of held-out pairs their cosines."""
     if model.training:
@@ -312,7 +302,7 @@ def _scores(
     }
 
 
-def _by_example(vectors_CH: Tensor, batch: _VectorBatch) -> Tensor:
+def _by_example(vectors_CH: Tensor, batch: ExampleBatch) -> Tensor:
     """Return the vectors (Q, K, H) of each example's texts."""
     return vectors_CH.view(len(batch.targets), -1, vectors_CH.shape[-1])
 
@@ -323,7 +313,7 @@ def _cosines(vectors_QKH: Tensor) -> Tensor:
 
 
 def _distillation_loss(
-    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> _VectorScore:
     """Return the score of vectors against a teacher's; "right" is the sum of their cosines.
 
@@ -348,7 +338,7 @@ def _distillation_loss(
 
 
 def _ranking_loss(
-    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> _VectorScore:
     """Return the score of telling an anchor's positive from all other texts of the batch.
 
@@ -372,7 +362,7 @@ def _ranking_loss(
 
 
 def _triplet_loss(
-    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> _VectorScore:
     """Return the score of triplets: the positive's cosine is to be the negative's and a margin."""
     positives_Q, negatives_Q = _cosines(_by_example(vectors(model, batch), batch)).unbind(-1)
@@ -386,7 +376,7 @@ def _triplet_loss(
 
 
 def _cosent_loss(
-    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> _VectorScore:
     """Return the score of the order of cosines by their pairs' scores (CoSENTLoss).
 
@@ -402,7 +392,7 @@ def _cosent_loss(
 
 
 def _cosine_loss(
-    model: AlbertForTasks, batch: _VectorBatch, vectors: LogitsFunction
+    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> _VectorScore:
     """Return the squared error of cosines (CosineSimilarityLoss); "right" are those within 0.1."""
     cosines_Q = _cosines(_by_example(vectors(model, batch), batch))[:, 0]
