@@ -42,7 +42,7 @@ _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
     "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
-# `transformers` gives the head of sentence order an output for each label of a classifier beside it;
+# `transformers` gives the head of sentence order an output for each label of the classifier beside;
 # those after the first two answer nothing.
 _ORDER_HEAD: Final = "sop_classifier.classifier."
 NUM_ORDERS: Final = 2
