@@ -130,7 +130,7 @@ def _read_jsonl(file: Path, kind: TableType, find: _FindColumn) -> _Read:
 
 def _read_csv(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     with open_lines(file, kind.compression) as (stream, position):
-        _, rows = read_rows(file, stream, kind.format, has_quotes=kind.format == "csv")
+        _, rows = read_rows(file, stream, kind.format)
         _, names = next(rows, (1, []))
         column = find(str(file), names, names)
         for number, cells in rows:

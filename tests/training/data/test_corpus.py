@@ -173,7 +173,7 @@ def test_the_column_of_the_texts_can_be_named(tmp_path: Path, name: str) -> None
         lines = "\n".join(map(json.dumps, rows)) if name == "a.jsonl" else json.dumps(rows)
         write(tmp_path / name, lines)
     assert list(read_documents([tmp_path / name], "body")) == ["One.", "Two."]
-    with pytest.raises(CorpusError, match='no column "story", but several .* Body'):
+    with pytest.raises(CorpusError, match=r'no column "story", but several .* Body'):
         list(read_documents([tmp_path / name], "story"))
 
 
