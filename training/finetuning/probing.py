@@ -39,7 +39,7 @@ _ADDED_TO_STATES: Final = 5.0
 # Of whitened states, so that the pooler's tanh is nearly linear in most of them.
 _POOLED_SCALE: Final = 0.3
 # Inverse strength of the L2 penalty, as scikit-learn's C.
-_INVERSE_PENALTY: Final = 0.3
+_INVERSE_PENALTY: Final = 0.1
 _MAX_ITERATIONS: Final = 100
 
 
