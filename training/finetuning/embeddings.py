@@ -103,6 +103,10 @@ class _VectorStream(ExampleStream[VectorExample]):
         num_passes = -(-num_tokens // _TOKENS_A_PASS)
         return [examples[number::num_passes] for number in range(min(num_passes, len(examples)))]
 
+    def take_smaller_batches(self) -> bool:
+        """Return False: the other examples of a micro-batch are what each is told apart from."""
+        return False
+
     def collate(self, examples: Sequence[VectorExample]) -> MicroBatch:
         """Return examples as one micro-batch."""
         sizes = chain.from_iterable(example.lengths for example in examples)
