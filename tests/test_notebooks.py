@@ -19,7 +19,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "tests").symlink_to(EXAMPLES.parent / "tests")
     monkeypatch.setenv("PYTHONPATH", os.fspath(EXAMPLES.parent))
     monkeypatch.setenv("ALBERT_SERVE_CACHE", os.fspath(tmp_path / "cache"))
-    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)  # type: ignore[no-untyped-call]
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs for cell in cells)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
