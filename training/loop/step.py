@@ -24,6 +24,7 @@ from training.loop.reproducibility import reproducible
 from training.loop.selection import Selection
 from training.losses import Score, Tally
 from training.model.checkpoint import parameters
+from training.model.dropout import MOST
 from training.model.heads import AlbertForTasks
 from training.optim.optimizers import Optimizers, Schedule
 from training.system.precision import PrecisionName, precision
@@ -137,11 +138,11 @@ class Run:
     ) -> dict[LossName, Tally]:
         """Accumulate the gradient over the micro-batches; return their tallies."""
         tallies: dict[LossName, Tally] = {name: Tally() for name in totals}
+        seed = np.random.SeedSequence([self.seed, self.progress.step]).generate_state(1)[0]
         for number, batch in enumerate(batches):
-            self._seed_dropout(number)
             with accumulating(self.objective, is_last=number == len(batches) - 1):
                 with precision(self.world.device, self.precision):
-                    scores = self.objective(batch)
+                    scores = self.objective(batch.with_dropout_of(int(seed) & MOST))
                 self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
             for name, tally in tallies.items():
                 tally.add(scores[name])
@@ -179,11 +180,6 @@ class Run:
                 "with lower rates, from the last checkpoint by --initialize-from"
             )
         return factor
-
-    def _seed_dropout(self, number: int) -> None:
-        """Seed dropout by the micro-batch's number, whichever process takes it."""
-        key = [self.seed, self.progress.step, number * self.world.size + self.world.rank]
-        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`, without the weights; all processes must call it."""
