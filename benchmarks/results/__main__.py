@@ -1,7 +1,7 @@
 """Finetune a checkpoint on standard tasks, several seeds each, and measure it on held-out files.
 
 Prints tables with the figures of published ALBERT models; `--write` puts them into
-docs/results.md. The same command resumes what was stopped, and repeats no finished run; tasks
+docs/measurements.md. The same command resumes what was stopped, and repeats no finished run; tasks
 without a finished run are not in the tables.
 """
 
@@ -29,7 +29,7 @@ from training.loop.provenance import read_stages
 from training.run.options import add_device, parse_count
 from training.system.command_line import make_parser
 
-_PAGE: Final = REPOSITORY / "docs" / "results.md"
+_PAGE: Final = REPOSITORY / "docs" / "measurements.md"
 _BEGIN: Final = "<!-- written by python -m benchmarks.results: begin -->"
 _END: Final = "<!-- written by python -m benchmarks.results: end -->"
 _FIGURES_FILE: Final = "figures.json"
@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tasks", nargs="*", choices=names, default=names, help=tasks)
     add("--seeds", type=parse_count, default=3, help="runs of each task (%(default)s)")
     add("--steps", type=parse_count, help="of each run, in place of the table's")
-    write = "put the tables into a page between its marks (docs/results.md)"
+    write = "put the tables into a page between its marks (docs/measurements.md)"
     add("--write", nargs="?", type=Path, const=_PAGE, metavar="PAGE", help=write)
     add_device(parser)
     return parser

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md."""
+"""The tables of docs/measurements.md."""
 
 from __future__ import annotations
 
