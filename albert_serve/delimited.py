@@ -1,12 +1,18 @@
-"""CSV and TSV: the delimiter, and rows with the numbers of their lines."""
+"""CSV and TSV: the delimiter, and rows with the numbers of their lines.
+
+Fields of CSV may be quoted, as in RFC 4180. Of text between tabs, quotes are ordinary characters,
+as in GLUE's files, but where they make a field as pandas and Excel write it.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterator
-from itertools import chain
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +22,10 @@ from albert_serve.tables import MAX_LINE_BYTES, Format, text_lines
 # Of output.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _LIKELY: Final = ",;\t|"
+# A field in quotes that needs them, in one line and without tabs.
+_QUOTED: Final = re.compile(r'""|"(?:[^"]|"")*(?:""|\r)(?:[^"]|"")*"')
+# Of a field between tabs.
+_MAX_QUOTED_LINES: Final = 1000
 # The first line of files for Excel, which names the delimiter.
 _SEP_LINE: Final = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
@@ -34,12 +44,12 @@ def read_rows(
     Args:
         delimiter: None for that which a line `sep=;` names or, of CSV, which divides the header
             into the most columns.
-        has_quotes: whether fields may be quoted as in RFC 4180.
+        has_quotes: False if quotes are ordinary characters.
         advice: where the quotes of a row are wrong.
 
     Raises:
-        InvalidInputError: while rows are read, the quotes of one are wrong, so that the next row
-            is not known; or a line is too long.
+        InvalidInputError: while rows are read, the quotes of one of CSV are wrong, so that the
+            next row is not known; or a line is too long.
     """
     lines = enumerate(text_lines(path, stream), start=1)
     number, first = next(((number, line) for number, line in lines if line.strip()), (1, ""))
@@ -48,8 +58,16 @@ def read_rows(
         number, first = next(lines, (number, ""))
     if delimiter is None:
         delimiter = (likely_delimiter(first) or ",") if form == "csv" else "\t"
+    csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of the process
     rest = chain([first], (line for _, line in lines))
-    return delimiter, _rows(path, rest, number, delimiter, has_quotes=has_quotes, advice=advice)
+    cells = _split(first, delimiter)
+    if not has_quotes:
+        rows = ((each, _split(line, delimiter)) for each, line in enumerate(rest, start=number))
+        return delimiter, (row for row in rows if row[1] != [""])
+    # All fields are quoted, or some, or none.
+    if delimiter == "\t" and not all(re.fullmatch(r'".*"', cell) for cell in cells):
+        return delimiter, _tab_rows(rest, number, len(cells))
+    return delimiter, _rows(path, rest, number, delimiter, advice=advice)
 
 
 def likely_delimiter(header: str) -> str | None:
@@ -64,22 +82,70 @@ def _fields(line: str, delimiter: str) -> list[str]:
     return next(csv.reader([line.rstrip("\r\n").replace("\r", " ")], delimiter=delimiter), [])
 
 
-def _rows(
-    path: Path,
-    lines: Iterator[str],
-    first_number: int,
-    delimiter: str,
-    *,
-    has_quotes: bool,
-    advice: str,
+def _split(line: str, delimiter: str = "\t") -> list[str]:
+    return line.rstrip("\r\n").split(delimiter)
+
+
+def _tab_rows(
+    lines: Iterator[str], first_number: int, num_columns: int
 ) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of the process
-    reader = csv.reader(
-        lines,
-        delimiter=delimiter,
-        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
-        strict=True,
+    number, ahead = first_number, _Lines(lines)
+    for line in ahead:
+        cells, num_lines = _split(line), 1
+        if any(cell.startswith('"') for cell in cells):
+            cells, num_lines = _tab_row(line, ahead, num_columns)
+        if cells != [""]:
+            yield number, cells
+        number += num_lines
+
+
+class _Lines(Iterator[str]):
+    """Lines that can be put back."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines, self._ahead = lines, deque[str]()
+
+    def __next__(self) -> str:
+        return self._ahead.popleft() if self._ahead else next(self._lines)
+
+    def put_back(self, lines: Sequence[str]) -> None:
+        self._ahead.extendleft(reversed(lines))
+
+
+def _tab_row(line: str, ahead: _Lines, num_columns: int) -> tuple[list[str], int]:
+    """Return the fields of a row that may be quoted, and of how many lines it is.
+
+    It is quoted if it then has as many fields as the header, and a quoted one that needs to be, for
+    a line end, a tab or a quote in it, which is doubled. No quote goes beyond a line where this
+    line and the next have the header's number of tabs.
+    """
+    plain, taken = _split(line), [line]
+    following = list(islice(ahead, 1))
+    ahead.put_back(following)
+    is_whole = num_columns > 1 and all(
+        len(_split(each)) == num_columns for each in (line, *following)
     )
+
+    def taking() -> Iterator[str]:
+        yield line
+        for each in islice(ahead, 0 if is_whole else _MAX_QUOTED_LINES):
+            taken.append(each)
+            yield each
+
+    cells: list[str] = []
+    with suppress(csv.Error):
+        cells = next(csv.reader(taking(), delimiter="\t", strict=True), cells)
+    is_needed = len(taken) > 1 or len(plain) > num_columns or any(map(_QUOTED.fullmatch, plain))
+    if len(cells) == num_columns and is_needed:
+        return cells, len(taken)
+    ahead.put_back(taken[1:])
+    return plain, 1
+
+
+def _rows(
+    path: Path, lines: Iterator[str], first_number: int, delimiter: str, *, advice: str
+) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         number = reader.line_num + first_number
         try:

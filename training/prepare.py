@@ -23,7 +23,7 @@ from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
 from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.corpus import CorpusError, Place, find_files, read_from
+from training.data.corpus import TEXT_COLUMN_HELP, CorpusError, Place, find_files, read_from
 from training.data.shard_writer import ShardWriter, check_same_corpus
 from training.data.shards import SHARDS_FILE, Manifest, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
@@ -47,6 +47,7 @@ def prepare(
     tokenizer_file: Path,
     folder: Path,
     *,
+    text_column: str | None = None,
     num_workers: int = 1,
     part_bytes: int = PART_BYTES,
 ) -> Shards:
@@ -59,6 +60,7 @@ def prepare(
         paths: text, JSONL and Parquet files, plain or compressed, or folders of them.
         tokenizer_file: an ALBERT's `tokenizer.json`.
         folder: output folder; other files in it are kept.
+        text_column: the field or column of the text; None to find it.
         num_workers: worker processes; with 1 the work is done in this process. Workers import the
             program's main module, which needs `if __name__ == "__main__"`.
         part_bytes: maximum size of a part's files; exceeded only by a single document.
@@ -72,7 +74,7 @@ def prepare(
     files = find_files(paths)
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     tokenizer_sha256 = sha256_of(tokenizer_file)
-    fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes)
+    fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes, text_column)
     if (folder / SHARDS_FILE).is_file():
         check_same_corpus(folder, Manifest.read(folder / SHARDS_FILE), fingerprint)
         return Shards.open(folder)
@@ -86,7 +88,7 @@ def prepare(
         writer = ShardWriter(
             folder, manifest, part_bytes=part_bytes, vocab_size=tokenizer.vocab_size
         )
-        rest = read_from(files, writer.end)
+        rest = read_from(files, writer.end, text_column)
         chunks = tokenise(rest, tokenizer_file, num_workers=num_workers)
         with closing(chunks), closing(_watched(chunks, files, writer.end)) as documents:
             writer.write(documents)
@@ -128,9 +130,12 @@ def _watched(
             bar.update(chunk[-1].end.num_bytes - bar.n)
 
 
-def _fingerprint(files: Sequence[Path], tokenizer_sha256: str, part_bytes: int) -> str:
+def _fingerprint(
+    files: Sequence[Path], tokenizer_sha256: str, part_bytes: int, text_column: str | None
+) -> str:
     """Hash the tokenizer, and names, sizes and ends of the files, without reading all of them."""
-    digest = hashlib.sha256(f"{tokenizer_sha256} {part_bytes}\n".encode())
+    column = "" if text_column is None else f"{text_column}\n"
+    digest = hashlib.sha256(f"{tokenizer_sha256} {part_bytes}\n{column}".encode())
     for file in files:
         try:
             with file.open("rb") as stream:
@@ -147,14 +152,19 @@ def _fingerprint(files: Sequence[Path], tokenizer_sha256: str, part_bytes: int) 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parse(arguments)
-    return report_errors(
-        lambda: _run(options.corpus, options.tokenizer, options.output, options.workers)
-    )
+    return report_errors(lambda: _run(options))
 
 
-def _run(corpus: Sequence[Path], tokenizer: Path, output: Path, num_workers: int) -> int:
+def _run(options: argparse.Namespace) -> int:
+    output: Path = options.output
     try:
-        shards = prepare(corpus, tokenizer / "tokenizer.json", output, num_workers=num_workers)
+        shards = prepare(
+            options.corpus,
+            options.tokenizer / "tokenizer.json",
+            output,
+            text_column=options.text_column,
+            num_workers=options.workers,
+        )
     except KeyboardInterrupt:
         print("\nstopped; the same command resumes it", file=sys.stderr)
         return _INTERRUPTED
@@ -176,6 +186,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         required=True,
         help="Parquet files, or text or JSONL files, plain, .gz, .xz, .bz2 or .zst, or folders",
     )
+    add("--text-column", metavar="NAME", help=TEXT_COLUMN_HELP)
     add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
     add("--output", type=Path, required=True, help="folder to write into")
     add(

@@ -17,7 +17,14 @@ from typing import Any, Final
 import numpy as np
 
 from albert_serve.progress import progress_bar
-from training.data.corpus import Place, find_files, read_from, read_lines, split_sentences
+from training.data.corpus import (
+    TEXT_COLUMN_HELP,
+    Place,
+    find_files,
+    read_from,
+    read_lines,
+    split_sentences,
+)
 from training.data.questions import Question
 from training.data.recurring import STOP_WORDS, passages, span_questions, to_squad
 from training.data.squad_file import write_squad_file
@@ -45,6 +52,7 @@ class _SpansConfig(Options, title="questions"):
 
     corpus: Sequence[Path]
     output: Path
+    text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
     passage_words: Count = flag("maximum words of a passage", 200)
     max_questions: Count | None = flag("maximum questions in all")
     stop_words: Path | None = flag(
@@ -61,7 +69,8 @@ def _documents(config: _SpansConfig) -> Iterator[list[Question]]:
         stop_words = frozenset(line.strip().lower() for line in read_lines(config.stop_words))
     num_bytes = sum(file.stat().st_size for file in files)
     with progress_bar(title="reading", total=num_bytes, unit="B", unit_scale=True) as bar:
-        for number, document in enumerate(read_from(files, Place())):
+        documents = read_from(files, Place(), config.text_column)
+        for number, document in enumerate(documents):
             rng = np.random.default_rng([config.seed, number])
             document_passages = passages(split_sentences(document.text), config.passage_words)
             yield [

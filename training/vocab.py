@@ -18,7 +18,12 @@ import sentencepiece
 
 from albert_serve.progress import progress
 from albert_serve.tokenizer import SPECIAL_TOKENS
-from training.data.corpus import find_files, read_documents, split_sentences
+from training.data.corpus import (
+    TEXT_COLUMN_HELP,
+    find_files,
+    read_documents,
+    split_sentences,
+)
 from training.errors import report_errors
 from training.system.command_line import make_parser
 from training.vocabulary.errors import VocabError
@@ -161,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         required=True,
         help="text or JSONL files, plain, .gz, .xz, .bz2 or .zst, or folders of them",
     )
+    parser.add_argument("--text-column", metavar="NAME", help=TEXT_COLUMN_HELP)
     parser.add_argument("--output", type=Path, required=True, help="folder to write into")
     parser.add_argument("--vocab-size", type=int, default=30000, help="pieces (%(default)s)")
     parser.add_argument(
@@ -183,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lambda: _run(
             options.corpus,
             options.output,
+            options.text_column,
             vocab_size=options.vocab_size,
             num_sentences=options.num_sentences,
             seed=options.seed,
@@ -194,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     corpus: Sequence[Path],
     output: Path,
+    text_column: str | None,
     *,
     vocab_size: int,
     num_sentences: int,
@@ -201,9 +209,9 @@ def _run(
     folding: Folding,
 ) -> int:
     files = find_files(corpus)
-    _tell_equal_words(read_documents(files), folding)
+    _tell_equal_words(read_documents(files, text_column), folding)
     spiece = train_vocab(
-        read_documents(files),
+        read_documents(files, text_column),
         output,
         vocab_size=vocab_size,
         num_sentences=num_sentences,

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeGuard, get_args
 
@@ -42,6 +42,10 @@ _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
     "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
+# `transformers` gives the head of sentence order an output for each label of the classifier beside;
+# those after the first two answer nothing.
+_ORDER_HEAD: Final = "sop_classifier.classifier."
+NUM_ORDERS: Final = 2
 # The linear map that ends a task's head; fill-mask's is tied and has a table of its own.
 OUTPUT_LAYERS: Final[dict[str, str]] = {
     "text-classification": "classifier",
@@ -80,7 +84,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file by name.
+    """The tensors of a safetensors file by name, of a head of sentence order the used outputs.
 
     Raises:
         BundleCorruptError: the file is no safetensors file, or is truncated.
@@ -107,7 +111,20 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     end = max((tensor.offset + tensor.num_bytes for tensor in tensors.values()), default=size)
     if end != size:
         raise _damaged(file, f"it has {size} bytes; its header describes {end}")
-    return tensors
+    return {name: _used_rows(name, tensor) for name, tensor in tensors.items()}
+
+
+def used_shape(name: str, shape: Shape) -> Shape:
+    """The shape of the rows of a stored weight that are used."""
+    is_padded = name.startswith(_ORDER_HEAD) and shape[:1] > (NUM_ORDERS,)
+    return (NUM_ORDERS, *shape[1:]) if is_padded else shape
+
+
+def _used_rows(name: str, tensor: StoredTensor) -> StoredTensor:
+    shape = used_shape(name, tensor.shape)
+    if shape == tensor.shape:
+        return tensor
+    return replace(tensor, shape=shape, num_bytes=math.prod(shape) * _DTYPE_BYTES[tensor.dtype])
 
 
 def is_task(head: str) -> TypeGuard[TaskName]:

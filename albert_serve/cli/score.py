@@ -116,7 +116,7 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         "--no-quotes",
         dest="has_quotes",
         action="store_false",
-        help="quotes are ordinary characters of CSV and TSV input, as in GLUE's files",
+        help="quotes are ordinary characters of CSV and TSV input",
     )
     group.add_argument(
         "--shard",

@@ -22,6 +22,9 @@ from training.data import documents
 from training.data.documents import MAX_DOCUMENT_CHARACTERS
 from training.errors import TrainingError
 
+TEXT_COLUMN_HELP: Final = (
+    "field of JSON, or column of a table, with the text (text, or the only one)"
+)
 _WHITESPACE: Final = re.compile(r"\s+")
 
 
@@ -74,21 +77,27 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def read_documents(files: Sequence[Path]) -> Iterator[str]:
+def read_documents(files: Sequence[Path], text_column: str | None = None) -> Iterator[str]:
     """Yield each document: a record's `text`, or the text between blank lines.
 
     Names tell formats: `.jsonl` and `.json` (lines, or an array), `.csv`, `.tsv`, `.parquet`,
     `.arrow`. Under other names what begins as JSON or as WikiExtractor's `<doc ...>` is read as
     such, and else as text. A document over 4 Mi characters is split, at line ends where it has any.
 
+    Args:
+        text_column: the field of JSON or column of a table that holds the documents; None for a
+            usual name, or the only one of texts.
+
     Raises:
         CorpusError: a line is not JSON, a record has no text, the column of the texts is not
             known, or a file is damaged or no text.
     """
-    return (document.text for document in read_from(files, Place()))
+    return (document.text for document in read_from(files, Place(), text_column))
 
 
-def read_from(files: Sequence[Path], start: Place) -> Iterator[Document]:
+def read_from(
+    files: Sequence[Path], start: Place, text_column: str | None = None
+) -> Iterator[Document]:
     """Yield the documents of `read_documents` after `start`, each with its position.
 
     Whole files before `start` are not opened; earlier documents of its own file are read and
@@ -100,7 +109,7 @@ def read_from(files: Sequence[Path], start: Place) -> Iterator[Document]:
     num_bytes = sum(_size(file) for file in files[: start.num_files])
     num_skipped = start.num_documents
     for index in range(start.num_files, len(files)):
-        documents = enumerate(_read_file(files[index]), start=1)
+        documents = enumerate(_read_file(files[index], text_column), start=1)
         for number, (text, position) in islice(documents, num_skipped, None):
             place = Place(num_files=index, num_documents=number, num_bytes=num_bytes + position)
             yield Document(text=text, end=place)
@@ -150,10 +159,10 @@ def _size(file: Path) -> int:
         return file.stat().st_size
 
 
-def _read_file(file: Path) -> Iterator[tuple[str, int]]:
+def _read_file(file: Path, text_column: str | None) -> Iterator[tuple[str, int]]:
     """Yield documents, each with the number of bytes of the file read so far."""
     with _corpus_errors():
-        for text, position in documents.read_file(file):
+        for text, position in documents.read_file(file, text_column):
             for piece in _cut(text):
                 yield piece, position
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -33,21 +33,26 @@ _WIKI_TITLE: Final = re.compile(r'<doc id=.* title="(.*?)"')
 
 # A text, and the number of bytes of the file up to its end.
 _Read: TypeAlias = Iterator[tuple[str, int]]
+# A place for messages, the columns, and those of texts, to the column of the documents.
+_FindColumn: TypeAlias = Callable[[str, Sequence[str], Sequence[str]], str]
 
 
-def read_file(file: Path) -> _Read:
+def read_file(file: Path, text_column: str | None = None) -> _Read:
     """Yield the documents of a file, each with the number of bytes of the file read so far.
+
+    Args:
+        text_column: the field of JSON or column of a table that holds them; None to find it.
 
     Raises:
         InvalidInputError: it is damaged, is no text, or its texts are in no known column.
         OSError: it cannot be read.
     """
     kind = detect_type(file)
-    read: Callable[[Path, TableType], _Read] = _read_text
+    find = partial(_text_column, text_column)
     if kind.is_columnar:
-        read = _read_columnar
+        yield from _read_columnar(file, kind, find)
     elif has_known_suffix(file):
-        read = _read_jsonl if kind.format == "jsonl" else _read_csv
+        yield from (_read_jsonl if kind.format == "jsonl" else _read_csv)(file, kind, find)
     else:
         with open_lines(file, kind.compression) as (stream, _):
             beginning = stream.peek(1).removeprefix(b"\xef\xbb\xbf")
@@ -57,10 +62,9 @@ def read_file(file: Path) -> _Read:
                 "a byte-order mark"
             )
         if ".json" in file.suffixes or _JSON.match(beginning):
-            read = _read_jsonl
-        elif _WIKI.match(beginning):
-            read = _read_wiki
-    yield from read(file, kind)
+            yield from _read_jsonl(file, kind, find)
+        else:
+            yield from (_read_wiki if _WIKI.match(beginning) else _read_text)(file, kind)
 
 
 def read_lines(file: Path, kind: TableType) -> _Read:
@@ -112,7 +116,7 @@ def _read_wiki(file: Path, kind: TableType) -> _Read:
         raise InvalidInputError(f"{file} is incomplete: its last <doc ...> has no </doc>")
 
 
-def _read_jsonl(file: Path, kind: TableType) -> _Read:
+def _read_jsonl(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     column: str | None = None
     with open_lines(file, kind.compression) as (stream, position):
         for place, record, error in json_rows(stream):
@@ -120,15 +124,15 @@ def _read_jsonl(file: Path, kind: TableType) -> _Read:
                 raise InvalidInputError(f"{file}, {error}")
             if column is None:
                 texts = [name for name, value in record.items() if isinstance(value, str)]
-                column = _text_column(f"{file}, {place}", list(record), texts)
+                column = find(f"{file}, {place}", list(record), texts)
             yield _checked(record, column, f"{file}, {place}"), position()
 
 
-def _read_csv(file: Path, kind: TableType) -> _Read:
+def _read_csv(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     with open_lines(file, kind.compression) as (stream, position):
-        _, rows = read_rows(file, stream, kind.format, has_quotes=kind.format == "csv")
+        _, rows = read_rows(file, stream, kind.format)
         _, names = next(rows, (1, []))
-        column = _text_column(str(file), names, names)
+        column = find(str(file), names, names)
         for number, cells in rows:
             place = f"{file}, line {number}"
             if len(cells) != len(names):
@@ -138,33 +142,35 @@ def _read_csv(file: Path, kind: TableType) -> _Read:
             yield _checked(dict(zip(names, cells, strict=True)), column, place), position()
 
 
-def _read_columnar(file: Path, kind: TableType) -> _Read:
+def _read_columnar(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     schema, _ = read_schema(file, kind)
     texts = [field.name for field in schema if "string" in str(field.type)]
-    column = _text_column(str(file), schema.names, texts)
+    column = find(str(file), schema.names, texts)
     size = file.stat().st_size
     for start, share, batch in read_columns(file, kind, [column]):
         for number, record in enumerate(batch.to_pylist(), start=start + 1):
             yield _checked(record, column, f"{file}, row {number}"), round(share * size)
 
 
-def _text_column(place: str, names: Sequence[str], texts: Sequence[str]) -> str:
+def _text_column(named: str | None, place: str, names: Sequence[str], texts: Sequence[str]) -> str:
     """Return the column of the documents: one that has a usual name, or the only one of texts.
 
     Args:
+        named: the column in place of these.
         texts: the names of columns that hold texts.
 
     Raises:
         InvalidInputError: there is none, or several may be it.
     """
-    column = find_column(names, [name for name, _ in SINGLES])
+    column = find_column(names, [name for name, _ in SINGLES], named)
     if column is not None:
         return column
-    if len(texts) != 1:
+    if len(texts) != 1 or named is not None:
         several = f"several columns of texts ({', '.join(texts)})" if texts else "none of texts"
         raise InvalidInputError(
-            f'{place}: no column "text", but {several}; rename the one to train on to "text"; '
-            f"its columns are {', '.join(names) or 'none'}"
+            f'{place}: no column "{named or "text"}", but {several}; --text-column of vocab, '
+            f"prepare, pretrain, distil and spans names another; its columns are "
+            f"{', '.join(names) or 'none'}"
         )
     _report(texts[0])
     return texts[0]

@@ -78,7 +78,7 @@ def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch
     """
     texts = list(chain.from_iterable(example.texts for example in examples))
     return replace(
-        collate_examples(TASK, texts, row_length=row_length),
+        collate_examples(TASK, texts, row_length=row_length, num_texts=len(texts) // len(examples)),
         counts={TASK: len(examples)},
         targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
     )
@@ -98,6 +98,10 @@ class _VectorStream(ExampleStream[VectorExample]):
         num_tokens = sum(map(self.size_of, examples))
         num_passes = -(-num_tokens // _TOKENS_A_PASS)
         return [examples[number::num_passes] for number in range(min(num_passes, len(examples)))]
+
+    def take_smaller_batches(self) -> bool:
+        """Return False: the other examples of a micro-batch are what each is told apart from."""
+        return False
 
     def pack(self, examples: Sequence[VectorExample], row_length: int) -> MicroBatch:
         """Return examples as one micro-batch."""

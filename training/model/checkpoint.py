@@ -21,11 +21,13 @@ from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.bundle.weights import (
     HEAD_NAME,
+    NUM_ORDERS,
     QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
     exit_name,
     further_head,
     output_layer,
+    used_shape,
 )
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleError, ConfigError
@@ -74,6 +76,8 @@ HF_NAMES: Final[dict[str, str]] = {
     "heads.question-answering.answer_output": "answer_class.dense_1",
 }
 _FURTHER_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
+_ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
+_NO_LOGIT: Final = -1e4  # finite in fp16, too
 _HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
 # The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
@@ -199,11 +203,24 @@ def save_checkpoint(
         **extra,
     }
     write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-    write_weights(tensors, folder / "model.safetensors")
+    num_labels = len(config.get("id2label") or ()) or NUM_ORDERS
+    padded = {name: _pad_order(name, tensor, num_labels) for name, tensor in tensors.items()}
+    write_weights(padded, folder / "model.safetensors")
     if tokenizer_from is not None:
         write_tokenizer(read_tokenizer(tokenizer_from), model.config, folder)
     if sentence_vectors is not None:
         write_sentence_vectors(sentence_vectors, folder, hidden_size=model.config.hidden_size)
+
+
+def _pad_order(name: str, tensor: Tensor, num_labels: int) -> Tensor:
+    """Return a weight with an output a label, of the head of sentence order, as for `transformers`.
+
+    Those after the first two have a probability of 0.
+    """
+    num_missing = num_labels - NUM_ORDERS if name.startswith(_ORDER_HEAD) else 0
+    value = _NO_LOGIT if name.endswith("bias") else 0.0
+    padding = tensor.new_full((max(0, num_missing), *tensor.shape[1:]), value)
+    return torch.cat([tensor, padding]) if len(padding) else tensor
 
 
 def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
@@ -359,7 +376,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     with _opened_weights(folder) as stored:
         names = [name for name in stored.offset_keys() if name not in _TIED]
-        return {name: stored.get_tensor(name) for name in names}
+        tensors = {name: stored.get_tensor(name) for name in names}
+        used = {name: used_shape(name, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        return {
+            name: tensor if tensor.shape == used[name] else tensor[: used[name][0]]
+            for name, tensor in tensors.items()
+        }
 
 
 def read_tasks(folder: Path) -> dict[Task, int]:
@@ -379,7 +401,8 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """
     with _opened_weights(folder) as stored:
         names = stored.offset_keys()
-        return {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+        shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+        return {name: used_shape(name, shape) for name, shape in shapes.items()}
 
 
 @contextmanager

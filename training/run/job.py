@@ -217,7 +217,7 @@ def open_job(
         recipe=recipe,
         architecture=architecture,
         start=start,
-        shards=_open_shards(config.shards, config.corpus, config.output / "shards", start, world),
+        shards=_open_shards(config.shards, config.corpus, "shards", config, start, world),
         world=world,
         precision=precision,
         compiles=should_compile(config.compile, world.device),
@@ -251,14 +251,19 @@ def run_job(
 
 
 def _open_shards(
-    shards: Path | None, files: Sequence[Path], folder: Path, start: Start, world: World
+    shards: Path | None,
+    files: Sequence[Path],
+    name: str,
+    config: CorpusRunConfig,
+    start: Start,
+    world: World,
 ) -> Shards:
     """Open tokenised text; if there are files instead, the main process first prepares them."""
-    tokenizer = start.tokenizer / "tokenizer.json"
+    tokenizer, folder = start.tokenizer / "tokenizer.json", config.output / name
     if shards is not None:
         return Shards.open(shards, tokenizer)
     if world.is_main:
-        prepare(files, tokenizer, folder)
+        prepare(files, tokenizer, folder, text_column=config.text_column)
     world.meet()
     return Shards.open(folder, tokenizer)
 
@@ -305,8 +310,9 @@ def _validation(job: PretrainingJob) -> Validation | None:
     shards = None
     if len(config.validation) == 1 and (config.validation[0] / SHARDS_FILE).is_file():
         shards = config.validation[0]
-    folder = config.output / "validation-shards"
-    text = _open_shards(shards, config.validation, folder, job.start, job.world)
+    text = _open_shards(
+        shards, config.validation, "validation-shards", config, job.start, job.world
+    )
     max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
     streams = replace(job.streams, mask_rate=RECIPES["paper"].mask_rate)
     batches = list(held_out(text, streams.collator.masking, streams.examples, max_rows=max_rows))

@@ -12,6 +12,7 @@ from typing import Any
 from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
+from training.data.corpus import TEXT_COLUMN_HELP
 from training.data.examples import MIN_LENGTH, SentenceTask
 from training.loop.distributed import Parallelism
 from training.loop.progress import RunError
@@ -34,6 +35,7 @@ class _Corpus(Options, title="data"):
     """
 
     corpus: tuple[Path, ...] = flag("files of text, or folders", ())
+    text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
     shards: Path | None = flag("folder that training.prepare wrote, in place of --corpus")
     tokenizer: Path | None = flag("folder that training.vocab wrote (that of --initialize-from)")
     validation: tuple[Path, ...] = flag("held-out text, or a folder of its shards", ())

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.albert_serve.scoring.jobs import write_dataset
-from training.data.corpus import CorpusError, Place, find_files, read_from, split_sentences
+from training.data.corpus import (
+    CorpusError,
+    Place,
+    find_files,
+    read_documents,
+    read_from,
+    split_sentences,
+)
 
 DOCUMENTS = [f"Line {number}.\nSecond – line é." for number in range(300)]
 JSONL = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in DOCUMENTS)
@@ -150,6 +157,26 @@ def test_the_only_column_of_texts_is_named(
     assert "are those of their only texts: body of it" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"])
+def test_the_column_of_the_texts_can_be_named(tmp_path: Path, name: str) -> None:
+    columns = {"title": ["A", "B"], "text": ["no", "no"], "Body": ["One.", "Two."]}
+    table = pyarrow.table(columns)
+    if name == "a.csv":
+        write(tmp_path / name, "title;text;Body\nA;no;One.\nB;no;Two.\n")
+    elif name == "a.parquet":
+        parquet.write_table(table, tmp_path / name)
+    elif name == "a.arrow":
+        with pyarrow.ipc.new_file(tmp_path / name, table.schema) as writer:
+            writer.write(table)
+    else:
+        rows = table.to_pylist()
+        lines = "\n".join(map(json.dumps, rows)) if name == "a.jsonl" else json.dumps(rows)
+        write(tmp_path / name, lines)
+    assert list(read_documents([tmp_path / name], "body")) == ["One.", "Two."]
+    with pytest.raises(CorpusError, match=r'no column "story", but several .* Body'):
+        list(read_documents([tmp_path / name], "story"))
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
 def test_a_long_document_is_cut_at_line_ends(tmp_path: Path, name: str) -> None:
     limit = 1 << 22
@@ -196,7 +223,7 @@ def test_texts_of_parquet_may_be_of_any_type(tmp_path: Path, kind: Any) -> None:
         ({"id": [1]}, 'a.parquet: no column "text", but none of texts; .* its columns are id'),
         (
             {"a": ["a"], "b": ["b"]},
-            r"several columns of texts \(a, b\); rename the one to train on",
+            r"several columns of texts \(a, b\); --text-column of vocab, .* names another",
         ),
         ({"text": [b"a"]}, "a.parquet, row 1: \"text\" is b'a', not a string"),
         ({"text": ["a", None]}, 'a.parquet, row 2: "text" is None, not a string'),

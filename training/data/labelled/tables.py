@@ -107,10 +107,7 @@ def _table_records(
     file: Path, kind: TableType, delimiter: str | None, headerless: NamesByOrder | None
 ) -> Iterator[_Row]:
     with open_lines(file, kind.compression) as (stream, _):
-        # As in GLUE, quotes are ordinary characters of a TSV file.
-        delimiter, rows = read_rows(
-            file, stream, kind.format, delimiter=delimiter, has_quotes=kind.format == "csv"
-        )
+        delimiter, rows = read_rows(file, stream, kind.format, delimiter=delimiter)
         number, names = next(rows, (1, []))
         header = f"{file}, line {number}"
         # A first row of one field has another delimiter.
