@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client docs check format clean
+.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -83,6 +83,9 @@ bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FIL
 		$(if $(STSB),--stsb $(STSB)) $(if $(SICK),--sick $(SICK)) \
 		$(if $(BANKING77),--banking77 $(BANKING77))
 
+bench-budgets: $(VENV)/.dev  ## finetune on TRAIN=FILE.csv as a user does, in a minute, six minutes and on few texts, and measure on TEST=FILE.csv
+	$(BIN)/python -m benchmarks.budgets $(TRAIN) $(TEST)
+
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without docker)
 	$(BIN)/bentoml build
 	$(BIN)/bentoml containerize albert-serve:latest --backend $(BACKEND) --image-tag albert-serve:cpu
@@ -112,8 +115,13 @@ reproduce-model: $(VENV)/.dev  ## train the default model as it was trained, for
 client: $(VENV)/.dev  ## write the sync client from the async one
 	$(BIN)/python -m scripts.unasync
 
-docs: $(VENV)/.dev  ## write docs/client-reference.md from the docstrings of the client
-	$(BIN)/python -m scripts.client_reference
+$(VENV)/.site: $(VENV)/.dev
+	@echo "installing what the site is built with ..."
+	$(PIP) --group site
+	@touch $@
+
+site: $(VENV)/.site  ## build the documents as a site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

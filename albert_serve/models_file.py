@@ -6,7 +6,7 @@
       small: {bundle: models/albert-small-en}
       reviews: {bundle: bundles/reviews-int8, precision: int8, threads: 2}
 
-Folders are relative to the file. docs/models.md explains the keys. Wherever a bundle's folder is
+Folders are relative to the file. docs/serve.md explains the keys. Wherever a bundle's folder is
 named, `bentoml:NAME[:VERSION]` names a bundle in BentoML's model store (bundle/store.py).
 """
 

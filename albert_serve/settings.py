@@ -1,6 +1,6 @@
 """The settings of the service, read from the environment once, and nowhere else.
 
-Each is a variable `ALBERT_SERVE_<NAME>`; docs/settings.md has the list with their meanings.
+Each is a variable `ALBERT_SERVE_<NAME>`; docs/operate.md has the list with their meanings.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _cache_folder() -> Path | None:
 
 
 class Settings(BaseModel):
-    """The settings of a deployment. `from_environment` reads them; docs/settings.md has each.
+    """The settings of a deployment. `from_environment` reads them; docs/operate.md has each.
 
     Attributes:
         bundle: the folder to serve, or a tag of BentoML's model store; None if `models` is set.
@@ -310,7 +310,7 @@ def _check_names(variables: Mapping[str, str]) -> None:
         if _KUBERNETES.fullmatch(f"{name}={value}"):
             continue
         near = difflib.get_close_matches(upper, VARIABLES, n=1, cutoff=0.8)
-        hint = f"did you mean {near[0]}?" if near else "unset it; docs/settings.md lists them"
+        hint = f"did you mean {near[0]}?" if near else "unset it; docs/operate.md lists them"
         message = f"{name} is set, but there is no such setting; {hint}"
         if upper.startswith(_PREFIX) or "KEY" in upper:
             raise ConfigError(message)

@@ -226,7 +226,7 @@ def _write_tables(
             lines += [f"## {_TITLES[name]}", "", table(headings, cells), ""]
     lines.append(
         "± is one standard error of sampling, without what another seed would change. Lengths of "
-        "the segments alone tell more than half of the pairs (docs/ablations.md)."
+        "the segments alone tell more than half of the pairs (docs/measurements.md)."
     )
     text = "\n".join(lines)
     write_atomically(options.output / "ablations.md", text.encode())

@@ -50,7 +50,7 @@ from training.system.command_line import make_parser
 from training.system.precision import PrecisionName, product_dtype
 
 FinetuningTask = Literal["text-classification", "question-answering"]
-_PAGE: Final = REPOSITORY / "docs" / "benchmarks.md"
+_PAGE: Final = REPOSITORY / "docs" / "measurements.md"
 _BEGIN: Final = "<!-- written by make bench-finetune: begin -->"
 _END: Final = "<!-- written by make bench-finetune: end -->"
 _DATA: Final = REPOSITORY / "tests" / "data"
@@ -212,7 +212,7 @@ def _jobs(task: FinetuningTask, shape: str, options: argparse.Namespace) -> list
     """Return the jobs of a case, ours first.
 
     `transformers` has the settings that were its fastest among all tried, in all cases of
-    docs/benchmarks.md: batches of like lengths, eager attention, not compiled, memory kept.
+    docs/measurements.md: batches of like lengths, eager attention, not compiled, memory kept.
     """
     length, batch_size = _LENGTHS[task], options.batch_size or _BATCH_SIZES[task]
     examples = read_examples(
@@ -272,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--questions", nargs="+", type=Path, metavar="FILE", default=questions, help=questions_help)
     add("--batch-size", type=parse_count, help="examples a step (32 texts, 16 questions)")
     add("--quick", action="store_true", help="the small model, 1 turn of 4s: a first look")
-    write = "put the tables into a page between its marks (docs/benchmarks.md)"
+    write = "put the tables into a page between its marks (docs/measurements.md)"
     add("--write", nargs="?", type=Path, const=_PAGE, metavar="PAGE", help=write)
     add_trainer_options(parser, "runs/benchmark-finetune", 3)
     return parser

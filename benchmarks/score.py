@@ -5,7 +5,7 @@ nothing but the engine, and a sample of them with `transformers`: its pipeline i
 model in bf16 (autocast). Every measurement is in a process of its own, one after another. Speeds
 are tokens a second, without padding, tokenisation included (but of the engine alone); a job's time
 is without that of a job of one text, which starts a process and opens the model. Prints the table,
-and with `--write` puts it into docs/scoring.md.
+and with `--write` puts it into docs/measurements.md.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from training.data.corpus import read_documents
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
-_PAGE: Final = REPOSITORY / "docs" / "scoring.md"
+_PAGE: Final = REPOSITORY / "docs" / "measurements.md"
 _BEGIN: Final = "<!-- speed: python -m benchmarks.score --texts FILE --write -->"
 _END: Final = "<!-- end of speed -->"
 _TASK: Final = "text-classification"
 _PRECISIONS: Final = ("fp32", "int8")
-# In the table of docs/scoring.md by these batch sizes: the fastest of 1, 2, 4, 8, 16 and 32.
+# In the table of docs/measurements.md by these batch sizes: the fastest of 1, 2, 4, 8, 16 and 32.
 _PEERS: Final = {
     "pipeline fp32, batch 1": CONTESTANTS["pipeline-1"],
     "bf16 autocast, batch 8": Contestant(

@@ -1,6 +1,6 @@
 """Choose among the answers to a question; for a model that was finetuned for multiple choice.
 
-The model that ships has no head for it; docs/finetuning.md makes one that has.
+The model that ships has no head for it; docs/own-model.md makes one that has.
 """
 
 from __future__ import annotations

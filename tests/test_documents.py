@@ -14,15 +14,14 @@ import pytest
 
 import training.commands
 from albert_serve import cli
-from scripts.client_reference import PAGE, reference
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *(ROOT / name for name in ("README.md", "examples/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 # Their commands are those of the version that trained the model.
-CARDS = sorted((ROOT / "models").glob("*/README.md"))
+CARDS = sorted((ROOT / "models").glob("*/*.md"))
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(.*)$", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
@@ -151,15 +150,11 @@ def test_bentos_and_images_are_served_to_this_machine_alone() -> None:
     texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
     codes = [code for text in texts for code in code_in(text)]
     serves = [line for code in codes for line in re.findall(r"bentoml serve albert.*", code)]
-    assert len(serves) >= 2
+    assert serves
     assert [line for line in serves if "--host 127.0.0.1" not in line] == []
     runs = [line for code in codes for line in re.findall(r"docker run .*", code)]
     assert len(runs) >= 4
     assert [line for line in runs if "-p 127.0.0.1:" not in line] == []
-
-
-def test_the_reference_of_the_client_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference(), "run `make docs`"
 
 
 def anchors_of(document: Path) -> set[str]:

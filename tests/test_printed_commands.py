@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/finetuning.md that train and export work as printed."""
+"""The commands of README.md, pretraining and finetuning that lead to a service work as printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.albert_serve.support import running_service
 from tests.printed import printed_commands, run_printed
 
-README, GUIDE = "README.md", "docs/finetuning.md"
+README, PRETRAINING, GUIDE = "README.md", "docs/pretraining.md", "docs/own-model.md"
 FEWER = {
     "pretrain": "--steps 20 --budget 1h --no-compile",
     "finetune": "--steps 6 --budget 1h",
@@ -24,7 +24,7 @@ FEWER = {
 @pytest.mark.parametrize(
     ("document", "program", "begins"),
     [
-        (README, "serve vocab", ["vocab", "pretrain"]),
+        (PRETRAINING, "serve vocab", ["vocab", "pretrain"]),
         (GUIDE, "serve finetune", []),
     ],
 )
@@ -41,8 +41,8 @@ def test_a_document_leads_from_training_to_a_service(
 
 
 @pytest.mark.slow
-def test_the_readmes_commands_make_a_bundle_of_all_tasks(tmp_path: Path) -> None:
-    *commands, serve = printed_commands(README, "serve vocab")[1:]
+def test_pretraining_makes_a_bundle_of_all_tasks(tmp_path: Path) -> None:
+    *commands, serve = printed_commands(PRETRAINING, "serve vocab")[1:]
     inspect = serve.replace("serve --bundle", "info")
     outputs = run_printed([*commands, inspect], tmp_path, FEWER)
     manifest = json.loads((tmp_path / "bundles/mine/manifest.json").read_text())

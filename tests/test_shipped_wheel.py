@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,5 +46,7 @@ def test_the_wheel_serves_its_own_bundle(tmp_path: Path) -> None:
         info = httpx.get(f"{service.url}/info").json()
         asked = {"inputs": "She was [MASK] in London in 1950.", "parameters": {"top_k": 1}}
         [best] = httpx.post(f"{service.url}/fill-mask", json=asked, timeout=30).json()
+    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert [info["version"]] == [wheel.name.split("-")[1]] == cited
     assert info["precision"] == "int8"
     assert best["token_str"] == "born"

@@ -202,7 +202,7 @@ def scores_of(batch: PretrainBatch, sums: HeadSums) -> dict[LossName, Score]:
 
 def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the logits (C, K) of the batch's classifier, from each example's [CLS] row."""
-    return model.logits(batch.task, model(batch.tokens, batch.firsts))
+    return model.cls_logits(batch.task, model(batch.tokens, batch.firsts), batch.cls_keys)
 
 
 def _span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
@@ -222,7 +222,8 @@ def example_rows(batch: ExampleBatch) -> tuple[Tensor, Tensor]:
 
 def exit_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the logits (L, C, K) of text classification after each layer."""
-    return model.exit_logits(model.albert.rows_by_layer(batch.tokens, batch.firsts))
+    rows_LCH = model.albert.rows_by_layer(batch.tokens, batch.firsts)
+    return model.exit_logits(rows_LCH, batch.cls_keys)
 
 
 # A model's pass over a batch, which is an argument of its loss function to be compiled by itself.
@@ -325,15 +326,13 @@ def span_scores(
     return {"question-answering": Score(loss=loss, right=right, count=count)}
 
 
-def _choice_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
-    """Return the logit (C, 1) of each choice, from its [CLS] row."""
-    return model.logits("multiple-choice", model(batch.tokens, batch.firsts))
-
-
 def choice_scores(
-    model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = _choice_logits
+    model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, Score]:
-    """Return the score of multiple choice: cross-entropy over the choices of each question."""
+    """Return the score of multiple choice: cross-entropy over the choices of each question.
+
+    Each choice has a logit, from its [CLS] row.
+    """
     logits_C = logits(model, batch)[:, 0].float()
     places_K = torch.arange(int(batch.num_choices.max()), device=logits_C.device)
     is_choice_QK = places_K < batch.num_choices[:, None]
@@ -363,7 +362,7 @@ def compiled_losses() -> dict[str, LossFunction]:
         "pretraining": partial(pretrain_scores, sums=torch.compile(_pretrain_sums)),
         "text-classification": partial(classification_scores, logits=compile_logits(cls_logits)),
         "question-answering": partial(span_scores, logits=compile_logits(_span_logits)),
-        "multiple-choice": partial(choice_scores, logits=compile_logits(_choice_logits)),
+        "multiple-choice": partial(choice_scores, logits=compile_logits(cls_logits)),
     }
 
 
@@ -377,7 +376,8 @@ def compile_logits(logits: LogitsFunction) -> LogitsFunction:
     def run(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
         packing = batch.tokens.packing
         assert packing is not None
-        rows = (batch.tokens.ids, batch.tokens.types, packing.positions, packing.sequences)
+        tokens = batch.tokens
+        rows = (tokens.ids, tokens.types, tokens.keys, packing.positions, packing.sequences)
         mark_dynamic((*rows, packing.bounds, batch.firsts, batch.sizes, batch.targets))
         if batch.firsts.device.type == "cpu":
             mark_dynamic(rows, dimension=1)

@@ -45,7 +45,7 @@ examples:
   albert-serve import bundles/reviews-int8 --name reviews:2024-05
 
 The bundle is verified and copied. `bentoml models list` shows it, `bentoml models get TAG` its
-tasks, precision and sizes; BENTOML_HOME is the folder of the store. docs/models.md has the rest.
+tasks, precision and sizes; BENTOML_HOME is the folder of the store. docs/serve.md has the rest.
 """
 
 

@@ -40,7 +40,7 @@ examples:
 
 albert-serve reload reads what is served again, without a gap.
 
-Further settings are environment variables; docs/settings.md lists them.
+Further settings are environment variables; docs/operate.md lists them.
 """
 _RELOAD_EXAMPLES: Final = """\
 examples:

@@ -28,7 +28,7 @@ TIMEOUT_S: Final = 30.0
 NUM_RETRIES: Final = 2
 MAX_CONCURRENCY: Final = 8
 READY_TIMEOUT_S: Final = 60.0
-# As much as a service's answers may take of its memory (docs/security.md).
+# As much as a service's answers may take of its memory (docs/operate.md).
 MAX_REPLY_BYTES: Final = 64 << 20
 LOCAL_URL: Final = "http://local"
 # A day: lists of any length are one call, and nobody else waits.

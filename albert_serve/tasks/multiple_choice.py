@@ -26,8 +26,8 @@ from albert_serve.tasks.probability import softmax
 from albert_serve.tasks.truncation import Truncator, named
 from albert_serve.tokenizer import Encoding
 
-# Underscores that are no part of a word.
-_BLANK: Final = re.compile(r"(?<!\w)_+(?!\w)")
+# Also within words: RACE has "a_." and "to_tomorrow", and the original replaces every underscore.
+_BLANK: Final = re.compile("_+")
 # Of the choices in the blanks of a question, which may have many.
 _MAX_CHARS_IN_BLANKS: Final = 1 << 16
 

@@ -66,7 +66,7 @@ def _ours(precision: str) -> Contestant:
 
 
 # The first is the reference of answers and the baseline of ratios. The settings are those that were
-# fastest among all tried on the machine of docs/engine.md; batches hold texts of like lengths.
+# fastest among all tried on the machine of docs/measurements.md; batches hold like lengths.
 CONTESTANTS: Final[dict[str, Contestant]] = {
     "transformers-fp32": Contestant(name="transformers fp32", module="hf", form="checkpoint"),
     "transformers-bf16": Contestant(

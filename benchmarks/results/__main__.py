@@ -1,7 +1,7 @@
 """Finetune a checkpoint on standard tasks, several seeds each, and measure it on held-out files.
 
 Prints tables with the figures of published ALBERT models; `--write` puts them into
-docs/results.md. The same command resumes what was stopped, and repeats no finished run; tasks
+docs/measurements.md. The same command resumes what was stopped, and repeats no finished run; tasks
 without a finished run are not in the tables.
 """
 
@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from albert_serve.files import write_atomically
+from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.files import sha256_of, write_atomically
 from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from benchmarks.results.page import SeedResult, render
@@ -28,7 +29,7 @@ from training.loop.provenance import read_stages
 from training.run.options import add_device, parse_count
 from training.system.command_line import make_parser
 
-_PAGE: Final = REPOSITORY / "docs" / "results.md"
+_PAGE: Final = REPOSITORY / "docs" / "measurements.md"
 _BEGIN: Final = "<!-- written by python -m benchmarks.results: begin -->"
 _END: Final = "<!-- written by python -m benchmarks.results: end -->"
 _FIGURES_FILE: Final = "figures.json"
@@ -158,11 +159,19 @@ def _report(runs: _ResultRuns, page: Path | None) -> None:
         print("no run is finished")
         return
     machine = list(describe_machine(torch.get_num_threads()))
-    tables = render(results, Path(runs.initialize_from).name, machine)
+    tables = render(results, checkpoint_name(runs.initialize_from), machine)
     print(tables)
     if page is not None:
         write_between(page, _BEGIN, _END, tables)
         print(f"written to {page}")
+
+
+def checkpoint_name(reference: str) -> str:
+    """Return a checkpoint's name, of a folder with the hash of its weights."""
+    weights = Path(reference) / WEIGHTS_FILE
+    if not weights.is_file():
+        return f"`{reference}`"
+    return f"`{weights.parent.name}` ({WEIGHTS_FILE}, SHA-256 `{sha256_of(weights)[:12]}`)"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tasks", nargs="*", choices=names, default=names, help=tasks)
     add("--seeds", type=parse_count, default=3, help="runs of each task (%(default)s)")
     add("--steps", type=parse_count, help="of each run, in place of the table's")
-    write = "put the tables into a page between its marks (docs/results.md)"
+    write = "put the tables into a page between its marks (docs/measurements.md)"
     add("--write", nargs="?", type=Path, const=_PAGE, metavar="PAGE", help=write)
     add_device(parser)
     return parser

@@ -41,7 +41,7 @@ from export.bundle import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
-_DOCS: Final = REPOSITORY / "docs" / "serving.md"
+_DOCS: Final = REPOSITORY / "docs" / "measurements.md"
 _BEGIN: Final = "<!-- written by make bench-serve: begin -->"
 _END: Final = "<!-- written by make bench-serve: end -->"
 _PRECISIONS: Final = ("fp32", "int8")
@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="fewer of all: a first look")
     where = Path("runs/bench-serve")
     add("--output", type=Path, default=where, help="folder of models and logs (%(default)s)")
-    add("--write", action="store_true", help="put the tables into docs/serving.md")
+    add("--write", action="store_true", help="put the tables into docs/measurements.md")
     return parser
 
 

@@ -2,7 +2,7 @@
 
 Written as https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html does it: a service
 class that makes its pipelines, and batchable APIs that take lists and give them to a pipeline.
-The settings are those that were fastest among some (docs/serving.md): batches of 32 of BentoML,
+The settings were the fastest among some (docs/measurements.md): batches of 32 of BentoML,
 whose texts the pipeline runs one by one, as it does by default, in one process. `services.py`
 starts it and names the checkpoint in the environment.
 """

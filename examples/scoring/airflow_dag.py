@@ -1,7 +1,7 @@
 """An Airflow DAG that scores each day's reviews.
 
 A task that was killed, or whose worker went away, is retried and goes on with the parts that are
-complete. Statuses that no retry mends (docs/scoring.md) fail at once.
+complete. Statuses that no retry mends (docs/batch.md) fail at once.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 def test_the_documents_table_has_every_error_that_a_client_can_meet() -> None:
     rows = re.findall(
         r"^\| (\d+) \| `(\w+)` \|.*\| `(\w+)` \|$",
-        (ROOT / "docs/errors.md").read_text(),
+        (ROOT / "docs/tasks.md").read_text(),
         re.MULTILINE,
     )
     for status, error_type, name in rows:

@@ -131,7 +131,7 @@ def test_the_shipped_bundle_is_the_only_one_in_models(tmp_path: Path) -> None:
         ("ALBERT_SERVER_API_KEYS", "did you mean ALBERT_SERVE_API_KEYS?"),
         ("ALBERT_KEYS", "unset it"),
         ("ALBERT_SERVE_NUM_WORKERS", "did you mean ALBERT_SERVE_WORKERS?"),
-        ("ALBERT_SERVE_TRACING_HEADERS", "unset it; docs/settings.md lists them"),
+        ("ALBERT_SERVE_TRACING_HEADERS", "unset it; docs/operate.md lists them"),
         ("ALBERT_SERVE_PORT", "no such setting"),
     ],
 )

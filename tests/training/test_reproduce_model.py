@@ -229,7 +229,7 @@ def test_make_passes_all_variables() -> None:
 def small_values(folder: Path, labelled: Path, teacher: Path) -> dict[str, str]:
     """The real road's variables, for some seconds of training."""
     lengths = ("DISTIL", "PRETRAIN", "ORDER", "LONG", "EVALUATION")
-    stages = ("DISTIL", "PRETRAIN", "ORDER", "QUESTIONS", "TASKS", "POSITIONS")
+    stages = ("DISTIL", "PRETRAIN", "ORDER", "QUESTIONS", "TASKS", "POSITIONS", "VECTORS")
     return {
         **{f"{name}_LENGTH": "64" for name in lengths},
         **{f"{stage}_TIME": "1s" for stage in stages},
@@ -239,7 +239,7 @@ def small_values(folder: Path, labelled: Path, teacher: Path) -> dict[str, str]:
         "TEACHER": str(teacher),
         "VOCAB_SIZE": "800",
         "EMBEDDING_SIZE": "32",
-        "SPANS_QUESTIONS": "30",
+        **dict.fromkeys(("SPANS_QUESTIONS", "UNANSWERABLE_QUESTIONS", "VECTOR_TEXTS"), "30"),
         "OPTIONS": "--no-compile --device cpu",
     }
 
@@ -258,7 +258,7 @@ def test_the_real_road_leads_to_both_bundles(labelled: Path, tmp_path: Path) -> 
         )
         assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line for line in ended.stdout.splitlines() if line.startswith("[")]
-    assert len(lines) == 14
+    assert len(lines) == 17
     assert all(line.endswith(": complete") for line in lines)
     for name in ("bundle", "bundle-int8"):
         manifest = json.loads((tmp_path / "runs" / name / "manifest.json").read_text())

@@ -148,7 +148,7 @@ def _conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     start_CS = head.start_logits(hidden_CSH).float().masked_fill(is_masked_CS, -torch.inf)
     end_CS = head.end_logits(hidden_CSH, hidden_CSH[every_C, batch.targets[:, 0]]).float()
     end_CS = end_CS.masked_fill(is_masked_CS, -torch.inf)
-    answer_C = head.answer_logits(hidden_CSH, start_CS).float()
+    answer_C = head.answer_logits(hidden_CSH, start_CS, batch.cls_keys).float()
     return torch.stack([start_CS, end_CS, answer_C[:, None].expand_as(start_CS)], dim=-1)
 
 

@@ -24,8 +24,8 @@ from training.run.labelled import with_task_data
 from training.run.recipes import Hyperparameters
 
 _ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
-# Fields that a run may be resumed with other values of. Among them the size of micro-batches
-# changes the dropout that is drawn, so that a run that lacks memory can go on with a smaller one.
+# Fields that a run may be resumed with other values of, such as smaller micro-batches where it
+# lacks memory.
 _NOT_RECORDED: Final = frozenset(
     {
         *("output", "device", "threads", "save_every", "report_every", "keep", "micro_batch_size"),

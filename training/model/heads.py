@@ -29,6 +29,7 @@ from albert_serve.bundle.weights import (
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Batch, Initializer, activation
+from training.model.dropout import Dropout
 from training.model.start_conditioned import StartConditionedHead
 
 # A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
@@ -73,17 +74,20 @@ class _Pooler(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """Pooler, dropout, linear: for sentence order, classification and multiple choice."""
+    """Pooler, dropout, linear: for sentence order, classification and multiple choice.
 
-    def __init__(self, config: AlbertConfig, pooler: _Pooler, num_outputs: int) -> None:
+    Sentence order has no dropout, as in the original (`get_sentence_order_output`).
+    """
+
+    def __init__(self, pooler: _Pooler, hidden_size: int, num_outputs: int, dropout: float) -> None:
         super().__init__()
         self.pooler = pooler
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.output = nn.Linear(config.hidden_size, num_outputs)
+        self.dropout = Dropout(dropout, site=4)
+        self.output = nn.Linear(hidden_size, num_outputs)
 
-    def forward(self, rows_RH: Tensor) -> Tensor:
-        """Logits (R, K) of [CLS] rows (R, H)."""
-        logits_RK: Tensor = self.output(self.dropout(self.pooler(rows_RH)))
+    def forward(self, rows_RH: Tensor, keys_R: Tensor | None = None) -> Tensor:
+        """Logits (R, K) of [CLS] rows (R, H), with their keys of dropout (R)."""
+        logits_RK: Tensor = self.output(self.dropout(self.pooler(rows_RH), keys_R))
         return logits_RK
 
 
@@ -137,7 +141,8 @@ class AlbertForTasks(nn.Module):
             is_plain = num_outputs == QUESTION_OUTPUTS["independent"]
             return _SpanHead(self.config) if is_plain else StartConditionedHead(self.config)
         assert self.pooler is not None
-        return PooledHead(self.config, self.pooler, num_outputs)
+        dropout = 0.0 if task == "sentence-order" else self.config.classifier_dropout
+        return PooledHead(self.pooler, self.config.hidden_size, num_outputs, dropout)
 
     def _exits(self) -> nn.ModuleList:
         """Return a linear classifier after each layer but the last, whose own is the head's.
@@ -157,12 +162,22 @@ class AlbertForTasks(nn.Module):
         logits_RK: Tensor = self.heads[task](rows_RH)
         return logits_RK
 
-    def exit_logits(self, rows_LRH: Tensor) -> Tensor:
-        """Return the logits (L, R, K) of text classification from [CLS] rows after each layer."""
+    def cls_logits(self, task: Task, rows_RH: Tensor, keys_R: Tensor | None) -> Tensor:
+        """Return the logits (R, K) of [CLS] rows (R, H), with their keys of dropout (R)."""
+        logits_RK: Tensor = self.heads[task](rows_RH, keys_R)
+        return logits_RK
+
+    def exit_logits(self, rows_LRH: Tensor, keys_R: Tensor | None = None) -> Tensor:
+        """Return the logits (L, R, K) of text classification from [CLS] rows after each layer.
+
+        Args:
+            keys_R: of dropout, which is the same after each layer.
+        """
         head = self.heads["text-classification"]
         assert isinstance(head, PooledHead)
         assert self.exits is not None
-        pooled_LRH = head.dropout(head.pooler(rows_LRH))
+        keys_LR = None if keys_R is None else keys_R.expand(len(rows_LRH), -1)
+        pooled_LRH = head.dropout(head.pooler(rows_LRH), keys_LR)
         outputs = (*self.exits, head.output)
         return torch.stack([output(p_RH) for output, p_RH in zip(outputs, pooled_LRH, strict=True)])
 

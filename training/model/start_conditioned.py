@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from albert_serve.bundle.weights import NUM_BEAMS
 from albert_serve.config import AlbertConfig
+from training.model.dropout import Dropout
 
 
 class StartConditionedHead(nn.Module):
@@ -24,7 +25,7 @@ class StartConditionedHead(nn.Module):
         self.end_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.end_output = nn.Linear(size, 1)
         self.answer_dense = nn.Linear(2 * size, size)
-        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.dropout = Dropout(config.classifier_dropout, site=4)
         self.answer_output = nn.Linear(size, 1, bias=False)
 
     def forward(self, rows_RH: Tensor, starts_T: Tensor | None = None) -> Tensor:
@@ -58,12 +59,18 @@ class StartConditionedHead(nn.Module):
         logits_CS1: Tensor = self.end_output(normed_CSH)
         return logits_CS1.squeeze(-1)
 
-    def answer_logits(self, hidden_CSH: Tensor, start_CS: Tensor) -> Tensor:
-        """Logits (C) of "no answer", from the [CLS] rows and the sums of rows by start logits."""
+    def answer_logits(
+        self, hidden_CSH: Tensor, start_CS: Tensor, keys_C: Tensor | None = None
+    ) -> Tensor:
+        """Logits (C) of "no answer", from the [CLS] rows and the sums of rows by start logits.
+
+        Args:
+            keys_C: of dropout, of the [CLS].
+        """
         shares_CS = start_CS.softmax(-1).to(hidden_CSH.dtype)
         summary_CH = torch.einsum("cs,csh->ch", shares_CS, hidden_CSH)
         pairs_CD = torch.cat([summary_CH, hidden_CSH[:, 0]], dim=-1)
         logits_C1: Tensor = self.answer_output(
-            self.dropout(torch.tanh(self.answer_dense(pairs_CD)))
+            self.dropout(torch.tanh(self.answer_dense(pairs_CD)), keys_C)
         )
         return logits_C1.squeeze(-1)

@@ -1,7 +1,7 @@
 """Sentence order: the probability that one text follows another, and coherence scores.
 
 The head is that of pretraining (Lan et al. 2019, section 3.1, "Inter-sentence coherence loss"):
-label 0 in order, label 1 swapped. `docs/sentence-order.md` explains the scores.
+label 0 in order, label 1 swapped. `docs/tasks.md` explains the scores.
 
 Shape legend: N sentences, P pairs of them, 2 labels.
 """

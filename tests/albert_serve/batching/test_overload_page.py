@@ -1,4 +1,4 @@
-"""docs/overload.md has the messages, the settings and the status of each limit."""
+"""docs/operate.md has the messages, the settings and the status of each limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from albert_serve.settings import Settings
 from albert_serve.tasks import Prepared, prepare_request
 from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/overload.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/operate.md"
 ROW = re.compile(
     r"^\| (?P<limit>[\w ]+) \|.*\| (?P<status>\d+), `(?P<kind>\w+)` \| `(?P<text>.+)` \|$"
 )

@@ -72,7 +72,7 @@ def test_schedules_repeat_what_a_repetition_mends() -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PASSING"
     ]
     assert passing | final == statuses() | {130}
-    documented = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs/scoring.md").read_text(), re.M)
+    documented = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs/batch.md").read_text(), re.M)
     assert {int(one) for text in documented for one in text.split(",")} == statuses() | {0, 130}
 
 

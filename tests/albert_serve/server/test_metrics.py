@@ -32,7 +32,7 @@ from tests.albert_serve.support import (
 )
 
 NUM_REQUESTS = 24
-DASHBOARD = ROOT / "examples/grafana-dashboard.json"
+DASHBOARD = ROOT / "deploy/grafana-dashboard.json"
 _METRIC = re.compile(r"\b(?:albert_serve|bentoml_service)_\w+(?=[\[{,)]|$)")
 
 

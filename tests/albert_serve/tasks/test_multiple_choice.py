@@ -65,7 +65,7 @@ def test_probabilities_are_those_of_transformers(
         ("It was closed to _ in 1988.", "It was closed to cars in 1988."),
         ("Closed to ___?", "Closed to cars?"),
         ("_ and _", "cars and cars"),
-        ("Is snake_case a name?", "Is snake_case a name? cars"),
+        ("Closed to_.", "Closed tocars."),  # as in RACE, and by the original's `replace`
     ],
 )
 def test_a_choice_stands_in_the_blank_or_at_the_end(question: str | None, expected: str) -> None:

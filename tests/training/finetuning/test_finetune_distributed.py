@@ -165,18 +165,18 @@ def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task:
         ((), 2),
         pytest.param((), 3, marks=pytest.mark.extended),
         pytest.param(("--adaptive-depth",), 2, marks=pytest.mark.extended),
-        (("--dropout", "0.2", "--classifier-dropout", "0.2", "--micro-batch-size", "4"), 2),
+        (("--dropout", "0.2", "--classifier-dropout", "0.2"), 2),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else str(value),
 )
 def test_texts_are_trained_and_validated_as_by_one(
     texts: list[str], tmp_path: Path, more: tuple[str, ...], num_processes: int
 ) -> None:
-    """Also with dropout, if the micro-batches are the same."""
+    """Also with dropout, and in other micro-batches."""
     options = [*texts, *more]
     one, several = tmp_path / "one", tmp_path / "several"
     assert alone(options, one).status == 0
-    ended = together(options, several, num_processes=num_processes)
+    ended = together(options, several, "--micro-batch-size", "4", num_processes=num_processes)
     check_ended(ended)
     assert "validation of text-classification: loss" in ended[0].out + ended[0].err
     check_close(one, several)

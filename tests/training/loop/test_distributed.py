@@ -96,10 +96,11 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
 def test_several_processes_train_as_one_does(
     options: list[str], tmp_path: Path, more: tuple[str, ...], num_processes: int, weights: float
 ) -> None:
-    """With dropout, and several passes a step."""
+    """With dropout; one has four passes a step, the others one of all their rows."""
     one, several = tmp_path / "one", tmp_path / "several"
     assert run_in_process(options, one, *more).status == 0
-    check_ended(run_world(options, several, *more, num_processes=num_processes), 0)
+    rows = ("--micro-batch-size", str(8 // num_processes))
+    check_ended(run_world(options, several, *more, *rows, num_processes=num_processes), 0)
     check_close(one, several, weights=weights, losses=1e-5)
     assert moved(one) > 1e-2
 

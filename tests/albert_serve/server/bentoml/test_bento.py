@@ -105,7 +105,7 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
 def test_a_bento_serves_the_model_that_it_names(
     checkout: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """`models:` in place of a bundle in `models/`, as docs/models.md has it."""
+    """`models:` in place of a bundle in `models/`, as docs/serve.md has it."""
     program = [sys.executable, "-m", "albert_serve", "import", SHIPPED, "--name", "reviews:1"]
     subprocess.run(program, cwd=checkout, env=environment, check=True)
     shutil.rmtree(checkout / "models")
@@ -141,7 +141,7 @@ def test_an_image_has_its_runtime_and_a_user_without_rights(
     users = [(n, step) for n, step in enumerate(steps) if step.startswith("USER ")]
     assert users == [(users[0][0], "USER bentoml")]
     assert users[0][0] > last_to_run
-    assert "ARG BENTO_USER_UID=1034" in steps  # docs/operations.md has it
+    assert "ARG BENTO_USER_UID=1034" in steps  # docs/operate.md has it
     for variable in yaml.safe_load((ROOT / bentofile).read_text())["envs"]:
         assert f"ENV {variable['name']}=${variable['name']}" in steps
         assert [step.split("=")[0] for step in steps].count(f"ENV {variable['name']}") == 1

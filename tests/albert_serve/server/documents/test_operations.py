@@ -1,4 +1,4 @@
-"""deploy/kubernetes/ and what docs/operations.md has to copy: valid, and only of what there is."""
+"""deploy/kubernetes/ and what docs/operate.md has to copy: valid, and only of what there is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from albert_serve.settings import VARIABLES, Settings
 from tests.albert_serve.support import ROOT
 from tests.programs import needs_program
 
-TEXT = (ROOT / "docs/operations.md").read_text()
+TEXT = (ROOT / "docs/operate.md").read_text()
 KUBERNETES = ROOT / "deploy/kubernetes"
 IN_FILES = [yaml.safe_load(file.read_text()) for file in sorted(KUBERNETES.glob("*.yaml"))]
 READ: list[dict[str, Any]] = IN_FILES + [
@@ -97,9 +97,8 @@ def test_the_kustomization_is_of_the_files_there_are() -> None:
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert f"deploy/kubernetes/{secret['files'][0]}" in ignored
     registry, _, name = image["newName"].partition("/")
-    commands = (ROOT / "docs/containers.md").read_text()
-    assert f"REGISTRY={registry} " in commands
-    assert f"docker push $REGISTRY/{name}:{image['newTag']}\n" in commands
+    assert f"REGISTRY={registry} " in TEXT
+    assert f"docker push $REGISTRY/{name}:{image['newTag']}\n" in TEXT
 
 
 def test_kubectl_renders_the_manifests() -> None:
@@ -123,7 +122,7 @@ def rendered(kubectl: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", ["operations.md", "security.md", "containers.md"])
+@pytest.mark.parametrize("page", ["operate.md", "serve.md", "tasks.md"])
 def test_every_variable_that_is_named_is_one(page: str) -> None:
     named = set(re.findall(VARIABLE, (ROOT / "docs" / page).read_text()))
     assert named

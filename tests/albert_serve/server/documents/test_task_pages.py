@@ -1,4 +1,4 @@
-"""The page of each task: its commands work as printed, its parameters are those of the schema."""
+"""The section of each task: its commands work as printed, its parameters are the schema's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ import pytest
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
 
-DOCS = Path(__file__).resolve().parents[4] / "docs"
+PAGE = (Path(__file__).resolve().parents[4] / "docs/tasks.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:3000"
+
+
+def section(page: str, title: str) -> str:
+    """The text below a heading, up to the next one of its level."""
+    [(level, start)] = re.findall(rf"^(#+) {title}\n([\s\S]*)", page, re.MULTILINE)
+    return re.split(rf"^#{{1,{len(level)}}} ", str(start), maxsplit=1, flags=re.MULTILINE)[0]
+
+
 PAGES = {
-    task: (DOCS / f"{task}.md").read_text(encoding="utf-8")
-    for task in (
-        *("fill-mask", "text-classification", "question-answering", "sentence-order"),
-        "multiple-choice",
-    )
+    task: section(PAGE, task.replace("-", " ").capitalize().replace("Fill mask", "Fill-mask"))
+    for task in TASKS
+    if task != "feature-extraction"
 }
 EXAMPLE = re.compile(r"```sh\n(?P<command>curl .*?)```\n+```json\n(?P<reply>.*?)```", re.DOTALL)
 PARAMETER = re.compile(r"^\| `(?P<name>\w+)` \| (?P<default>.+?) \|", re.MULTILINE)
@@ -31,11 +37,6 @@ EXAMPLES = [
     for task, page in PAGES.items()
     for number, example in enumerate(EXAMPLE.finditer(page))
 ]
-
-
-def section(page: str, title: str) -> str:
-    """The text below a heading."""
-    return page.split(f"\n## {title}", 1)[1].split("\n## ", 1)[0]
 
 
 def shape(value: Any) -> Any:
@@ -72,20 +73,14 @@ def test_the_parameters_have_their_defaults(task: str) -> None:
 
 
 def test_the_parameters_of_embeddings_are_listed() -> None:
-    page = section((DOCS / "embeddings.md").read_text(encoding="utf-8"), "Hugging Face's format")
+    page = section(PAGE, "Hugging Face's format")
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert set(listed) == set(TASKS["feature-extraction"].parameters.model_fields)
 
 
 def test_the_message_of_a_long_text_is_the_services(client: httpx.Client) -> None:
-    told = section(PAGES["text-classification"], "Long texts")
+    told = section(PAGE, "Long texts")
     [message] = re.findall(r"^    (the text is .*)$", told, re.MULTILINE)
     reply = client.post("/text-classification", json={"inputs": "a " * 300})
     pattern = re.sub(r"\d+", r"\\d+", re.escape(message))
     assert re.fullmatch(pattern, reply.json()["error"])
-
-
-def test_the_readme_lists_every_document() -> None:
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    documents = {file.name for file in DOCS.glob("*.md")}
-    assert documents <= set(re.findall(r"\(docs/([\w-]+\.md)\)", readme))
