@@ -182,8 +182,8 @@ class ExampleStream(Generic[_ExampleT]):
         return [self.collate(passed) for passed in passes[self.division.own]]
 
     def size_of(self, example: Any) -> int:
-        """Return the tokens of an example."""
-        return len(example.ids)
+        """Return the tokens of an example's sequences."""
+        return sum(example.lengths)
 
     def passes(self, examples: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """Return examples in the parts that go through the model together."""
@@ -191,8 +191,12 @@ class ExampleStream(Generic[_ExampleT]):
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
         """Return examples as one micro-batch."""
-        length = self.division.row_length(map(self.size_of, examples), self.row_length)
-        return collate_examples(self.task, examples, row_length=length)
+        sizes = chain.from_iterable(example.lengths for example in examples)
+        return self.pack(examples, self.division.row_length(sizes, self.row_length))
+
+    def pack(self, examples: Sequence[Any], row_length: int) -> MicroBatch:
+        """Return examples as one micro-batch in rows of this length."""
+        return collate_examples(self.task, examples, row_length=row_length)
 
     def state(self) -> list[int]:
         """Return the number of steps taken so far."""
