@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
+.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -82,6 +82,9 @@ bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FIL
 	$(BIN)/python -m benchmarks.embeddings $(MODELS) $(if $(PEERS),--sentence-transformers $(PEERS)) \
 		$(if $(STSB),--stsb $(STSB)) $(if $(SICK),--sick $(SICK)) \
 		$(if $(BANKING77),--banking77 $(BANKING77))
+
+bench-budgets: $(VENV)/.dev  ## finetune on TRAIN=FILE.csv as a user does, in a minute, six minutes and on few texts, and measure on TEST=FILE.csv
+	$(BIN)/python -m benchmarks.budgets $(TRAIN) $(TEST)
 
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without docker)
 	$(BIN)/bentoml build

@@ -75,10 +75,12 @@ class RuntimeOptions:
             "memory", or in a "cache" on disk that processes share; "none" multiplies with
             the bundle's own pages and is slower for small batches.
         cache_folder: the folder of prepack "cache".
+        gpu_mem_limit: of the activations of an encoder on CUDA, in bytes.
     """
 
     device: Device = "auto"
     num_threads: int | None = None
+    gpu_mem_limit: int | None = None
     spinning: bool = True
     prepack: Prepack = "memory"
     cache_folder: Path | None = None
@@ -163,6 +165,7 @@ class Settings(BaseModel):
     num_workers: int = Field(1, ge=1, le=256)
     num_threads: int | None = Field(None, ge=1, le=1024)
     device: Device = "auto"
+    gpu_mem_limit: int | None = Field(None, ge=1 << 20, le=1 << 50)
     prepack: Literal["auto", "memory", "cache", "none"] = "auto"
     spinning: Literal["auto", "on", "off"] = "auto"
     cache_folder: Path | None = Field(default_factory=_cache_folder)
@@ -251,6 +254,7 @@ class Settings(BaseModel):
             spinning=self.spinning != "off",
             prepack=prepack,
             cache_folder=self.cache_folder,
+            gpu_mem_limit=self.gpu_mem_limit,
         )
 
     def environment(self) -> dict[str, str]:

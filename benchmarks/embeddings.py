@@ -1,7 +1,8 @@
 """Embeddings of models: similarity of sentences, and a classifier of intents over them.
 
 Embeds texts with bundles (by the engine of the service), checkpoints and models of
-sentence-transformers (mean of all tokens), all of length 1, and prints a table:
+sentence-transformers, each pooled as it says (else the mean of all tokens), all of length 1, and
+prints a table:
 
 - STS-B, SICK: Spearman's correlation of cosine similarities with the scores, times 100.
 - Banking77, 8 each: accuracy of MTEB's Banking77Classification, the mean over ten logistic
@@ -33,6 +34,7 @@ from sklearn.linear_model import LogisticRegression
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, Bundle
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from albert_serve.files import sha256_of
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
@@ -148,7 +150,8 @@ def open_model(folder: Path, num_threads: int) -> Embed:
     with open_checkpoint(folder) as checkpoint:
         model = load_checkpoint(checkpoint.folder)
         tokenizer = AlbertTokenizer.from_file(checkpoint.folder / "tokenizer.json")
-        return embed_in_torch(model, tokenizer, truncation=True)
+        form = read_sentence_vectors(checkpoint.folder)
+        return embed_in_torch(model, tokenizer, form, truncation=True)
 
 
 def open_peer(folder: Path) -> Embed:

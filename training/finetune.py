@@ -12,9 +12,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from albert_serve.config import AlbertConfig
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
 from training.finetuning.build import prepare_finetuning
@@ -22,11 +24,13 @@ from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
 from training.finetuning.embeddings import VECTORS
 from training.finetuning.outlook import advise, describe_passes
+from training.finetuning.recipes import default_rate
 from training.finetuning.settings import FinetuneSettings, settle
 from training.loop.distributed import join_world, setting_up
 from training.loop.progress import is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
+from training.model.checkpoint import read_config
 from training.run.driver import TrainedRun, train_run
 from training.run.flags import add_flags, read_flags
 from training.run.heads import add_heads, parse_with_heads, read_heads
@@ -67,9 +71,12 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
     with join_world(config.device) as world, ExitStack() as stack:
         with setting_up(world):
             settings = settle(config)
+            start = stack.enter_context(open_checkpoint(config.initialize_from))
+            if config.lr is None and config.recipe is None:
+                hidden_size = AlbertConfig.from_hf(read_config(start.folder)).hidden_size
+                settings = replace(settings, lr=default_rate(hidden_size))
             record = settings.record()
             is_known_run(config.output, record)
-            start = stack.enter_context(open_checkpoint(config.initialize_from))
         use_threads(config.threads)
         precision = run_precision(config.precision, config.output, world)
         record["precision"] = precision

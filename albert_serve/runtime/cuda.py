@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
+import functools
 import io
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count as naturals
 from pathlib import Path
 from typing import Final, TypeVar
 
 import onnxruntime as ort
+from filelock import FileLock, Timeout
 
 from albert_serve.errors import EngineError
+from albert_serve.settings import metrics_folder
 
 _T = TypeVar("_T")
 
@@ -31,6 +35,8 @@ ADVICE: Final = (
 # A capture fails if another thread allocates, frees or copies device memory meanwhile, and a
 # captured graph belongs to its thread. So this thread makes all calls of this process.
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="cuda")
+# The locks of `own_device`.
+_PLACES: Final[list[FileLock]] = []
 # Calls of finalizers; appending to a deque takes no lock.
 _LATER: Final[deque[Callable[[], object]]] = deque()
 
@@ -43,9 +49,9 @@ def no_cuda_reason() -> str | None:
         return NO_DRIVER
     if PROVIDER not in ort.get_available_providers():
         return "this onnxruntime is built without CUDA (onnxruntime-gpu has it)"
-    count, version = ctypes.c_int(0), ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+    if not _num_devices():
         return "the NVIDIA driver finds no device"
+    version = ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(version))
     if version.value < 1000 * _CUDA_MAJOR:
         supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
@@ -58,17 +64,49 @@ def cannot_be_used(reason: str) -> EngineError:
     return EngineError(f"CUDA is asked for and cannot be used: {reason}. {ADVICE}")
 
 
-def cuda_provider(*, captures: bool) -> dict[str, str]:
+def cuda_provider(*, captures: bool, memory_limit: int | None = None) -> dict[str, str]:
     """Return the options of the CUDA provider.
 
     Args:
         captures: whether runs are captured as CUDA graphs.
+        memory_limit: of the session's activations, in bytes; weights are beside it.
     """
-    return {
+    options = {
+        "device_id": str(own_device()),
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "0",
         "enable_cuda_graph": str(int(captures)),
     }
+    return options if memory_limit is None else {**options, "gpu_mem_limit": str(memory_limit)}
+
+
+@functools.cache
+def own_device() -> int:
+    """Return the number of this process' device: the workers of a service take all in turn.
+
+    A worker holds the first free place of the service's, so that one that replaces another takes
+    its device.
+    """
+    count, folder = _num_devices(), metrics_folder()
+    if count < 2 or folder is None:
+        return 0
+    for place in naturals():
+        lock = FileLock(folder / f"cuda-place-{place}.lock", blocking=False)
+        with contextlib.suppress(Timeout):
+            lock.acquire()
+            _PLACES.append(lock)  # until the process ends
+            return place % count
+    raise AssertionError
+
+
+def _num_devices() -> int:
+    """Return the number of devices that the driver shows; 0 without a driver."""
+    count = ctypes.c_int(0)
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        if not driver.cuInit(0):
+            driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value
 
 
 def on_cuda_thread(call: Callable[[], _T]) -> _T:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from albert_serve.bundle.manifest import CUDA_ENCODER_FILE, ENCODER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.config import AlbertConfig
-from albert_serve.runtime.cuda import cuda_provider
+from albert_serve.runtime.cuda import cuda_provider, own_device
 from albert_serve.runtime.encoders import BucketedEncoder, CpuEncoder, Encoder
 from albert_serve.runtime.ort import cuda_options, encoder_options, open_session
 from albert_serve.runtime.prepacking import map_words, packed_encoder
@@ -80,10 +80,9 @@ def best_batch_tokens(config: AlbertConfig, device: str) -> int:
 
 def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
     if device == "cuda":
-        session = open_session(
-            bundle.cuda_encoder_file, cuda_options(), cuda=cuda_provider(captures=True)
-        )
-        return OpenEncoder(encoder=BucketedEncoder(session, bundle.config))
+        provider = cuda_provider(captures=True, memory_limit=options.gpu_mem_limit)
+        session = open_session(bundle.cuda_encoder_file, cuda_options(), cuda=provider)
+        return OpenEncoder(encoder=BucketedEncoder(session, bundle.config, number=own_device()))
     packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
     encoder = _open_cpu(bundle, options, packed)
     if packed is None or options.threads == 1:

@@ -161,13 +161,18 @@ class BucketedEncoder:
         session: a session of the unrolled graph.
         config: the sizes of the model.
         device: "cuda", or "cpu" for tests without one.
+        number: of the session's device.
     """
 
     def __init__(
-        self, session: ort.InferenceSession, config: AlbertConfig, device: str = "cuda"
+        self,
+        session: ort.InferenceSession,
+        config: AlbertConfig,
+        device: str = "cuda",
+        number: int = 0,
     ) -> None:
         self._config = config
-        self._device = device
+        self._device = (device, number)
         # All that holds device memory, so that it can be freed on another thread.
         self._held = _Held(session=session)
         if device == "cuda":
@@ -196,14 +201,14 @@ class BucketedEncoder:
         binding = self._held.session.io_binding()
         for name, array in batch.feed().items():
             binding.bind_cpu_input(name, array)
-        binding.bind_output(_OUTPUT, self._device)
+        binding.bind_output(_OUTPUT, *self._device)
         self._held.session.run_with_iobinding(binding, _run_options(_NO_CAPTURE))
         return binding.get_outputs()[0]
 
     def _make(self, shape: tuple[int, int]) -> _Bucket:
         shapes = {"input_ids": shape, "token_type_ids": shape, "lengths": shape[:1]}
         inputs = {
-            name: ort.OrtValue.ortvalue_from_shape_and_type(list(size), np.int64, self._device, 0)
+            name: ort.OrtValue.ortvalue_from_shape_and_type(list(size), np.int64, *self._device)
             for name, size in shapes.items()
         }
         binding = self._held.session.io_binding()
@@ -212,10 +217,11 @@ class BucketedEncoder:
         hidden_size = self._config.hidden_size
         if self._held.output is None:
             self._held.output = ort.OrtValue.ortvalue_from_shape_and_type(
-                [_CAPTURED_TOKENS, hidden_size], np.float32, self._device, 0
+                [_CAPTURED_TOKENS, hidden_size], np.float32, *self._device
             )
         address = self._held.output.data_ptr()
-        binding.bind_output(_OUTPUT, self._device, 0, np.float32, [*shape, hidden_size], address)
+        shape_out = [*shape, hidden_size]
+        binding.bind_output(_OUTPUT, *self._device, np.float32, shape_out, address)
         graph_id = str(len(self._held.buckets) + 1)
         bucket = _Bucket(inputs=inputs, binding=binding, graph_id=graph_id)
         self._held.buckets[shape] = bucket

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from albert_serve.files import write_atomically
+from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.files import sha256_of, write_atomically
 from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from benchmarks.results.page import SeedResult, render
@@ -158,11 +159,19 @@ def _report(runs: _ResultRuns, page: Path | None) -> None:
         print("no run is finished")
         return
     machine = list(describe_machine(torch.get_num_threads()))
-    tables = render(results, Path(runs.initialize_from).name, machine)
+    tables = render(results, checkpoint_name(runs.initialize_from), machine)
     print(tables)
     if page is not None:
         write_between(page, _BEGIN, _END, tables)
         print(f"written to {page}")
+
+
+def checkpoint_name(reference: str) -> str:
+    """Return a checkpoint's name, of a folder with the hash of its weights."""
+    weights = Path(reference) / WEIGHTS_FILE
+    if not weights.is_file():
+        return f"`{reference}`"
+    return f"`{weights.parent.name}` ({WEIGHTS_FILE}, SHA-256 `{sha256_of(weights)[:12]}`)"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,12 +34,12 @@ def render(
 
     Args:
         results: of the finished runs, by the task's name; at least one each.
-        initial: the name of the checkpoint that the runs started from.
+        initial: the checkpoint that the runs started from, as `checkpoint_name` has it.
         machine: its description.
     """
     notes = [f"{_title(name)}: {RESULT_TASKS[name].note}" for name in results]
     parts = [
-        f"Initial checkpoint: `{initial}`. All figures are in percent.",
+        f"Initial checkpoint: {initial}. All figures are in percent.",
         table(_FIGURES, [row for name, runs in results.items() for row in _rows(name, runs)]),
         bullets(note for note in notes if not note.endswith(": ")),
         "The training of each run (the median of the runs; minutes of training alone):",

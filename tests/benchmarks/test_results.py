@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from albert_serve.files import sha256_of
 from benchmarks.results.__main__ import main
 from benchmarks.results.page import chance
 from benchmarks.results.tasks import Figure
@@ -42,6 +44,7 @@ def test_tasks_are_trained_measured_and_not_repeated(
     median = statistics.median(points)
     row = f"| Banking77 | accuracy | {median:.1f} | {min(points):.1f} to {max(points):.1f} | 2"
     assert row in page.read_text()
+    assert f"SHA-256 `{sha256_of(checkpoint_dir / 'model.safetensors')[:12]}`" in page.read_text()
 
     written = [file.stat().st_mtime_ns for file in files]
     assert main([*command, "--steps", "2"]) == 0
@@ -53,6 +56,17 @@ def test_tasks_are_trained_measured_and_not_repeated(
     for task, missing in (("cola", "cola"), ("sick", "sick/SICK_train.txt")):
         assert main([*command, "--tasks", task]) == 1
         assert f"there is no {tmp_path / 'data' / missing};" in capsys.readouterr().err
+
+
+def test_tables_of_the_document_name_their_checkpoint() -> None:
+    """By hash; one that is not what ships is said to be an earlier one."""
+    shipped = sha256_of(REPOSITORY / "models" / "albert-small-en" / "model.safetensors")
+    page = (REPOSITORY / "docs" / "measurements.md").read_text(encoding="utf-8")
+    _, _, results = page.partition("\n## Finetuning on standard tasks\n")
+    for section in results.split("\n## ")[0].split("\n### "):
+        of_tables = re.findall(r"SHA-256 `(\w{12})`(, an earlier model than the one)?", section)
+        assert of_tables
+        assert all((sha256 in shipped) == (not earlier) for sha256, earlier in of_tables)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "matthews_correlation"])

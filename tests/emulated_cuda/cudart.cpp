@@ -180,9 +180,14 @@ Error cudaPointerGetAttributes(void* attributes, const void* address) {
   return 0;
 }
 
-Error cudaSetDevice(int) { return error(); }
-Error cudaGetDevice(int* index) { *index = 0; return error(); }
-Error cudaGetDeviceCount(int* count) { *count = error() ? 0 : 1; return error(); }
+thread_local int current = 0;
+Error cudaSetDevice(int number) {
+  current = number;
+  if (number) say("cudaSetDevice %d", number);
+  return error();
+}
+Error cudaGetDevice(int* index) { *index = current; return error(); }
+Error cudaGetDeviceCount(int* count) { *count = error() ? 0 : number("EMULATED_DEVICES", 1); return error(); }
 Error cudaDeviceSynchronize() { return error(); }
 Error cudaDriverGetVersion(int* version) { *version = 13000; return 0; }
 Error cudaRuntimeGetVersion(int* version) { *version = 13000; return 0; }

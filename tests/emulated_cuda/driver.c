@@ -1,4 +1,4 @@
-// An emulated NVIDIA driver (libcuda.so.1), with one device. EMULATED_DRIVER: the version of CUDA
+// An emulated NVIDIA driver (libcuda.so.1), with EMULATED_DEVICES devices (1). EMULATED_DRIVER: the version of CUDA
 // that it supports, such as 12040; EMULATED_SM: the device's compute capability, such as 90.
 #include <stdlib.h>
 #include <string.h>

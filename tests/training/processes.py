@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from training.evaluation import validation
 from training.loop.step import Run, Step
+from training.model.albert import Albert
 
 Fate: TypeAlias = Callable[[], None]
 
@@ -285,6 +286,16 @@ def spoil(attempts: Container[int]) -> None:
             hook.remove()
 
     patch.object(Run, "step", step).start()
+
+
+def lack_memory(most_rows: int) -> None:
+    """The device has the memory for so many rows at a time, and no more."""
+
+    def refuse(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        if isinstance(module, Albert) and module.training and len(given[0].ids) > most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    torch.nn.modules.module.register_module_forward_pre_hook(refuse)
 
 
 def count_time(step_s: float) -> None:

@@ -92,6 +92,11 @@ class TokenisedExample:
     types: list[int]
     target: Any
 
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of its one sequence."""
+        return [len(self.ids)]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleBatch(MicroBatch):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -200,19 +200,13 @@ class _ChoiceStream(ExampleStream[ChoiceExample]):
 
     tokenizer: AlbertTokenizer
 
-    def size_of(self, example: ChoiceExample) -> int:
-        """Return the tokens of a question's sequences."""
-        return sum(example.lengths)
-
     def passes(self, examples: Sequence[ChoiceExample]) -> Sequence[Sequence[ChoiceExample]]:
         """Return questions in the parts that go through the model together."""
         return list(_passes(examples))
 
-    def collate(self, examples: Sequence[ChoiceExample]) -> MicroBatch:
+    def pack(self, examples: Sequence[ChoiceExample], row_length: int) -> MicroBatch:
         """Return questions as one micro-batch."""
-        sizes = chain.from_iterable(example.lengths for example in examples)
-        length = self.division.row_length(sizes, self.row_length)
-        return collate_choices(examples, self.tokenizer, row_length=length)
+        return collate_choices(examples, self.tokenizer, row_length=row_length)
 
 
 def choice_stream(

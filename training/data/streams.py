@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from itertools import count as naturals
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -55,6 +56,9 @@ class TaskStream(Protocol):
 
     def restore(self, state: Sequence[int]) -> None:
         """Move to a saved position, forwards or backwards."""
+
+    def take_smaller_batches(self) -> bool:
+        """Halve the size of micro-batches, if that can be and does not change a step's result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +182,8 @@ class ExampleStream(Generic[_ExampleT]):
         return [self.collate(passed) for passed in passes[self.division.own]]
 
     def size_of(self, example: Any) -> int:
-        """Return the tokens of an example."""
-        return len(example.ids)
+        """Return the tokens of an example's sequences."""
+        return sum(example.lengths)
 
     def passes(self, examples: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """Return examples in the parts that go through the model together."""
@@ -187,8 +191,12 @@ class ExampleStream(Generic[_ExampleT]):
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
         """Return examples as one micro-batch."""
-        length = self.division.row_length(map(self.size_of, examples), self.row_length)
-        return collate_examples(self.task, examples, row_length=length)
+        sizes = chain.from_iterable(example.lengths for example in examples)
+        return self.pack(examples, self.division.row_length(sizes, self.row_length))
+
+    def pack(self, examples: Sequence[Any], row_length: int) -> MicroBatch:
+        """Return examples as one micro-batch in rows of this length."""
+        return collate_examples(self.task, examples, row_length=row_length)
 
     def state(self) -> list[int]:
         """Return the number of steps taken so far."""
@@ -198,6 +206,15 @@ class ExampleStream(Generic[_ExampleT]):
         """Skip the steps taken before."""
         (self._num_taken,) = state
         self._batches = None
+
+    def take_smaller_batches(self) -> bool:
+        """Halve the number of examples of a micro-batch; False if it is one."""
+        size = self.division.micro_batch_size or self.batch_size
+        if size == 1:
+            return False
+        self.division = replace(self.division, micro_batch_size=(size + 1) // 2)
+        _report(self.name, (size + 1) // 2)
+        return True
 
 
 def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
@@ -269,6 +286,24 @@ class PackedStream:
         """Move to that epoch, window and row."""
         self._position = Position(*state)
         self._steps = None
+
+    def take_smaller_batches(self) -> bool:
+        """Halve the number of rows of a micro-batch, or divide it otherwise; False if it is one."""
+        rows = self.slicing.rows_a_batch
+        if rows == 1:
+            return False
+        fewer = next(size for size in range(rows // 2, 0, -1) if rows % size == 0)
+        self.slicing = replace(self.slicing, rows_a_batch=fewer)
+        _report(self.name, fewer)
+        return True
+
+
+def _report(name: str, size: int) -> None:
+    print(
+        f"out of memory: {name} goes on in micro-batches of {size} (--micro-batch-size), "
+        "with the same result",
+        file=sys.stderr,
+    )
 
 
 def example_stream(

@@ -167,6 +167,8 @@ def pseudo_label(
         "teacher": describe_model(teacher.reference, teacher.model)["teacher_sha256"],
         "truncation": _TRUNCATION,
     }
+    if isinstance(teacher, EmbeddingTeacher):
+        key["pooling"] = teacher.pooling
     logits = _read(file, key)
     if world.meet(logits is None) or logits is None:
         with precision(world.device, products):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.api.embeddings import FeatureExtractionAnswer, FeatureExtractionParameters
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import Logits, Prepared, Round, Runner, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
@@ -40,14 +41,23 @@ Embed: TypeAlias = Callable[[Sequence[str]], Vectors]
 
 
 def embed_in_torch(
-    model: AlbertForTasks, tokenizer: AlbertTokenizer, *, truncation: bool = False
+    model: AlbertForTasks,
+    tokenizer: AlbertTokenizer,
+    form: SentenceVectors | None = None,
+    *,
+    truncation: bool = False,
 ) -> Embed:
-    """Return the function to the embeddings of a model in memory; see `embed_texts`."""
+    """Return the function to the embeddings of a model in memory; see `embed_texts`.
+
+    Args:
+        form: of the vectors, the model's own; None for the mean of all tokens.
+    """
     setup = TaskSetup(
         tokenizer=tokenizer,
         max_positions=model.config.max_positions,
         hidden_size=model.config.hidden_size,
         num_layers=model.config.num_layers,
+        sentence_vectors=form or SentenceVectors(),
     )
     return partial(embed_texts, TorchEngine(model), setup, truncation=truncation)
 
@@ -58,7 +68,7 @@ def embed_texts(
     """Return the embeddings (N, H) of texts, of length 1.
 
     Args:
-        truncation: whether long texts are cut to the model's positions.
+        truncation: whether long texts are cut to the model's positions, or its form's limit.
 
     Raises:
         CorpusError: texts are longer, and `truncation` is off; it lists them.
@@ -74,7 +84,8 @@ def embed_texts(
             prepared = task.prepare(text, parameters)
         except TextTooLongError:
             start = repr(text[:_NUM_SHOWN_CHARS])
-            errors.append(f"{start}...: over {setup.max_positions} tokens; --truncation cuts it")
+            most = setup.sentence_vectors.max_length or setup.max_positions
+            errors.append(f"{start}...: over {most} tokens; --truncation cuts it")
         else:
             items.append(Item(inputs=prepared.inputs, read=partial(_read_vector, prepared)))
     raise_listed(errors)

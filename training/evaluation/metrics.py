@@ -167,7 +167,8 @@ def _constants(
         order = np.argsort(-targets.mean(0), kind="stable")
         numbers = np.arange(num_labels)
         rows = [np.where(np.isin(numbers, order[:k]), 1.0, -1.0) for k in range(num_labels + 1)]
-    else:
-        rows = list(np.eye(num_labels))
+    else:  # two of the labels: no metric of a rarer one is higher
+        frequent = np.bincount(targets, minlength=num_labels).argsort(kind="stable")[-2:]
+        rows = [np.arange(num_labels) == label for label in frequent]
     for row_K in rows:
         yield np.tile(np.asarray(row_K, np.float32), (len(targets), 1))

@@ -123,8 +123,11 @@ class Classification:
         return chance_level(self.figure, targets, len(self.names), self.problem, self.figures)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
-        """Return the metrics of logits (N, K), and the mean of the official ones."""
-        asked = (each for each in self._allowed if each == self.metric)
+        """Return the metrics of logits (N, K), and the mean of the official ones.
+
+        Macro-F1 is always among those of labels, since accuracy hides rare ones.
+        """
+        asked = (each for each in self._allowed if each in ("macro_f1", self.metric))
         metrics = tuple(dict.fromkeys((*self.official, *asked)))
         figures = metric_figures(metrics, logits_NK.numpy(), targets_N.numpy())
         if len(self.official) == 1:

@@ -12,7 +12,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import QuestionHead
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.conversion.source import REFERENCE_HELP
-from training.finetuning.recipes import DEFAULTS
+from training.finetuning.recipes import DEFAULTS, LR_HELP
 from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
 from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
@@ -238,7 +238,7 @@ class FinetuneConfig(
         RunError: a value is not allowed, or options contradict each other.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = DEFAULTS
+    defaults: ClassVar[Mapping[str, Any]] = {**DEFAULTS, "lr": LR_HELP}
 
     initialize_from: str | None = flag(
         f"{REFERENCE_HELP} (the model that ships)", metavar="CHECKPOINT"

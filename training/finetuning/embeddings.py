@@ -93,20 +93,19 @@ class _VectorStream(ExampleStream[VectorExample]):
         """None."""
         return ()
 
-    def size_of(self, example: VectorExample) -> int:
-        """Return the tokens of an example's texts."""
-        return sum(example.lengths)
-
     def passes(self, examples: Sequence[VectorExample]) -> Sequence[Sequence[VectorExample]]:
         """Return examples in the parts that go through the model together, in random order."""
         num_tokens = sum(map(self.size_of, examples))
         num_passes = -(-num_tokens // _TOKENS_A_PASS)
         return [examples[number::num_passes] for number in range(min(num_passes, len(examples)))]
 
-    def collate(self, examples: Sequence[VectorExample]) -> MicroBatch:
+    def take_smaller_batches(self) -> bool:
+        """Return False: the other examples of a micro-batch are what each is told apart from."""
+        return False
+
+    def pack(self, examples: Sequence[VectorExample], row_length: int) -> MicroBatch:
         """Return examples as one micro-batch."""
-        sizes = chain.from_iterable(example.lengths for example in examples)
-        return _collate(examples, self.division.row_length(sizes, self.row_length))
+        return _collate(examples, row_length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,12 +32,14 @@ _ORDER: Final = "sentence-order"
 # Texts are drawn up to so many tokens: half a minute of two cores.
 _MAX_TOKENS: Final = 300_000
 # Added to the variance of each direction, as a part of the mean one: directions of a small variance
-# are not scaled up to 1, since training, bf16 and int8 change them most.
+# are not scaled up to 1, since training, bf16 and int8 change them most. Of the states themselves
+# more, since int8's noise in them is a tenth of their variance (docs/decisions.md).
 _ADDED_VARIANCE: Final = 1.0
+_ADDED_TO_STATES: Final = 5.0
 # Of whitened states, so that the pooler's tanh is nearly linear in most of them.
 _POOLED_SCALE: Final = 0.3
 # Inverse strength of the L2 penalty, as scikit-learn's C.
-_INVERSE_PENALTY: Final = 0.3
+_INVERSE_PENALTY: Final = 0.1
 _MAX_ITERATIONS: Final = 100
 
 
@@ -140,18 +142,18 @@ def _draw(examples: Sequence[TokenisedExample]) -> list[TokenisedExample]:
     return drawn
 
 
-def _whitening(rows_NH: Tensor) -> _Affine:
+def _whitening(rows_NH: Tensor, added_variance: float = _ADDED_VARIANCE) -> _Affine:
     """Return the map that gives the rows' main directions a variance of 1."""
     mean_H = rows_NH.mean(0)
     variances_H, directions_HH = torch.linalg.eigh(torch.cov(rows_NH.T, correction=0).double())
-    added = _ADDED_VARIANCE * variances_H.mean() + torch.finfo(torch.float32).tiny
+    added = added_variance * variances_H.mean() + torch.finfo(torch.float32).tiny
     weight_HH = directions_HH.T / (variances_H.clamp(min=0) + added).sqrt()[:, None]
     return _Affine(weight_HH.float(), mean_H)
 
 
 def _whiten(dense: nn.Linear, rows_NH: Tensor) -> None:
     """Have a pooler's linear map whiten the rows, at a scale where tanh is nearly linear."""
-    weight_HH, mean_H = _whitening(rows_NH)
+    weight_HH, mean_H = _whitening(rows_NH, _ADDED_TO_STATES)
     with torch.no_grad():
         dense.weight.copy_(_POOLED_SCALE * weight_HH)
         dense.bias.copy_(-(dense.weight @ mean_H))

@@ -34,8 +34,10 @@ from training.model.heads import AlbertForTasks
 
 _ValueT = TypeVar("_ValueT")
 Parallelism = Literal["ddp", "fsdp"]
-# Timeout of collectives; longer than an evaluation.
+# Timeout of collectives in training; longer than an evaluation.
 _TIMEOUT = timedelta(minutes=30)
+# Of those that wait for the main process to tokenise a corpus, over gloo also where there are GPUs.
+_SETUP_TIMEOUT = timedelta(days=7)
 # Kept until the process ends. DDP's last reference goes with a run that has failed, and to free the
 # group waits, with the interpreter held, for gloo's thread: which may wait for the interpreter, to
 # let go of the tensor of the last collective.
@@ -44,11 +46,16 @@ _process_groups: list[object] = []
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """This process' place in the process group; by default it is the only process."""
+    """This process' place in the process group; by default it is the only process.
+
+    Attributes:
+        setup: the group of `meet` and `setting_up`, whose waits have no short timeout.
+    """
 
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    setup: distributed.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -61,6 +68,14 @@ class World:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(summed)
+        return cast("list[float]", summed.tolist())
+
+    def sum_in_setup(self, values: Sequence[float]) -> list[float]:
+        """Return the same sums, however long another process takes to come to them."""
+        if self.size == 1:
+            return list(values)
+        summed = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(summed, group=self.setup)
         return cast("list[float]", summed.tolist())
 
     def sum_tensors(self, tensor: Tensor) -> Tensor:
@@ -84,7 +99,7 @@ class World:
 
         If another process has failed, this one exits with status 1.
         """
-        num_failed, _, total = self.sum([0.0, 0.0, number])
+        num_failed, _, total = self.sum_in_setup([0.0, 0.0, number])
         if num_failed:
             raise SystemExit(1)
         return total
@@ -106,7 +121,11 @@ def join_world(device: torch.device) -> Iterator[World]:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT)
     _process_groups.append(distributed.group.WORLD)
-    world = World(rank=distributed.get_rank(), size=distributed.get_world_size(), device=device)
+    setup = distributed.new_group(backend="gloo", timeout=_SETUP_TIMEOUT)
+    _process_groups.append(setup)
+    world = World(
+        rank=distributed.get_rank(), size=distributed.get_world_size(), device=device, setup=setup
+    )
     try:
         with ExitStack() as stack:
             if not world.is_main:
@@ -138,7 +157,9 @@ def setting_up(world: World) -> Iterator[None]:
     except REPORTED as caught:
         error = caught
     has_failed = error is not None
-    num_failed, main_has_failed, _ = world.sum([has_failed, has_failed and world.is_main, 0.0])
+    num_failed, main_has_failed, _ = world.sum_in_setup(
+        [has_failed, has_failed and world.is_main, 0.0]
+    )
     if error is not None and (world.is_main or not main_has_failed):
         raise error
     if num_failed:

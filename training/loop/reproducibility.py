@@ -12,7 +12,7 @@ from torch.utils import deterministic
 
 from training.loop.distributed import World
 from training.loop.progress import is_known_run, read_record
-from training.system.precision import PrecisionName, cpu_has_bf16, product_dtype
+from training.system.precision import DTYPES, PrecisionName, cpu_has_bf16, product_dtype
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def reproducible(device: torch.device) -> Iterator[None]:
 
 
 def run_precision(wanted: PrecisionName, folder: Path, world: World) -> PrecisionName:
-    """Return the precision of a run, `fp32` or `bf16`, which is the same in all its processes.
+    """Return the precision of a run, but not `auto`, which is the same in all its processes.
 
     A run that is resumed keeps the precision in its `run.json`. That of a new one is the wanted
     one; with `auto` the faster of the main process' device. A busy machine could measure otherwise
@@ -51,13 +51,15 @@ def run_precision(wanted: PrecisionName, folder: Path, world: World) -> Precisio
     Raises:
         RunError: the run in the folder has another precision than the wanted one.
     """
-    is_bf16 = False
+    names: tuple[PrecisionName, ...] = ("fp32", "bf16", "fp16")
+    number = 0
     if world.is_main:
         if wanted != "auto":
             is_known_run(folder, {"precision": wanted})
         name = read_record(folder).get("precision", wanted)
-        is_bf16 = product_dtype(world.device, name) == torch.bfloat16
-        if is_bf16 and world.device.type == "cpu" and not cpu_has_bf16():
+        dtype = product_dtype(world.device, name)
+        if dtype == torch.bfloat16 and world.device.type == "cpu" and not cpu_has_bf16():
             print("warning: this CPU emulates bf16, which is very slow", file=sys.stderr)
-    (num_bf16,) = world.sum([float(is_bf16)])
-    return "bf16" if num_bf16 else "fp32"
+        number = next(index for index, each in enumerate(names) if DTYPES[each] == dtype)
+    (total,) = world.sum([number])
+    return names[int(total)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from training.data.batch import LossName, MicroBatch
 from training.data.mask_rate import MaskRates
 from training.data.streams import TaskStream
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
+from training.loop.loss_scale import LossScale
 from training.loop.progress import Progress, RunError
 from training.loop.reproducibility import reproducible
 from training.loop.selection import Selection
@@ -84,7 +85,9 @@ class Run:
         num_tokens: real tokens trained on so far.
         validated_step: step of the last validation.
         num_skipped: steps so far whose gradient was not finite.
-        num_skipped_in_a_row: those since the last step with a finite one.
+        num_skipped_in_a_row: those since the last step with a finite one; none of those that are
+            put down to the loss scale.
+        loss_scale: of fp16; None in other precisions.
         selection: the best validation so far; None if none is to be kept.
         earlier_selection: the state of a selection that this run was resumed without.
     """
@@ -99,6 +102,7 @@ class Run:
     world: World
     progress: Progress
     precision: PrecisionName
+    loss_scale: LossScale | None = None
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
     validated_step: int = 0
@@ -110,28 +114,54 @@ class Run:
     def step(self, done: float) -> Step:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
-        A gradient that is not finite leaves the weights as they are.
+        A gradient that is not finite leaves the weights as they are. Where the device lacks memory
+        for a micro-batch, the step begins anew with smaller ones, which later steps keep.
 
         Raises:
-            RunError: no gradient was finite for several steps.
+            RunError: no gradient was finite for several steps, or memory is lacking in one of
+                several processes or for the smallest micro-batch.
         """
         stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
+        with reproducible(self.world.device):
+            tallies, num_tokens = self._fitting_gradient(stream, done)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            grad_norm = float(whole(norm))
+            factor = self._update(grad_norm, done)
+        self.num_steps[stream.name] += 1
+        self.num_tokens += num_tokens
+        return Step(tallies=tallies, num_tokens=num_tokens, grad_norm=grad_norm, lr_factor=factor)
+
+    def _fitting_gradient(
+        self, stream: TaskStream, done: float
+    ) -> tuple[dict[LossName, Tally], int]:
+        """Return what `_gradient` does, in micro-batches for which the device has the memory."""
+        position = stream.state()
+        while True:
+            try:
+                return self._gradient(stream, done)
+            except torch.OutOfMemoryError as error:
+                reason = str(error).split(". ")[0]
+            # Not in the handler, whose error holds the tensors of the pass.
+            self.optimizers.zero_grad()
+            if self.world.size > 1 or not stream.take_smaller_batches():
+                raise RunError(
+                    f"{reason}. Give a smaller --micro-batch-size, a shorter --length, or "
+                    "--recompute in pretraining"
+                )
+            if self.world.device.type == "cuda":
+                torch.cuda.empty_cache()
+            stream.restore(position)
+
+    def _gradient(self, stream: TaskStream, done: float) -> tuple[dict[LossName, Tally], int]:
+        """Compute the gradient of the stream's next step; return its tallies and real tokens."""
         batches = [self.mixture.mask_rates.thin(batch, done) for batch in stream.step()]
         *counts, num_tokens = self.world.sum(
             [sum(batch.counts[name] for batch in batches) for name in stream.losses]
             + [sum(batch.num_tokens for batch in batches)]
         )
-        totals = dict(zip(stream.losses, counts, strict=True))
-        with reproducible(self.world.device):
-            tallies = self._accumulate(batches, totals)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-            grad_norm = float(whole(norm))
-            factor = self._update(grad_norm, done)
-        self.num_steps[stream.name] += 1
-        self.num_tokens += int(num_tokens)
-        return Step(
-            tallies=tallies, num_tokens=int(num_tokens), grad_norm=grad_norm, lr_factor=factor
-        )
+        tallies = self._accumulate(batches, dict(zip(stream.losses, counts, strict=True)))
+        self._unscale()
+        return tallies, int(num_tokens)
 
     def _accumulate(
         self, batches: Sequence[MicroBatch], totals: Mapping[LossName, float]
@@ -143,7 +173,8 @@ class Run:
             with accumulating(self.objective, is_last=number == len(batches) - 1):
                 with precision(self.world.device, self.precision):
                     scores = self.objective(batch.with_dropout_of(int(seed) & MOST))
-                self._loss(scores, totals).backward()  # type: ignore[no-untyped-call]
+                loss = self._loss(scores, totals) * self._scale
+                loss.backward()  # type: ignore[no-untyped-call]
             for name, tally in tallies.items():
                 tally.add(scores[name])
         return tallies
@@ -163,6 +194,18 @@ class Run:
         ]
         return torch.stack(parts).sum()
 
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.loss_scale is None else self.loss_scale.value
+
+    def _unscale(self) -> None:
+        """Divide the gradients by the loss scale."""
+        if self.loss_scale is None:
+            return
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self._scale)
+
     def _update(self, grad_norm: float, done: float) -> float:
         """Update the weights if the gradient is finite; return the learning-rate multiplier."""
         factor = self.schedule.factor(done)
@@ -170,9 +213,13 @@ class Run:
         if np.isfinite(grad_norm):
             self.optimizers.step(factor)
             self.num_skipped_in_a_row = 0
+            if self.loss_scale is not None:
+                self.loss_scale.count_finite()
             return factor
         self.optimizers.zero_grad()
         self.num_skipped += 1
+        if self.loss_scale is not None and self.loss_scale.explains():
+            return factor
         self.num_skipped_in_a_row += 1
         if self.num_skipped_in_a_row == _MAX_SKIPPED:
             raise RunError(
@@ -195,6 +242,7 @@ class Run:
             "stability": {
                 "num_skipped": self.num_skipped,
                 "num_in_a_row": self.num_skipped_in_a_row,
+                **({"loss_scale": asdict(self.loss_scale)} if self.loss_scale else {}),
             },
             "validated_step": self.validated_step,
             **({"selection": dict(selected)} if selected else {}),
@@ -226,6 +274,8 @@ class Run:
         self.num_steps = Counter(state["num_steps"])
         self.num_skipped = state["stability"]["num_skipped"]
         self.num_skipped_in_a_row = state["stability"]["num_in_a_row"]
+        if self.loss_scale is not None:
+            self.loss_scale = LossScale(**state["stability"].get("loss_scale", {}))
         selected = state.get("selection", {})
         if self.selection is None:
             self.earlier_selection = selected

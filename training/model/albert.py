@@ -289,18 +289,26 @@ def move(record: _Record, device: torch.device) -> _Record:
     for field in fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
         if isinstance(value, Tensor):
-            moved[field.name] = value.to(device, non_blocking=True)
+            # Copies of memory that is not pinned wait until the device has done all before them.
+            source = value.pin_memory() if device.type == "cuda" and value.is_cpu else value
+            moved[field.name] = source.to(device, non_blocking=True)
         elif is_dataclass(value) and not isinstance(value, type):
             moved[field.name] = move(value, device)
     return replace(record, **moved)  # type: ignore[type-var]
 
 
 class Albert(nn.Module):
-    """The backbone that all tasks share: embeddings and encoder (Lan et al. 2019, section 3)."""
+    """The backbone that all tasks share: embeddings and encoder (Lan et al. 2019, section 3).
+
+    Attributes:
+        has_varlen: whether packed rows are attended to by the kernel of variable lengths, which
+            is for GPUs (`training/system/gpu.py`) in lower precision than fp32.
+    """
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.config = config
+        self.has_varlen = False
         self.embeddings = Embeddings(config)
         self.encoder = _Encoder(config)
         self.apply(Initializer(config.initializer_range))
@@ -354,7 +362,7 @@ class Albert(nn.Module):
         if batch.packing is None:
             return None if batch.lengths is None else batch.real_BS[:, None, None, :]
         drops = self.training and self.config.attention_dropout > 0
-        if batch.ids.is_cuda and torch.is_autocast_enabled("cuda") and not drops:
+        if self.has_varlen and torch.is_autocast_enabled("cuda") and not drops:
             return Bounds(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
         sequences_BS = batch.packing.sequences
         return sequences_BS[:, None, :, None] == sequences_BS[:, None, None, :]

@@ -56,12 +56,14 @@ class Muon(torch.optim.Muon):
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
         buffer: Tensor = state["momentum_buffer"]
         buffer.lerp_(grad, 1 - group["momentum"])
+        dtype = product_dtype(grad.device, self.precision)
         update = _orthogonal(
             grad.lerp(buffer, group["momentum"]),
             coefficients=group["ns_coefficients"],
             num_rounds=group["ns_steps"],
             eps=group["eps"],
-            dtype=product_dtype(grad.device, self.precision),
+            # In fp16 a small gradient would be 0 before it is scaled.
+            dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
         )
         param.mul_(1 - group["lr"] * group["weight_decay"])
         param.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(param.shape)))

@@ -13,6 +13,7 @@ from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import Parallelism, World, share
+from training.loop.loss_scale import LossScale
 from training.loop.metrics import Metrics
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, record_run
@@ -26,6 +27,7 @@ from training.model.heads import AlbertForTasks
 from training.optim.optimizers import build_optimizers
 from training.run.config import RunFolder
 from training.run.recipes import Hyperparameters
+from training.system.gpu import support_of
 from training.system.precision import PrecisionName
 
 
@@ -78,6 +80,8 @@ def build_run(
         selection: of the best validation.
     """
     model = model.to(world.device)
+    support = support_of(world.device)
+    model.albert.has_varlen = support is not None and support.has_varlen
     trains_all = all(set(model.heads) == set(stream.tasks) for stream in mixture.streams)
     objective = Objective(model, world.device, loss_of)
     # Before the optimizers, which step sharded weights.
@@ -93,6 +97,7 @@ def build_run(
         world=world,
         progress=progress,
         precision=precision,
+        loss_scale=LossScale() if precision == "fp16" else None,
         selection=selection,
     )
 

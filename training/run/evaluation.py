@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tokenizer import AlbertTokenizer
@@ -242,7 +243,8 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
 
 
 def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
-    embed = embed_in_torch(opened.model, opened.tokenizer, truncation=config.truncation)
+    form = read_sentence_vectors(opened.folder)
+    embed = embed_in_torch(opened.model, opened.tokenizer, form, truncation=config.truncation)
     figures: dict[str, Any] = {}
     if config.similarity:
         figures |= similarity_figures(

@@ -1,14 +1,22 @@
-"""Precision of matrix products: fp32 or bf16, or the one that is faster on the device."""
+"""Precision of matrix products: fp32, bf16, fp16, or the one that is faster on the device."""
 
 from __future__ import annotations
 
 import time
 from functools import cache
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 import torch
 
-PrecisionName: TypeAlias = Literal["auto", "fp32", "bf16"]
+from training.system.gpu import support_of
+
+PrecisionName: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
+
+# The types by name.
+DTYPES: Final = MappingProxyType(
+    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+)
 
 # As `torch.cpu.get_capabilities` names them: those of x86-64, then that of Arm.
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16")
@@ -19,14 +27,19 @@ _REPEATS: Final = 10
 
 def precision(device: torch.device, name: PrecisionName = "auto") -> torch.autocast:
     """Return the autocast context of training: products in `product_dtype`, all else in fp32."""
-    enabled = product_dtype(device, name) == torch.bfloat16
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+    dtype = product_dtype(device, name)
+    if dtype == torch.float32:
+        return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, dtype=dtype)
 
 
 def product_dtype(device: torch.device, name: PrecisionName = "auto") -> torch.dtype:
-    """Return the type of that name; with `auto` bf16 if the device's products are faster in it."""
+    """Return the type of that name; with `auto` the one in which products are fastest."""
     if name != "auto":
-        return torch.bfloat16 if name == "bf16" else torch.float32
+        return DTYPES[name]
+    support = support_of(device)
+    if support is not None:
+        return DTYPES[support.precision]
     return torch.bfloat16 if device.type != "cpu" or cpu_is_faster_in_bf16() else torch.float32
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import struct
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from typing import Final
 import numpy as np
 import onnx
 import pytest
+from filelock import FileLock
 
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import (
@@ -25,6 +27,7 @@ from albert_serve.bundle.weights import (
     read_header,
 )
 from albert_serve.config import AlbertConfig, preset
+from albert_serve.settings import METRICS_VARIABLE
 from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
 from export.heads import build_head
@@ -75,6 +78,51 @@ def test_a_device_is_used(emulation: Path, bundle_dir: Path) -> None:
     outcome = emulated_cuda.run(emulation, _OPEN, str(bundle_dir), "cpu")
     assert outcome.result == ["cpu", []]
     assert outcome.log == []
+
+
+def test_workers_take_all_devices_in_turn(
+    emulation: Path, bundle_dir: Path, tmp_path: Path
+) -> None:
+    """One that is killed leaves its place to the next."""
+    variables = {"EMULATED_DEVICES": "2", METRICS_VARIABLE: str(tmp_path)}
+    with ExitStack() as held:
+        for number in (0, 1, 0):
+            outcome = emulated_cuda.run(
+                emulation, _OPEN, str(bundle_dir), "cuda", variables=variables
+            )
+            assert outcome.result == ["cuda", []]
+            assert ("cudaSetDevice 1" in outcome.log) == (number == 1)
+            place = len(list(tmp_path.iterdir())) - 1
+            held.enter_context(FileLock(tmp_path / f"cuda-place-{place}.lock", blocking=False))
+
+
+_LIMITED: Final = """
+import json, sys
+from pathlib import Path
+from albert_serve.errors import EngineError
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.base import EncoderInput
+
+options = RuntimeOptions(device="cuda", num_threads=1, gpu_mem_limit=8 << 20)
+engine = Engine.open(Path(sys.argv[1]), options)
+answered = []
+for size in (1, 120, 1):
+    try:
+        item = EncoderInput(ids=[5] * 128, types=[0] * 128, task="fill-mask", rows=[0])
+        engine.run_batch([item] * size)
+        answered.append("")
+    except EngineError as error:
+        answered.append(str(error))
+print(json.dumps(answered))
+"""
+
+
+def test_an_encoder_keeps_to_its_memory(emulation: Path, bundle_dir: Path) -> None:
+    """What needs more fails alone."""
+    small, large, again = emulated_cuda.run(emulation, _LIMITED, str(bundle_dir)).result
+    assert (small, again) == ("", "")
+    assert "Available memory" in large
 
 
 _CUDA_LIBRARIES: Final = tuple(emulated_cuda.LIBRARIES.keys() - {"libcuda.so.1"})

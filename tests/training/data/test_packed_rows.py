@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.attention.varlen
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.rnn import pad_sequence
 
 from albert_serve.config import AlbertConfig, Sharing
@@ -160,16 +159,18 @@ def bounds_of(model: Albert, batch: Batch) -> Bounds:
 
 
 @pytest.mark.parametrize(
-    ("is_autocast", "dropout", "is_training", "is_within_bounds"),
+    ("has_varlen", "is_autocast", "dropout", "is_training", "is_within_bounds"),
     [
-        (True, 0.0, True, True),
-        (True, 0.1, False, True),
-        (True, 0.1, True, False),  # the kernel has no dropout
-        (False, 0.0, True, False),  # nor products of fp32
+        (True, True, 0.0, True, True),
+        (True, True, 0.1, False, True),
+        (True, True, 0.1, True, False),  # the kernel has no dropout
+        (True, False, 0.0, True, False),  # nor products of fp32
+        (False, True, 0.0, True, False),
     ],
 )
 def test_a_gpu_attends_within_bounds_where_its_kernel_can(
     monkeypatch: pytest.MonkeyPatch,
+    has_varlen: bool,
     is_autocast: bool,
     dropout: float,
     is_training: bool,
@@ -177,9 +178,9 @@ def test_a_gpu_attends_within_bounds_where_its_kernel_can(
 ) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: is_autocast and kind == "cuda")
     model = Albert(replace(TINY, attention_dropout=dropout)).train(is_training)
+    model.has_varlen = has_varlen
     batch, _ = packed(ROWS, 16)
-    ids = FakeTensor(FakeTensorMode(), batch.ids.to("meta"), torch.device("cuda"))
-    mask = model._attention_mask(replace(batch, ids=ids))
+    mask = model._attention_mask(batch)
     if is_within_bounds:
         assert isinstance(mask, Bounds)
         assert batch.packing is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from scipy.stats import pearsonr, rankdata
 
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.load import load_setups
 from training.data.similar import SimilarTexts, read_similar
@@ -86,7 +89,7 @@ STSB = "genre\tfile\t2012\t0001\t{}\tA man sings.\tA man is singing.{}"
         (
             "sick.csv",
             [
-                "pair_ID,sentence_A,sentence_B,relatedness_score,entailment_judgment",
+                "pair_ID,Sentence_a,SENTENCE_B,Relatedness_Score,entailment_judgment",
                 "1,A man sings.,A man is singing.,4.5,NEUTRAL",
                 "2,A man sings.,A man is singing.,1,NEUTRAL",
             ],
@@ -111,19 +114,30 @@ def pairs_file(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.parametrize("form", [None, SentenceVectors(pooling="cls")])
 def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
-    checkpoint_dir: Path, bundle_dir: Path, pairs_file: Path, tmp_path: Path
+    form: SentenceVectors | None,
+    checkpoint_dir: Path,
+    bundle_dir: Path,
+    pairs_file: Path,
+    tmp_path: Path,
 ) -> None:
     output, answers = tmp_path / "figures.json", tmp_path / "answers.csv"
     answers.write_text("query,answer\nA run,A second run\nA base,The game\n")
     arguments = ["--similarity", str(pairs_file), "--retrieval", str(answers)]
     bundle = Bundle.open(bundle_dir)
     texts = ["A run", "A second run", "An out", "A base", "The game"]
-    vectors = embed_texts(Engine.open(bundle), load_setups(bundle)["feature-extraction"], texts)
+    setup = load_setups(bundle)["feature-extraction"]
+    folders = [checkpoint_dir, bundle_dir]
+    if form is not None:
+        setup = replace(setup, sentence_vectors=form)
+        folders = [Path(shutil.copytree(checkpoint_dir, tmp_path / "checkpoint"))]
+        write_sentence_vectors(form, folders[0], hidden_size=setup.hidden_size)
+    vectors = embed_texts(Engine.open(bundle), setup, texts)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
     cosines = [vectors[a] @ vectors[b] for a, b in ((0, 1), (0, 2), (3, 4))]
     expected = pearsonr(cosines, [0.9, 0.1, 0.4]).statistic
-    for folder in (checkpoint_dir, bundle_dir):
+    for folder in folders:
         command = [str(folder), *arguments, "--output", str(output), "--report", str(tmp_path)]
         assert main(command) == 0
         figures = json.loads(output.read_text())

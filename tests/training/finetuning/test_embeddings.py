@@ -102,6 +102,10 @@ def test_a_teachers_vectors_are_learnt_and_kept(
     assert last < first
     vectors = read_sentence_vectors(run / "checkpoint")
     assert vectors == SentenceVectors(pooling="mean", normalize=True)
+    size = transformers.BertConfig.from_pretrained(teacher).hidden_size
+    write_sentence_vectors(SentenceVectors(pooling="cls"), teacher, hidden_size=size)
+    assert finetune.main([*options, "--steps", "41"]) == 0
+    assert (run / "teacher-vectors.safetensors").stat().st_mtime_ns > written
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pandas
 import polars
 import pytest
 from pyarrow import parquet
+from sklearn.metrics import accuracy_score, f1_score
 
 from albert_serve.client import AlbertClient
 from export.job import ExportConfig, export
@@ -70,8 +72,11 @@ def test_a_notebook_goes_from_a_frame_to_answers(
     )
     with AlbertClient.local(exported.bundle.folder, num_threads=1) as albert:
         answers = albert.text_classification(frame["review"])
-    right = [answer[0].label == row["mood"] for answer, row in zip(answers, ROWS, strict=True)]
-    assert sum(right) / len(right) == pytest.approx(last["validation/text-classification/accuracy"])
+    labels = [answer[0].label for answer in answers]
+    figures = {"accuracy": accuracy_score, "macro_f1": partial(f1_score, average="macro")}
+    for name, measure in figures.items():
+        expected = pytest.approx(last[f"validation/text-classification/{name}"])
+        assert measure(frame["mood"], labels) == expected
 
     capsys.readouterr()
     again = configure(pandas.DataFrame(ROWS).sample(frac=1, random_state=0), validation=ROWS)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.support import SQUAD, SQUAD_V2
 from training.finetune import FinetuneConfig
-from training.finetuning.recipes import DEFAULTS, PAPER
+from training.finetuning.recipes import DEFAULTS, PAPER, default_rate
 from training.finetuning.settings import FinetuneSettings, settle
 
 # Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
@@ -82,3 +82,7 @@ def test_questions_have_the_recipe_of_their_version() -> None:
     one = settled(question_answering=[SQUAD], recipe="paper")
     assert (one.steps, one.length, one.question_length) == (3649, 384, 384)
     assert settled(question_answering=[SQUAD], recipe="paper", length=64).question_length == 64
+
+
+def test_a_wider_model_has_a_lower_default_rate() -> None:
+    assert [default_rate(hidden_size) for hidden_size in (64, 384, 768)] == [2e-4, 2e-4, 1e-4]

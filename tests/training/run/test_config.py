@@ -171,4 +171,4 @@ def test_the_help_names_every_flag_with_its_default(config: type[Options]) -> No
     assert "--keep KEEP checkpoints to keep (2)" in help_
     assert "--precision {auto,fp32,bf16}" in help_
     if config is FinetuneConfig:
-        assert "--lr LR peak learning rate; with muon of the layers' matrices (0.0001)" in help_
+        assert "with muon of the layers' matrices (0.0002; of a hidden size over 384" in help_

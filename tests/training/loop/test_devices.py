@@ -1,0 +1,102 @@
+"""What a device lacks: instructions for bf16, range of fp16, memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.training.processes import lack_memory, run_in_process, spoil
+from tests.training.support import checkpoint_state, read_metrics
+from training.system.gpu import gpu_support
+
+
+@pytest.mark.parametrize(
+    ("card", "capability", "precision", "has_varlen"),
+    [
+        ("V100", (7, 0), "fp16", False),
+        ("T4", (7, 5), "fp16", False),
+        ("A100", (8, 0), "bf16", True),
+        ("L4", (8, 9), "bf16", True),
+        ("H100", (9, 0), "bf16", True),
+        ("B200", (10, 0), "bf16", True),
+    ],
+)
+def test_kernels_and_precision_are_those_of_the_card(
+    card: str, capability: tuple[int, int], precision: str, has_varlen: bool
+) -> None:
+    assert gpu_support(capability) == (precision, has_varlen), card
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest of two runs' weights."""
+    tensors = [load_file(folder / "checkpoint" / "model.safetensors") for folder in (one, other)]
+    return max(float((each - tensors[1][name]).abs().max()) for name, each in tensors[0].items())
+
+
+def test_fp16_scales_its_losses(tiny_options: list[str], tmp_path: Path) -> None:
+    """A gradient that is not finite halves the scale, and ends no run while that may help."""
+    options = [*tiny_options, "--optimizer", "adamw", "--lr", "1e-3"]
+    exact, run = tmp_path / "exact", tmp_path / "run"
+    assert run_in_process([*options, "--precision", "fp32"], exact).status == 0
+    fp16 = [*options, "--precision", "fp16"]
+    assert run_in_process(fp16, run).status == 0
+    assert checkpoint_state(run)["stability"]["loss_scale"] == {"value": 65536, "num_finite": 8}
+    losses = [[line["fill-mask/loss"] for line in read_metrics(each)] for each in (exact, run)]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+    left_out = tmp_path / "left-out"
+    ended = run_in_process(fp16, left_out, "--keep", "9", fate=partial(spoil, range(2, 9)))
+    assert ended.status == 0, ended.err
+    assert checkpoint_state(left_out)["stability"]["loss_scale"] == {"value": 512, "num_finite": 0}
+    assert run_in_process(fp16, left_out, "--steps", "10").status == 0
+    assert checkpoint_state(left_out)["stability"]["loss_scale"] == {"value": 512, "num_finite": 2}
+
+
+def test_a_step_that_lacks_memory_is_made_of_smaller_micro_batches(
+    tiny_options: list[str], tmp_path: Path
+) -> None:
+    """With the same result; a device that has none for a row is an error."""
+    options = [*tiny_options, "--micro-batch-size", "8", "--precision", "fp32"]
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert run_in_process(options, whole).status == 0
+    ended = run_in_process(options, run, fate=partial(lack_memory, 2))
+    assert ended.status == 0
+    for size in (4, 2):
+        assert f"out of memory: pretraining goes on in micro-batches of {size} (" in ended.err
+    assert difference(run, whole) < 3e-5
+    ended = run_in_process(options, tmp_path / "none", fate=partial(lack_memory, 0))
+    assert ended.status == 1
+    assert ended.err.splitlines()[-1] == (
+        "error: CUDA out of memory. Give a smaller --micro-batch-size, a shorter --length, or "
+        "--recompute in pretraining"
+    )
+
+
+def test_texts_that_lack_memory_are_trained_on_in_smaller_micro_batches(
+    pretrained: Path, labelled: Path, tmp_path: Path
+) -> None:
+    options = [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--text-classification"),
+        *(str(labelled), "--batch-size", "13", "--steps", "4", "--length", "64"),
+        *(
+            "--validation-split",
+            "0",
+            "--dropout",
+            "0.1",
+            "--precision",
+            "fp32",
+            "--device",
+            "cpu",
+            "--no-compile",
+        ),
+    ]
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    finetuned = partial(run_in_process, options, program="training.finetune")
+    assert finetuned(whole).status == 0
+    ended = finetuned(run, fate=partial(lack_memory, 1))
+    assert ended.status == 0
+    assert "out of memory: text-classification goes on in micro-batches of" in ended.err
+    assert difference(run, whole) < 1e-5
