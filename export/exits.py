@@ -1,7 +1,7 @@
 """The part of an encoder's Loop that ends the pass of each text whose answer is final.
 
-After each layer a classifier of its own reads the texts' first rows. A text is answered when as
-many layers in a row as its `patience` gave the label of the layer before them, or when it has its
+After each layer a classifier of its own reads the texts' first rows. A text is answered when as many
+layers in a row as its `patience` gave the label of the layer before them, or when it has its
 `max_layers`: its logits are kept and it leaves the batch, so that the following layers have fewer
 rows. The Loop ends when no text is left. A batch in which all texts have all layers skips this.
 
