@@ -158,7 +158,7 @@ class _Stack:
         return self.nodes.add("Loop", [count, start, x_RH], attributes={"body": body})
 
     def loop_with_exits(self, num_labels: int, x_RH: str) -> str:
-        """Append a Loop that ends when all texts are answered; its hidden states may be fewer."""
+        """Append a Loop that ends when all texts are settled; its hidden states may be fewer."""
         ((turn, num_turns),) = _repetitions(self.config)
         exits = ExitNodes(self.nodes, self.config, num_labels, ids="input_ids", lengths=_LENGTHS)
         scope = f"layer_{turn[0][0]}/"

@@ -1,11 +1,11 @@
-"""The part of an encoder's Loop that ends the pass of each text whose answer is final.
+"""The part of an encoder's Loop that ends the pass of each text whose answer is settled.
 
-After each layer a classifier of its own reads the texts' first rows. A text is answered when as many
+After each layer a classifier of its own reads the texts' first rows. A text is settled when as many
 layers in a row as its `patience` gave the label of the layer before them, or when it has its
 `max_layers`: its logits are kept and it leaves the batch, so that the following layers have fewer
 rows. The Loop ends when no text is left. A batch in which all texts have all layers skips this.
 
-Shape legend: B texts of the batch, A of them that are not answered, S positions, R rows (A * S),
+Shape legend: B texts of the batch, A of them that are not settled, S positions, R rows (A * S),
 H hidden size, K labels, L layers.
 """
 

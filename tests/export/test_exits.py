@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from albert_serve.bundle.manifest import Bundle, EarlyExitDefaults, Precision, read_manifest
+from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Precision, read_manifest
 from albert_serve.bundle.weights import exit_shapes, read_header
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.engine import Engine
@@ -183,11 +183,9 @@ def test_a_bundle_that_is_exported_again_has_no_figures_of_its_early_exits(
     first = export_bundle(
         tmp_path / "checkpoint", tmp_path / "first", layers=LayerOptions(patience=2)
     ).bundle
-    assert first.manifest.tasks["text-classification"].adaptive_depth == EarlyExitDefaults(
-        patience=2
-    )
+    assert first.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth(patience=2)
     again = export_bundle(first.folder, tmp_path / "again").bundle
-    assert again.manifest.tasks["text-classification"].adaptive_depth == EarlyExitDefaults()
+    assert again.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert "text_classification_accuracy" not in again.manifest.evaluation
     assert again.manifest.evaluation["masked_accuracy"] == 0.4
 
@@ -226,7 +224,7 @@ def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
 ) -> None:
     cut = export_bundle(checkpoint, tmp_path / "two", layers=LayerOptions(layers=2)).bundle
     one = export_bundle(checkpoint, tmp_path / "one", layers=LayerOptions(layers=1)).bundle
-    assert cut.manifest.tasks["text-classification"].adaptive_depth == EarlyExitDefaults()
+    assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
     assert one.manifest.tasks["text-classification"].adaptive_depth is None
     model = load_checkpoint(checkpoint).eval()
     texts = [item for item in inputs_of() if item.task == "text-classification"]

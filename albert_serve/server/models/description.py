@@ -9,7 +9,7 @@ from albert_serve import __version__
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
-    EarlyExitInfo,
+    DepthInfo,
     HeadInfo,
     InputExample,
     ModelReply,
@@ -85,7 +85,7 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             null_score_diff_threshold=entry.null_score_diff_threshold,
             adaptive_depth=None
             if depth is None
-            else EarlyExitInfo(num_layers=num_layers, **depth.model_dump()),
+            else DepthInfo(num_layers=num_layers, **depth.model_dump()),
             heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
             question_head=entry.question_head,
             quality=_quality(manifest, name),
