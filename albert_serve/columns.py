@@ -38,6 +38,15 @@ CONTEXTS: Final[Sequence[TextColumns]] = (
     *(("ctx_a", "ctx_b"), ("ctx_a", None)),
     *(("prompt", None), ("question", None), ("question_stem", None), ("text", None)),
 )
+# Of texts that belong together, perhaps with one that does not, or are as alike as a score says.
+SIMILAR: Final[Sequence[tuple[str, ...]]] = (
+    *(("anchor", "positive", "negative"), ("anchor", "positive")),
+    *(("sentence1", "sentence2"), ("sentence_A", "sentence_B")),
+    *(("query", "answer"), ("question", "answer")),
+    *(("query", "positive", "negative"), ("query", "positive")),
+    *(("text",), ("sentence",)),
+)
+SCORES: Final = ("score", "similarity", "similarity_score", "relatedness_score")
 ANSWERS: Final = ("label", "answer", "answerKey")
 CHOICES: Final = ("choices", "options", "endings")
 

@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,11 @@ _SUFFIXES: Final[dict[str, Format]] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-_COLUMNAR_MAGIC: Final[dict[bytes, Format]] = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+_COLUMNAR_MAGIC: Final[dict[bytes, Format]] = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",  # a stream
+}
 _MAX_ARRAY_BYTES: Final = 256 << 20
 _COMPRESSION_MAGIC: Final = {
     b"\x1f\x8b": ".gz",
@@ -57,7 +62,12 @@ _OPENERS: Final[dict[str, Callable[..., Any]]] = {
     ".xz": lzma.open,
 }
 _ZIP_MAGIC: Final = b"PK\x03\x04"
-_UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+# Its mark, or characters of ASCII at the beginning.
+_UTF_16: Final = {
+    "utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),
+    "utf-16-le": re.compile(rb"([^\0]\0){4}"),
+    "utf-16-be": re.compile(rb"(\0[^\0]){4}"),
+}
 _UTF_8_MARK: Final = b"\xef\xbb\xbf"
 _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 # Of a column, so that row groups may have any size.
@@ -150,7 +160,8 @@ def open_lines(
 ) -> Iterator[tuple[io.BufferedReader, Callable[[], int]]]:
     """Open a file of lines: its content, and a function for how many bytes on disk were read.
 
-    UTF-16 that begins with its mark is read as UTF-8, and line ends of CR alone as LF.
+    UTF-16 that begins with its mark, or with ASCII, is read as UTF-8, and line ends of CR alone as
+    LF.
 
     Raises:
         InvalidInputError: within the block, the file turns out to be damaged or incomplete.
@@ -178,8 +189,9 @@ def _decompressed(raw: io.BufferedReader, compression: str) -> io.BufferedReader
 
 def _normalized(stream: io.BufferedReader) -> io.BufferedReader:
     beginning = stream.peek(1)
-    if beginning.startswith(_UTF_16_MARKS):
-        return io.BufferedReader(_AsUtf8(stream, "utf-16", newline=""))
+    for encoding, begins in _UTF_16.items():
+        if begins.match(beginning):
+            return io.BufferedReader(_AsUtf8(stream, encoding, newline=""))
     if b"\r" in beginning[:-1] and b"\n" not in beginning:
         return io.BufferedReader(_AsUtf8(stream, "utf-8", newline=None))
     return stream

@@ -28,10 +28,9 @@ from training.data.corpus import (
 from training.data.questions import Question
 from training.data.recurring import STOP_WORDS, passages, span_questions, to_squad
 from training.data.squad_file import write_squad_file
-from training.errors import report_errors
-from training.run.flags import Options, add_flags, flag, read_flags
+from training.run.flags import flag
+from training.run.making_questions import MakingQuestions, run_making
 from training.run.options import Count, Seed
-from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
   albert-serve spans wiki/*.jsonl.xz spans.json.xz
@@ -42,16 +41,9 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SpansConfig(Options, title="questions"):
-    """A corpus, the file to write, and how spans are chosen.
+class _SpansConfig(MakingQuestions, title="questions"):
+    """The files of text, and the choice of spans."""
 
-    Attributes:
-        corpus: files of text, or folders.
-        output: a .json file, or .json.xz.
-    """
-
-    corpus: Sequence[Path]
-    output: Path
     text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
     passage_words: Count = flag("maximum words of a passage", 200)
     max_questions: Count | None = flag("maximum questions in all")
@@ -63,7 +55,7 @@ class _SpansConfig(Options, title="questions"):
 
 def _documents(config: _SpansConfig) -> Iterator[list[Question]]:
     """Yield the questions of each document."""
-    files = find_files(config.corpus)
+    files = find_files(config.files)
     stop_words = STOP_WORDS
     if config.stop_words is not None:
         stop_words = frozenset(line.strip().lower() for line in read_lines(config.stop_words))
@@ -111,15 +103,15 @@ def _run(config: _SpansConfig) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("albert-serve spans", __doc__, _EXAMPLES)
-    parser.add_argument(
-        "corpus", nargs="+", type=Path, metavar="CORPUS", help="files of text, or folders"
+    return run_making(
+        _SpansConfig,
+        _run,
+        arguments,
+        prog="albert-serve spans",
+        description=__doc__,
+        examples=_EXAMPLES,
+        files="files of text, or folders",
     )
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="a .json file, or .json.xz")
-    add_flags(parser, _SpansConfig)
-    values = parser.parse_args(arguments)
-    own = {"corpus": values.corpus, "output": values.output}
-    return report_errors(lambda: _run(read_flags(_SpansConfig, values, **own)))
 
 
 if __name__ == "__main__":

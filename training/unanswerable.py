@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,10 +22,9 @@ from albert_serve.progress import progress_bar
 from training.data.questions import Question, read_squad
 from training.data.squad_file import write_squad_file
 from training.data.unanswerable import KINDS, Corpus, Kind, read_corpus
-from training.errors import report_errors
-from training.run.flags import Options, add_flags, flag, read_flags
+from training.run.flags import flag
+from training.run.making_questions import MakingQuestions, run_making
 from training.run.options import Count, Seed, Weight
-from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
   albert-serve unanswerable train-v1.1.json unanswerable.json.xz
@@ -38,16 +36,9 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _UnanswerableConfig(Options, title="questions"):
-    """Files of questions, the file to write, and which questions are made.
+class _UnanswerableConfig(MakingQuestions, title="questions"):
+    """The files in SQuAD's form, and the questions that are made of them."""
 
-    Attributes:
-        questions: SQuAD files.
-        output: a .json file, or .json.xz.
-    """
-
-    questions: Sequence[Path]
-    output: Path
     same_article: Weight = flag("share of questions with another paragraph of the article", 0.45)
     exchanged: Weight = flag("share of questions with a year, number, name or word exchanged", 0.3)
     off_topic: Weight = flag("share of questions with a paragraph of another article", 0.25)
@@ -89,7 +80,7 @@ def _articles(questions: Iterable[Question]) -> Iterator[dict[str, Any]]:
 
 
 def _run(config: _UnanswerableConfig) -> int:
-    corpus = read_corpus([read_squad([file]) for file in config.questions])
+    corpus = read_corpus([read_squad([file]) for file in config.files])
     counts = config.counts(len(corpus.questions))
     made = list(_make(corpus, counts, config.seed))
     write_squad_file(
@@ -108,13 +99,15 @@ def _run(config: _UnanswerableConfig) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("albert-serve unanswerable", __doc__, _EXAMPLES)
-    parser.add_argument("questions", nargs="+", type=Path, metavar="FILE", help="SQuAD files")
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="a .json file, or .json.xz")
-    add_flags(parser, _UnanswerableConfig)
-    values = parser.parse_args(arguments)
-    own = {"questions": values.questions, "output": values.output}
-    return report_errors(lambda: _run(read_flags(_UnanswerableConfig, values, **own)))
+    return run_making(
+        _UnanswerableConfig,
+        _run,
+        arguments,
+        prog="albert-serve unanswerable",
+        description=__doc__,
+        examples=_EXAMPLES,
+        files="SQuAD files",
+    )
 
 
 if __name__ == "__main__":

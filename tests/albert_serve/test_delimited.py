@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.delimited import read_rows
@@ -31,6 +31,7 @@ def test_quoted_tsv_is_read_as_it_was_written(
 ) -> None:
     file = tmp_path_factory.mktemp("rows") / "a.tsv"
 
+    @settings(deadline=None, max_examples=60)
     @given(ROWS)
     def check(rows: list[list[str]]) -> None:
         stream = io.StringIO(newline="")

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import html
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from albert_serve.columnar import read_columns, read_schema
 from albert_serve.columns import SINGLES, find_column
-from albert_serve.delimited import read_rows
+from albert_serve.delimited import likely_delimiter, read_rows
 from albert_serve.errors import InvalidInputError
 from albert_serve.tables import (
     TableType,
@@ -27,7 +29,9 @@ from albert_serve.tables import (
 )
 
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
-_JSON: Final = re.compile(rb'\s*(\[\s*)?\{\s*"')
+_JSON: Final = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
+# Of a name between delimiters, in the first line of a CSV file.
+_NAME: Final = re.compile(r'"?\w[\w.# -]{,40}"?')
 _WIKI: Final = re.compile(rb'\s*<doc id="')
 _WIKI_TITLE: Final = re.compile(r'<doc id=.* title="(.*?)"')
 
@@ -58,13 +62,25 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
             beginning = stream.peek(1).removeprefix(b"\xef\xbb\xbf")
         if b"\0" in beginning:
             raise InvalidInputError(
-                f"{file} is not text: it has bytes of 0, as binary files have, and UTF-16 without "
-                "a byte-order mark"
+                f"{file} is not text: it has bytes of 0, as binary files and UTF-32 have"
             )
         if ".json" in file.suffixes or _JSON.match(beginning):
             yield from _read_jsonl(file, kind, find)
+        elif _is_table(beginning):
+            yield from _read_csv(file, replace(kind, format="csv"), find)
         else:
             yield from (_read_wiki if _WIKI.match(beginning) else _read_text)(file, kind)
+
+
+def _is_table(beginning: bytes) -> bool:
+    """Whether text begins with a line of names of columns, of which one is usual for texts."""
+    line = beginning.decode(errors="replace").lstrip().partition("\n")[0].rstrip()
+    delimiter = likely_delimiter(line)
+    names = line.split(delimiter) if delimiter else []
+    usual = {name.lower() for name, _ in SINGLES}
+    return all(map(_NAME.fullmatch, names)) and any(
+        name.strip('"').lower() in usual for name in names
+    )
 
 
 def read_lines(file: Path, kind: TableType) -> _Read:
@@ -184,7 +200,7 @@ def _report(column: str) -> None:
 def _checked(record: Mapping[str, object], column: str, place: str) -> str:
     text = record.get(column)
     if not isinstance(text, str):
-        raise InvalidInputError(f'{place}: "{column}" is {text!r}, not a string')
+        raise InvalidInputError(f'{place}: "{column}" is {reprlib.repr(text)}, not a string')
     if not text.isascii() and not is_utf8(text):
         raise InvalidInputError(f"{place}: half of a surrogate pair in the text, or not UTF-8")
     return text

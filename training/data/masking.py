@@ -17,14 +17,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_serve.scripts import is_spaceless
 from albert_serve.tokenizer import ALBERT_IDS, AlbertTokenizer, SpecialIds
 
 _LATIN: Final = frozenset(string.ascii_lowercase + string.punctuation)
-# The first word of their characters' names, of scripts that put no space between words.
-_SPACELESS: Final = frozenset(
-    ("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR",
-     "TIBETAN")
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,5 +153,4 @@ def _letters_of_words(surfaces: Sequence[str]) -> set[str]:
 
 
 def _is_letter(char: str) -> bool:
-    is_letter = unicodedata.category(char)[0] in "LM"
-    return is_letter and unicodedata.name(char, "").split(" ")[0] not in _SPACELESS
+    return unicodedata.category(char)[0] in "LM" and not is_spaceless(char)

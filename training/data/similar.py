@@ -9,6 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from albert_serve.columns import SCORES, SIMILAR, find_column
+from albert_serve.errors import InvalidInputError
+from albert_serve.names import find_name
 from training.data.corpus import read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.errors import raise_listed
@@ -17,20 +20,6 @@ from training.data.labelled.tables import RowError, gather_rows, read_records
 # The texts of an example; pairs are of texts that belong together, triplets have a third that
 # does not, and scored pairs are as alike as their score says.
 TextKind: TypeAlias = Literal["texts", "pairs", "triplets", "scored pairs"]
-# The usual columns, in the order in which they are looked for.
-_USUAL: Final[tuple[tuple[str, ...], ...]] = (
-    ("anchor", "positive", "negative"),
-    ("anchor", "positive"),
-    ("sentence1", "sentence2"),
-    ("sentence_A", "sentence_B"),
-    ("query", "answer"),
-    ("question", "answer"),
-    ("query", "positive", "negative"),
-    ("query", "positive"),
-    ("text",),
-    ("sentence",),
-)
-_SCORES: Final = ("score", "similarity", "similarity_score", "relatedness_score")
 # The official files of the STS benchmark, of which some rows end with the two sources.
 _STSB: Final = (
     *("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"),
@@ -72,9 +61,9 @@ def read_similar(
     """Read the texts of CSV, TSV, JSONL, Parquet or `.txt` files, the last with a text a line.
 
     Columns have the names that sentence-transformers uses: `anchor`, `positive` and `negative`;
-    `sentence1`, `sentence2` and `score`; `query` and `answer`; or `text`. A CSV or TSV file whose
-    first row has none of these has no header: its columns are two texts and perhaps a score or a
-    third text, or those of the STS benchmark.
+    `sentence1`, `sentence2` and `score`; `query` and `answer`; or `text`; in any case. A CSV or TSV
+    file whose first row has none of these has no header: its columns are two texts and perhaps a
+    score or a third text, or those of the STS benchmark.
 
     Args:
         columns: one to three columns of texts in the order of the list, and then perhaps that of
@@ -107,7 +96,11 @@ def _read(
         if isinstance(row, RowError):
             yield row
             continue
-        names = _columns_of(row.values, columns)
+        try:
+            names = _columns_of(row.values, columns)
+        except InvalidInputError as error:  # columns that differ only in case
+            yield RowError(f"{row.header}: {error}")
+            return
         if names is None:
             asked = f"no column {' or '.join(columns)}" if columns else "no usual columns of texts"
             yield RowError(
@@ -120,7 +113,7 @@ def _read(
 
 def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
     """Return the columns of a file without a header by its first row; none if that is a header."""
-    if not {*_SCORES, *chain.from_iterable(_USUAL)}.isdisjoint(first):
+    if any(find_name(first, name) for name in (*SCORES, *chain.from_iterable(SIMILAR))):
         return ()
     if len(first) >= len(_STSB) - 2:
         return _STSB
@@ -137,14 +130,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _columns_of(values: Mapping[str, Any], asked: Sequence[str]) -> _Columns | None:
-    if asked:
-        has_score = len(asked) == 3 and asked[-1].lower() in ("label", *_SCORES)
-        texts, score = (asked[:2], asked[2]) if has_score else (asked, None)
-        return _Columns(tuple(texts), score) if values.keys() >= set(asked) else None
-    for usual in _USUAL:
-        if values.keys() >= set(usual):
-            score = next((name for name in _SCORES if name in values and len(usual) == 2), None)
-            return _Columns(usual, score)
+    has_score = len(asked) == 3 and asked[-1].lower() in ("label", *SCORES)
+    scores = asked[2:] if has_score else () if asked else SCORES
+    for usual in (asked[:2] if has_score else asked,) if asked else SIMILAR:
+        texts = tuple(filter(None, (find_name(values, name) for name in usual)))
+        if len(texts) == len(usual):
+            score = find_column(values, scores) if len(usual) == 2 else None
+            return None if has_score and score is None else _Columns(texts, score)
     return None
 
 

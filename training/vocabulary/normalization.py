@@ -18,9 +18,12 @@ from tokenizers import Regex, normalizers
 
 # White space to Python's split(), and not to the library.
 _SPACES: Final = r"[\x0b\x1c-\x1f\x85]"
-# Python's lower() gives a sigma at the end of a word its own form, the library's does not.
+# Python's lower() gives a sigma at the end of a word its own form, the library's does not. A word
+# goes on over marks, apostrophes and their like.
 _CASED: Final = r"[\p{Lu}\p{Ll}\p{Lt}]"
-_FINAL_SIGMA: Final = rf"(?<={_CASED})Σ(?![.:'’·]*{_CASED})"
+_PASSED: Final = r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}.:'‘’·\u0387\u2024\u2027]"
+_WORD: Final = "|".join(_CASED + _PASSED * number for number in range(3))
+_FINAL_SIGMA: Final = rf"(?<={_WORD})Σ(?!{_PASSED}*{_CASED})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,8 @@ _CLASSES: Final = (None, "AlbertTokenizer", "PreTrainedTokenizer", "TokenizersBa
 # Values of SentencePiece's enumerations.
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+# Letters that are composed one by one; each takes a pass over the text.
+_MAX_COMPOSED: Final = 64
 _NORMALIZATIONS: Final = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 
 
@@ -177,11 +179,26 @@ def _normalizers(proto: Any, normal: Sequence[str]) -> list[normalizers.Normaliz
     if charsmap := proto.normalizer_spec.precompiled_charsmap:
         steps = [normalizers.Precompiled(charsmap)]
         # It composes short sequences alone, and takes the first that fits, not the longest.
-        if any(unicodedata.normalize("NFD", piece) != piece for piece in normal):
-            steps = [normalizers.NFC(), *steps, normalizers.NFC()]
+        composing = _composing("".join(normal))
+        steps = [*composing, *steps, *composing]
     if _has_inner_space(normal):
         steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     return steps
+
+
+def _composing(letters: str) -> list[normalizers.Normalizer]:
+    """Return the steps that compose the letters that pieces have.
+
+    NFC also puts marks into one order, which SentencePiece does not: where marks of several classes
+    can follow one another, as in Arabic, each letter is composed by itself.
+    """
+    composed = {each for each in letters if unicodedata.normalize("NFD", each) != each}
+    classes = {unicodedata.combining(each) for each in letters} - {0}
+    if not composed or len(classes) < 2 or len(composed) > _MAX_COMPOSED:
+        return [normalizers.NFC()] if composed else []
+    parts = {each: unicodedata.normalize("NFD", each) for each in sorted(composed)}
+    longest_first = sorted(parts, key=lambda each: -len(parts[each]))
+    return [normalizers.Replace(parts[each], each) for each in longest_first]
 
 
 def _pre_tokenizer(normal: Sequence[str]) -> pre_tokenizers.PreTokenizer:

@@ -10,6 +10,8 @@ _ABBREVIATION: Final = re.compile(
     r"(?:^|(?<=\W))(?:[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+|"
     r"Inc|Ltd|Co|Corp|Bros|Jr|Sr|St|Mt|Dr|Mr|Mrs|Ms|Prof|al|etc|vs)\.\Z"
 )
+# But the full stop: also those of Chinese, Japanese, Arabic and Hindi.
+_CLAUSE_ENDS: Final = ",;:，；：、。،؛۔।"
 _QUOTES: Final = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“"}
 
 
@@ -37,7 +39,7 @@ def trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 def _ends_clause(text: str, first: int, last: int) -> bool:
     mark = text[last - 1]
-    return mark in ",;:" or (mark == "." and not _ABBREVIATION.search(text, first, last))
+    return mark in _CLAUSE_ENDS or (mark == "." and not _ABBREVIATION.search(text, first, last))
 
 
 def _is_dangling(mark: str, others: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from albert_serve.scripts import is_spaceless
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import finite
 from albert_serve.tasks.question_answering.punctuation import trim
@@ -212,7 +213,8 @@ def _kept(
 def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
     """Return the offsets widened to whole words.
 
-    A word is a run of letters, marks and digits, so that punctuation stays outside an answer.
+    A word is a run of letters, marks and digits, so that punctuation stays outside an answer. In
+    scripts without spaces between words it is a letter with its marks: an answer is its tokens'.
     """
     first, last = _word_bounds(text)
     return [
@@ -222,14 +224,21 @@ def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]
 
 def _word_bounds(text: str) -> tuple[list[int], list[int]]:
     """Return the start and end of each character's word; outside words of the character itself."""
-    in_word = [unicodedata.category(character)[0] in "LMN" for character in text]
+    kinds = [unicodedata.category(character)[0] for character in text]
+    is_alone = list(map(is_spaceless, text))
+    goes_on = [
+        kinds[i] in "LMN"
+        and kinds[i - 1] in "LMN"
+        and (kinds[i] == "M" or not (is_alone[i] or is_alone[i - 1]))
+        for i in range(1, len(text))
+    ]
     first = list(range(len(text)))
     last = list(range(1, len(text) + 1))
-    for i in range(1, len(text)):
-        if in_word[i] and in_word[i - 1]:
+    for i, is_inside in enumerate(goes_on, start=1):
+        if is_inside:
             first[i] = first[i - 1]
     for i in range(len(text) - 2, -1, -1):
-        if in_word[i] and in_word[i + 1]:
+        if goes_on[i]:
             last[i] = last[i + 1]
     return first, last
 

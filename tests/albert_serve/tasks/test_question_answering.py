@@ -300,6 +300,8 @@ def test_a_model_with_a_threshold_gives_no_answer_by_default(
         ("the Beatles'", "the Beatles'"),
         ("Yahoo! (a firm)", "Yahoo! (a firm)"),
         (".", "."),
+        ("北京。", "北京"),
+        ("باريس،", "باريس"),
     ],
 )
 def test_punctuation_around_an_answer_is_left_out(part: str, expected: str) -> None:
@@ -360,6 +362,9 @@ def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> 
         pytest.param("e\u0301te\u0301 la", 0, 1, "e\u0301te\u0301", id="accents stay in"),
         pytest.param("a (b) c", 2, 3, "(", id="no word"),
         pytest.param("हिन्दी है", 1, 2, "हिन्दी", id="vowel signs"),
+        pytest.param("我们去北京学校。", 3, 5, "北京", id="no spaces"),
+        pytest.param("ใกล้น้ำตก", 5, 6, "น้ำ"[:2], id="marks without spaces"),
+        pytest.param("用Python3写", 2, 3, "Python3", id="Latin among them"),
     ],
 )
 def test_words(text: str, start: int, end: int, expected: str) -> None:

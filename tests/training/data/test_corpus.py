@@ -123,6 +123,8 @@ LINES: Final = "".join(json.dumps(record) + "\n" for record in RECORDS)
     [
         ("wiki_00", LINES.encode()),
         ("a.json", LINES.encode("utf-16")),
+        ("a.jsonl", LINES.encode("utf-16-le")),
+        ("b.txt", 'id,Text\n1,"One.\n\nTwo."\n2,Three.\n'.encode("utf-16-be")),
         ("a.json", json.dumps(RECORDS, indent=1).encode()),
         ("a.jsonl", LINES.replace('"text"', '"Text"').encode()),
         ("a.csv", b'id;text\r\n1;"One.\n\nTwo."\r\n2;Three.\r\n'),

@@ -89,7 +89,7 @@ STSB = "genre\tfile\t2012\t0001\t{}\tA man sings.\tA man is singing.{}"
         (
             "sick.csv",
             [
-                "pair_ID,sentence_A,sentence_B,relatedness_score,entailment_judgment",
+                "pair_ID,Sentence_a,SENTENCE_B,Relatedness_Score,entailment_judgment",
                 "1,A man sings.,A man is singing.,4.5,NEUTRAL",
                 "2,A man sings.,A man is singing.,1,NEUTRAL",
             ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import unicodedata
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,8 +21,13 @@ from training.vocabulary.settings import VocabularySettings
 from training.vocabulary.spiece import build_tokenizer
 
 LANGUAGES: Final = {
+    # Shadda before the vowel, as it is typed, which is not Unicode's order.
+    "arabic": (
+        "\u0625\u0650\u0646\u0651\u064e \u0627\u0644\u0634\u0651\u064e\u0645\u0652\u0633\u064e "
+        "\u0623\u064e\u062d\u064e\u0628\u0651\u064f"
+    ),
     "german": "Der Bär kommt über die Straße. Äpfel und Öl sind schön, Maus und Haus nicht.",
-    "greek": "Ο ΟΔΟΣ της Αθήνας είναι μεγάλος. Σήμερα ο καιρός είναι καλός.",
+    "greek": "Ο ΟΔΟΣ της Αθήνας είναι μεγάλος. Σήμερα ο καιρός είναι καλός. Σ' Σ'Σ",
     "hindi": "यह मेरा घर है। वह काम करता है। वह कम बोलता है। दिन लंबा था। दीन आदमी हिन्दी।",
     "japanese": "がっこうへ行きます。カタカナとひらがな、ガギグゲゴとパピプペポ。",
     "korean": "오늘은 날씨가 맑고 바람이 조금 붑니다. 학교에서 노래를 배웠습니다.",
@@ -52,6 +58,14 @@ class Model:
         size = len({*self.sentence, *composed}) + 24 + 256 * options.get("byte_fallback", False)
         file.write_bytes(train(self.sentence, vocab_size=size, **options))
         return file
+
+    def is_limit(self, first: str, second: str) -> bool:
+        """Whether a mark is read otherwise than by SentencePiece (docs/languages.md)."""
+        kept = unicodedata.normalize("NFKC", first)
+        kept = kept.casefold() if "nmt_nfkc_cf" in dict(self.options).values() else kept
+        is_lost = kept != first and unicodedata.category(second).startswith("M")
+        two = unicodedata.combining(first) and unicodedata.combining(second)
+        return is_lost or (self.language != "arabic" and bool(two))
 
     def __str__(self) -> str:
         options = "-".join(str(value) for _, value in self.options)
@@ -107,12 +121,10 @@ def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
     tokenizer = AlbertTokenizer(build_tokenizer(spiece, said))
     library = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
 
-    # The same texts in each run: a known limit (docs/languages.md) is found in some of them.
-    @settings(deadline=None, max_examples=60, derandomize=True)
+    @settings(deadline=None, max_examples=60)
     @given(texts(model.language))
     def check(text: str) -> None:
-        # Several marks on one letter are put into one order; SentencePiece keeps the given one.
-        assume(not any(map(has_two_marks, text, text[1:])))
+        assume(not any(model.is_limit(*pair) for pair in pairwise(text)))
         encoding = tokenizer.encode_plain(text)
         wanted = preprocess_text(text, lower=model.folds, keep_accents=not model.folds)
         assert encoding.ids == library.encode(wanted)
@@ -122,10 +134,6 @@ def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
             last = start
 
     check()
-
-
-def has_two_marks(first: str, second: str) -> bool:
-    return bool(unicodedata.combining(first) and unicodedata.combining(second))
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])

@@ -11,6 +11,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albert_serve.cli import main as albert_serve
 from albert_serve.client import AlbertClient
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
@@ -100,16 +101,16 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_path: Path) -> None:
     table = tmp_path / "texts.tsv"
     table.write_text("text\tlabel\n今天天气很好\tgood\n我不去学校\tbad\n")
+    answer = {"text": ["北京"], "answer_start": [TEXT.index("天气")]}
+    context = TEXT.replace("天气", "北京")
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(
+        json.dumps({"id": "1", "question": "你去不", "context": context, "answers": answer})
+    )
     run = tmp_path / "run"
     options = [
-        "--text-classification",
-        str(table),
-        "--steps",
-        "1",
-        "--batch-size",
-        "2",
-        "--length",
-        "32",
+        *("--text-classification", str(table), "--question-answering", str(questions)),
+        *("--steps", "20", "--batch-size", "2", "--length", "32", "--lr", "0.01"),
     ]
     assert finetune(["--initialize-from", str(checkpoint), *options, "--output", str(run)]) == 0
     ours = transformers.AutoTokenizer.from_pretrained(run / "checkpoint")
@@ -128,7 +129,16 @@ def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_pat
         assert answer.score == pytest.approx(wanted["score"], abs=1e-5)
     with AlbertClient.local(tmp_path / "finetuned") as client:
         labels: Any = client.text_classification(TEXT)
+        found: Any = client.question_answering({"question": "你去不", "context": context})
     assert {label.label for label in labels} == {"good", "bad"}
+    assert (found.answer, found.start) == ("北京", context.index("北京"))
+    output = tmp_path / "scored.jsonl"
+    command = ["score", "--task", "text-classification", "--bundle", str(tmp_path / "finetuned")]
+    assert albert_serve([*command, str(table), str(output)]) == 0
+    assert [json.loads(line)["text"] for line in output.read_text().splitlines()] == [
+        "今天天气很好",
+        "我不去学校",
+    ]
 
 
 def test_the_tokenizer_json_of_a_bert_tokenizer_is_read(checkpoint: Path) -> None:
