@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
+.PHONY: help setup serve serve-gpu test test-gpu test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -55,6 +55,9 @@ test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compil
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
+test-gpu: $(VENV)/.dev $(VENV)/.gpu  ## run the tests that need a GPU; without one they are skipped, and say so
+	$(BIN)/python -m pytest -n 0 -m gpu
+
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
 	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/hostile/test_fuzz.py tests/albert_serve/server/documents/test_api_document.py
 
@@ -74,6 +77,12 @@ bench-engine: $(VENV)/.bench  ## run models with this package, transformers, ONN
 
 bench-serve: $(VENV)/.dev  ## serve with this package and with BentoML over pipelines, and compare
 	$(BIN)/python -m benchmarks.serve
+
+GPU_BENCH := runs/benchmark-gpu
+bench-gpu: $(VENV)/.dev $(VENV)/.gpu  ## training on a GPU against transformers, in one file (QUICK=--quick: a first look)
+	$(BIN)/python -m benchmarks.pretrain --output $(GPU_BENCH)/pretrain $(or $(QUICK),--cases base@512 xlarge@512)
+	$(BIN)/python -m benchmarks.finetune --output $(GPU_BENCH)/finetune $(QUICK)
+	cat $(GPU_BENCH)/*/tables.md >$(GPU_BENCH)/tables.md
 
 bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the engine and transformers
 	$(BIN)/python -m benchmarks.score --texts $(TEXTS)

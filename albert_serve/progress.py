@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sized
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tqdm import tqdm
+from tqdm import TqdmWarning, tqdm
 
 LINE_EVERY_S: Final = 30.0
 # Shorter work shows no bar either, where it is one of several steps.
@@ -100,7 +101,8 @@ def progress_bar(
         "leave": not is_step,
     }
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
-        from tqdm.auto import tqdm as live_tqdm  # a widget in a notebook
+        with warnings.catch_warnings(category=TqdmWarning, action="ignore"):
+            from tqdm.auto import tqdm as live_tqdm  # a widget in a notebook with ipywidgets
 
         delay_s = _BAR_AFTER_S if is_step else 0.0
         return live_tqdm(**options, unit=f" {unit}", delay=delay_s, bar_format=bar_format)

@@ -2,6 +2,7 @@
 
 `process`: they start processes, browsers or compilers, train, or take longest of the others;
 `make test-fast` has no such.
+`gpu`: they run on CUDA as well, by `make test-gpu`; without a GPU they are skipped.
 `extended`: `make test` has the main case of the same, or it is rarely changed; CI runs both.
 """
 
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.devices import skip_without_gpu
 
 _TESTS: Final = Path(__file__).parent
 _WITH_PROCESSES: Final = (
@@ -90,6 +93,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in _marks(item.path):
             item.add_marker(mark)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    skip_without_gpu(item)
 
 
 def _marks(path: Path) -> list[str]:

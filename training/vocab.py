@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import string
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +28,7 @@ from training.data.corpus import (
 )
 from training.errors import report_errors
 from training.system.command_line import make_parser
-from training.vocabulary.errors import VocabError
+from training.vocabulary.errors import TooFewPiecesError, VocabError
 from training.vocabulary.normalization import Folding
 from training.vocabulary.settings import VocabularySettings
 from training.vocabulary.spiece import build_tokenizer
@@ -36,6 +38,7 @@ _SAMPLED_CHARACTERS: Final = 20_000_000
 # As the original code reads text.
 _ALBERT: Final = Folding()
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
+_TOO_FEW: Final = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 _EXAMPLES: Final = """examples:
   albert-serve vocab --corpus wiki/*.jsonl.xz --output vocab/
   albert-serve vocab --corpus letters.txt --vocab-size 8000 --output vocab/
@@ -116,10 +119,15 @@ def _train_model(sentences: list[str], vocab_size: int) -> bytes:
     except RuntimeError as error:
         # Without SentencePiece's source location before, and its own option's name after.
         reason = str(error).rpartition("] ")[2].partition(" Increase ")[0]
-        raise VocabError(
+        message = (
             f"no vocabulary of {vocab_size} pieces from this corpus: {reason} "
             "Change --vocab-size, or give more text."
-        ) from error
+        )
+        if too_few := _TOO_FEW.search(reason):
+            few = TooFewPiecesError(message)
+            few.least = int(too_few[1])
+            raise few from error
+        raise VocabError(message) from error
     return model.getvalue()
 
 
@@ -210,14 +218,19 @@ def _run(
 ) -> int:
     files = find_files(corpus)
     _tell_equal_words(read_documents(files, text_column), folding)
-    spiece = train_vocab(
-        read_documents(files, text_column),
-        output,
-        vocab_size=vocab_size,
-        num_sentences=num_sentences,
-        seed=seed,
-        folding=folding,
+    train = partial(
+        train_vocab, output=output, num_sentences=num_sentences, seed=seed, folding=folding
     )
+    try:
+        spiece = train(read_documents(files, text_column), vocab_size=vocab_size)
+    except TooFewPiecesError as error:
+        print(
+            f"{vocab_size} pieces are fewer than the {error.least} that the characters of the text "
+            "need; the vocabulary has these",
+            file=sys.stderr,
+        )
+        vocab_size = error.least
+        spiece = train(read_documents(files, text_column), vocab_size=vocab_size)
     settings = VocabularySettings(do_lower_case=folding.case, keep_accents=not folding.accents)
     build_tokenizer(spiece, settings).save(str(output / "tokenizer.json"))
     print(f"{vocab_size} pieces in {spiece} and tokenizer.json")

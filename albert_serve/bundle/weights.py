@@ -37,6 +37,7 @@ SCALE_SUFFIX: Final = "_scale"
 # 100,000 tensors; the safetensors library reads six times as much.
 _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_DIMENSIONS: Final = 8
+_MAX_SIZE: Final = 1 << 48
 
 _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
@@ -262,6 +263,8 @@ def _stored_tensor(entry: dict[str, Any], data_start: int) -> StoredTensor:
         raise ValueError(
             f"a tensor has {len(shape)} dimensions; at most {_MAX_DIMENSIONS} are read"
         )
+    if not all(type(size) is int and 0 <= size <= _MAX_SIZE for size in shape):
+        raise ValueError("a size in a shape is no whole number that a file can hold")
     if end - begin != math.prod(shape) * _DTYPE_BYTES[entry["dtype"]] or begin < 0:
         raise ValueError(f"bytes {begin} to {end} do not fit shape {shape} of {entry['dtype']}")
     return StoredTensor(

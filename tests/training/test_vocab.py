@@ -73,6 +73,19 @@ def test_a_size_that_the_corpus_does_not_allow(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_vocabulary_has_at_least_the_pieces_that_its_characters_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "hindi.txt"
+    corpus.write_text("यह मेरा घर है। वह काम करता है। दिन लंबा था। दीन आदमी सो गया।")
+    options = ["--corpus", str(corpus), "--vocab-size", "20", "--output", str(tmp_path / "vocab")]
+    assert main(options) == 0
+    printed = capsys.readouterr()
+    size = AlbertTokenizer.from_file(tmp_path / "vocab" / "tokenizer.json").vocab_size
+    assert f"20 pieces are fewer than the {size} that" in printed.err
+    assert f"{size} pieces in" in printed.out
+
+
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "spiece.model"
     with pytest.raises(VocabError, match="cannot be read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ class _Answer(BaseModel):
 
 def _as_list(answers: Any) -> Any:
     """Return answers as a list; the Hub's files have `{"text": [...], "answer_start": [...]}`."""
+    if isinstance(answers, dict) and isinstance(answers.get("text"), str):
+        return [answers]
     if not isinstance(answers, dict) or not all(isinstance(one, list) for one in answers.values()):
         return answers
     num_answers = max(map(len, answers.values()), default=0)
@@ -84,6 +87,9 @@ class _Article(BaseModel):
         """Return a row of a flat file, which has one question with its context, as an article."""
         if not isinstance(value, dict) or "paragraphs" in value or "context" not in value:
             return value
+        if "answers" not in value and "answer" in value:
+            answer = {"text": value["answer"], "answer_start": value.get("answer_start")}
+            value = {**value, "answers": [answer]}
         paragraph = {"context": value["context"], "qas": [value]}
         return {"title": value.get("title"), "paragraphs": [paragraph]}
 
@@ -146,10 +152,22 @@ def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
 
 
 def _read_nested(file: Path) -> list[_Article]:
+    content = "".join(read_lines(file))
+    if _has_rows(content):
+        return _read_rows(file)
     try:
-        return _SquadFile.model_validate_json("".join(read_lines(file))).data
+        return _SquadFile.model_validate_json(content).data
     except ValidationError as error:
         raise CorpusError(*_messages(error, str(file))) from error
+
+
+def _has_rows(content: str) -> bool:
+    """Whether JSON is an array, or lines of questions with their contexts."""
+    content = content.lstrip("\ufeff \t\r\n")
+    try:
+        return content.startswith("[") or "context" in json.loads(content.partition("\n")[0])
+    except (ValueError, TypeError, RecursionError):
+        return False
 
 
 def _read_rows(file: Path) -> list[_Article]:

@@ -41,6 +41,8 @@ _POOLED_SCALE: Final = 0.3
 # Inverse strength of the L2 penalty, as scikit-learn's C.
 _INVERSE_PENALTY: Final = 0.1
 _MAX_ITERATIONS: Final = 100
+# Steps that L-BFGS keeps, as SciPy's does; torch's own 100 take gigabytes with thousands of labels.
+_HISTORY: Final = 10
 
 
 class _Affine(NamedTuple):
@@ -166,7 +168,10 @@ def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: Classifi
     weight_KH = torch.zeros_like(output.weight, requires_grad=True)
     bias_K = torch.zeros_like(output.bias, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weight_KH, bias_K], max_iter=_MAX_ITERATIONS, line_search_fn="strong_wolfe"
+        [weight_KH, bias_K],
+        max_iter=_MAX_ITERATIONS,
+        history_size=_HISTORY,
+        line_search_fn="strong_wolfe",
     )
     loss_of = _LOSSES[data.problem]
     penalty = 1 / (2 * _INVERSE_PENALTY * len(white_NH))

@@ -57,6 +57,8 @@ class TrainedRun:
     def validations(self) -> list[dict[str, float]]:
         """The figures of each validation and its `step`, as `metrics.jsonl` has them."""
         file = self.checkpoint.with_name("metrics.jsonl")
+        if not file.is_file():  # a fitted head without held-out texts
+            return []
         lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         return [line for line in lines if any(name.startswith("validation/") for name in line)]
 

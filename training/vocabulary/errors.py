@@ -5,3 +5,13 @@ from training.errors import TrainingError
 
 class VocabError(TrainingError):
     """A vocabulary that cannot be trained or read, or not with the ids of its own library."""
+
+
+class TooFewPiecesError(VocabError):
+    """A vocabulary with fewer pieces than its text has characters.
+
+    Attributes:
+        least: the pieces that it needs.
+    """
+
+    least: int

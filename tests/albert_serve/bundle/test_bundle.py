@@ -182,11 +182,23 @@ def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
         read_header(tmp_path / "x")
 
 
-def test_a_tensor_of_a_million_dimensions_is_refused(tmp_path: Path) -> None:
-    tensor = {"dtype": "F32", "shape": [3] * 1_000_000, "data_offsets": [0, 4]}
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([3] * 1_000_000, "1000000 dimensions; at most 8 are read"),
+        ([-1, -1], "no whole number"),
+        ([1.0], "no whole number"),
+        ([10**4000], "no whole number"),
+    ],
+    ids=["many", "negative", "float", "huge"],
+)
+def test_a_shape_that_no_tensor_has_is_refused(
+    tmp_path: Path, shape: list[float], message: str
+) -> None:
+    tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}
     header = json.dumps({"a": tensor}).encode()
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(BundleCorruptError, match="1000000 dimensions; at most 8 are read"):
+    with pytest.raises(BundleCorruptError, match=message):
         read_header(tmp_path / "x")
 
 

@@ -55,15 +55,19 @@ ROW = {
 }
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder", "rows.json"])
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "lines.json", "array.json", "rows.parquet", "folder", "rows.json"]
+)
 def test_rows_of_the_hub_are_read(tmp_path: Path, name: str) -> None:
-    """The flat form: JSON lines, Parquet, a folder of these, and the `data` of a JSON file."""
+    """The flat form: JSON lines, an array, Parquet, a folder of these, and `data` of a file."""
     none = {**ROW, "id": 8, "answers": {"text": [], "answer_start": []}}
     file = tmp_path / ("folder/part.parquet" if name == "folder" else name)
     file.parent.mkdir(exist_ok=True)
     if file.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist([ROW, none]), file)
-    elif file.suffix == ".jsonl":
+    elif name == "array.json":
+        file.write_text(json.dumps([ROW, none]))
+    elif name.endswith(("jsonl", "lines.json")):
         file.write_text(f"{json.dumps(ROW)}\n{json.dumps(none)}\n")
     else:
         file.write_text(json.dumps({"data": [ROW, none]}))
@@ -72,6 +76,21 @@ def test_rows_of_the_hub_are_read(tmp_path: Path, name: str) -> None:
         ("7", ("four euros", "euros"), 19, CONTEXT),
         ("8", (), None, CONTEXT),
     ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"answers": {"text": "four euros", "answer_start": 19}},
+        {"answer": "four euros", "answer_start": 19},
+    ],
+)
+def test_a_row_may_have_its_only_answer_without_a_list(
+    tmp_path: Path, answer: dict[str, object]
+) -> None:
+    row = {"id": 7, "context": CONTEXT, "question": "How much?", **answer}
+    [question] = read_squad([write(tmp_path / "a.jsonl", json.dumps(row))])
+    assert (question.answers, question.start) == (("four euros",), 19)
 
 
 @pytest.mark.parametrize("mark", [True, 1, "true"])

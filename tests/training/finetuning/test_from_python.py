@@ -112,6 +112,12 @@ def test_what_is_no_table_is_refused(data: Any, message: str, configure: Configu
         configure(data)
 
 
+def test_two_rows_are_fitted_without_validation(configure: Configure) -> None:
+    trained = finetune(configure([ROWS[0], ROWS[3]], steps=None, head_only=True))
+    assert trained.validations == []
+    assert trained.best == trained.checkpoint
+
+
 def test_an_interrupted_run_is_saved_and_goes_on(configure: Configure, tmp_path: Path) -> None:
     config = configure(ROWS, steps=1_000_000, report_every=1)
 

@@ -1,14 +1,24 @@
-"""What a device lacks: instructions for bf16, range of fp16, memory."""
+"""Training on a CPU and on a GPU, and what a device lacks: bf16, range of fp16, memory."""
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from tests.training.processes import lack_memory, run_in_process, spoil
+from tests.devices import each_device
+from tests.training.processes import (
+    before_step,
+    get_signals,
+    lack_memory,
+    run_in_process,
+    run_world,
+    spoil,
+)
 from tests.training.support import checkpoint_state, read_metrics
 from training.system.gpu import gpu_support
 
@@ -36,17 +46,58 @@ def difference(one: Path, other: Path) -> float:
     return max(float((each - tensors[1][name]).abs().max()) for name, each in tensors[0].items())
 
 
-def test_fp16_scales_its_losses(tiny_options: list[str], tmp_path: Path) -> None:
-    """A gradient that is not finite halves the scale, and ends no run while that may help."""
-    options = [*tiny_options, "--optimizer", "adamw", "--lr", "1e-3"]
+def losses(folder: Path) -> list[float]:
+    return [line["fill-mask/loss"] for line in read_metrics(folder)]
+
+
+@each_device
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("dropout", [pytest.param("v1", marks=pytest.mark.extended), "v2"])
+@pytest.mark.parametrize(
+    "compiles", ["--no-compile", pytest.param("--compile", marks=pytest.mark.slow)]
+)
+def test_every_precision_trains_as_fp32_on_a_cpu_does(
+    tiny_options: list[str],
+    tmp_path: Path,
+    device: str,
+    precision: str,
+    dropout: str,
+    compiles: str,
+) -> None:
+    """On packed rows, by the kernel of variable lengths without dropout; interrupted amidst."""
+    options = [*tiny_options, "--optimizer", "adamw", "--lr", "1e-3", "--dropout", dropout]
     exact, run = tmp_path / "exact", tmp_path / "run"
     assert run_in_process([*options, "--precision", "fp32"], exact).status == 0
-    fp16 = [*options, "--precision", "fp16"]
+    options += ["--device", device, "--precision", precision, compiles]
+    fate = partial(before_step, 4, partial(get_signals, signal.SIGTERM))
+    assert run_in_process(options, run, fate=fate).status == 128 + signal.SIGTERM
+    assert run_in_process(options, run).status == 0
+    assert losses(run) == pytest.approx(losses(exact), rel=1e-4 if precision == "fp32" else 1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_several_gpus_train_as_a_cpu_does(
+    tiny_options: list[str], tmp_path: Path, how: str
+) -> None:
+    """By NCCL, on up to four devices; with one it is the same code on one."""
+    options = [*tiny_options, "--optimizer", "adamw", "--lr", "1e-3", "--precision", "fp32"]
+    options += ["--micro-batch-size", "2"]
+    assert run_in_process(options, tmp_path / "exact").status == 0
+    count = 1 << min(2, torch.cuda.device_count().bit_length() - 1)
+    more = ("--device", "cuda", "--parallel", how)
+    ended = run_world(options, tmp_path / "run", *more, num_processes=count)
+    assert [each.status for each in ended] == [0] * count, ended
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "exact"), rel=1e-4)
+
+
+@each_device
+def test_fp16_scales_its_losses(tiny_options: list[str], tmp_path: Path, device: str) -> None:
+    """A gradient that is not finite halves the scale, and ends no run while that may help."""
+    options = [*tiny_options, "--optimizer", "adamw", "--lr", "1e-3", "--device", device]
+    fp16, run = [*options, "--precision", "fp16"], tmp_path / "run"
     assert run_in_process(fp16, run).status == 0
     assert checkpoint_state(run)["stability"]["loss_scale"] == {"value": 65536, "num_finite": 8}
-    losses = [[line["fill-mask/loss"] for line in read_metrics(each)] for each in (exact, run)]
-    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
-
     left_out = tmp_path / "left-out"
     ended = run_in_process(fp16, left_out, "--keep", "9", fate=partial(spoil, range(2, 9)))
     assert ended.status == 0, ended.err
@@ -55,11 +106,12 @@ def test_fp16_scales_its_losses(tiny_options: list[str], tmp_path: Path) -> None
     assert checkpoint_state(left_out)["stability"]["loss_scale"] == {"value": 512, "num_finite": 2}
 
 
+@each_device
 def test_a_step_that_lacks_memory_is_made_of_smaller_micro_batches(
-    tiny_options: list[str], tmp_path: Path
+    tiny_options: list[str], tmp_path: Path, device: str
 ) -> None:
     """With the same result; a device that has none for a row is an error."""
-    options = [*tiny_options, "--micro-batch-size", "8", "--precision", "fp32"]
+    options = [*tiny_options, "--micro-batch-size", "8", "--precision", "fp32", "--device", device]
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert run_in_process(options, whole).status == 0
     ended = run_in_process(options, run, fate=partial(lack_memory, 2))
