@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,11 @@ def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
         for step in (10, 20, 30, 40):
             metrics.write(step=step, loss=float(step))
             metrics.write_layers(step=step, layers=LAYERS)
+    time.sleep(1.1)  # TensorBoard orders the files of different runs by their second
     with closing(Metrics(tmp_path, step=20)) as metrics:
         metrics.write(step=25, loss=25.5)
         metrics.write_layers(step=25, layers=LAYERS)
+    time.sleep(1.1)
     with closing(Metrics(tmp_path, step=25)) as metrics:
         metrics.write(step=30, loss=30.5)
     expected = [(10, 10.0), (20, 20.0), (25, 25.5), (30, 30.5)]

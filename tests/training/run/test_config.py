@@ -169,6 +169,6 @@ def test_the_help_names_every_flag_with_its_default(config: type[Options]) -> No
     add_flags(parser, config)
     help_ = " ".join(parser.format_help().split())
     assert "--keep KEEP checkpoints to keep (2)" in help_
-    assert "--precision {auto,fp32,bf16}" in help_
+    assert "--precision {auto,fp32,bf16,fp16}" in help_
     if config is FinetuneConfig:
         assert "with muon of the layers' matrices (0.0002; of a hidden size over 384" in help_

@@ -69,6 +69,7 @@ def test_a_cpu_slower_in_bf16_multiplies_fp32(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_multiplies_bf16_whatever_its_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: WITHOUT_BF16[0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert product_dtype(torch.device("cuda")) == torch.bfloat16
 
 

@@ -90,8 +90,8 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     tokenizer = FAR.index
     config = AlbertConfig(
-        vocab_size=len(FAR), embedding_size=8, hidden_size=16, num_layers=2, num_heads=2,
-        ffn_size=32, max_positions=64, cls_id=tokenizer("[CLS]"), sep_id=tokenizer("[SEP]"),
+        vocab_size=len(FAR), embedding_size=16, hidden_size=32, num_layers=2, num_heads=2,
+        ffn_size=64, max_positions=64, cls_id=tokenizer("[CLS]"), sep_id=tokenizer("[SEP]"),
     )  # fmt: skip
     save_checkpoint(AlbertForTasks(config, {"fill-mask": len(FAR)}), folder)
     write_vocabulary(folder, FAR)
