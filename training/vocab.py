@@ -124,9 +124,7 @@ def _train_model(sentences: list[str], vocab_size: int) -> bytes:
             "Change --vocab-size, or give more text."
         )
         if too_few := _TOO_FEW.search(reason):
-            few = TooFewPiecesError(message)
-            few.least = int(too_few[1])
-            raise few from error
+            raise TooFewPiecesError(message, int(too_few[1])) from error
         raise VocabError(message) from error
     return model.getvalue()
 

@@ -14,4 +14,6 @@ class TooFewPiecesError(VocabError):
         least: the pieces that it needs.
     """
 
-    least: int
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
