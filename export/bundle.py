@@ -169,7 +169,7 @@ def export_bundle(
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
-        layers: fewer layers, and the defaults of adaptive depth.
+        layers: fewer layers, and the defaults of early exit.
         examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 

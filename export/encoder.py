@@ -61,7 +61,7 @@ def build_encoder(
     )
     if num_exit_labels is not None:
         x_RH = stack.loop_with_exits(num_exit_labels, x_RH)
-        return _adaptive_model(stack, num_exit_labels, x_RH)
+        return _early_exit_model(stack, num_exit_labels, x_RH)
     for turn, num_turns in _repetitions(config):
         if form.kernels == "cpu" and num_turns > 1:
             x_RH = stack.loop(turn, num_turns, x_RH)
@@ -75,7 +75,7 @@ def build_encoder(
     return make_model("albert_encoder", nodes, _inputs(), [_hidden(config, "batch")])
 
 
-def _adaptive_model(stack: _Stack, num_labels: int, x_RH: str) -> ModelProto:
+def _early_exit_model(stack: _Stack, num_labels: int, x_RH: str) -> ModelProto:
     nodes, config = stack.nodes, stack.config
     nodes.return_as(nodes.add("Reshape", [x_RH, stack.any_batch]), HIDDEN)
     outputs = [_hidden(config, "deep"), *exit_outputs(num_labels)]

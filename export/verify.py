@@ -305,8 +305,10 @@ def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBa
         layers_B = (np.arange(count) + shift) % len(logits_LBK)
         # After the first layer, so many can agree at the last one only.
         patience = len(logits_LBK) - 1
-        depths = [EarlyExit(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
-        exits = encoder.run_with_exits(batch, depths)
+        early_exits = [
+            EarlyExit(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()
+        ]
+        exits = encoder.run_with_exits(batch, early_exits)
         expected_BK = logits_LBK[torch.from_numpy(layers_B), torch.arange(count)]
         largest = largest.and_(_compare(expected_BK, exits.logits))
     return largest

@@ -275,8 +275,8 @@ def adaptive_scores(
         for each in logits_LCK
     ]
     losses_L = torch.stack([each[batch.task].loss for each in scores])
-    depths_L = torch.arange(1, len(scores) + 1, device=losses_L.device)
-    loss = (losses_L * depths_L).sum() / depths_L.sum()
+    layers_L = torch.arange(1, len(scores) + 1, device=losses_L.device)
+    loss = (losses_L * layers_L).sum() / layers_L.sum()
     return {batch.task: replace(scores[-1][batch.task], loss=loss)}
 
 

@@ -315,8 +315,10 @@ def _fitting(
     drawing: _Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
-    adaptive = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
-    depth = None if adaptive is None else resolve_early_exit(adaptive, drawing.config.num_layers)
+    defaults = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
+    early_exit = (
+        None if defaults is None else resolve_early_exit(defaults, drawing.config.num_layers)
+    )
     truncator = Truncator(drawing.tokenizer, drawing.max_positions, truncation)
     for text in shuffled(texts):
         try:
@@ -324,7 +326,7 @@ def _fitting(
         except TextTooLongError:
             drawing.left_out[head] += 1
         else:
-            yield replace(fitted.at_cls(head), early_exit=depth), text.label
+            yield replace(fitted.at_cls(head), early_exit=early_exit), text.label
 
 
 def _right(label: Label) -> Any:

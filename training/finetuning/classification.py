@@ -148,15 +148,15 @@ def build_classification(
         RunError: options do not fit the data.
     """
     # Only the default classifier has classifiers after each layer, or a teacher.
-    is_adaptive = context.settings.adaptive_depth and task == CLASSIFICATION
+    exits_early = context.settings.adaptive_depth and task == CLASSIFICATION
     teacher = context.settings.teacher if config.head is None else None
-    if is_adaptive and config.problem != "single_label_classification":
+    if exits_early and config.problem != "single_label_classification":
         raise RunError(f"--adaptive-depth goes with one label a text; this is {config.problem}")
-    logits: LogitsFunction = exit_logits if is_adaptive else cls_logits
+    logits: LogitsFunction = exit_logits if exits_early else cls_logits
     logits = compile_logits(logits) if context.compiles else logits
     if teacher is not None:
         return _taught(task, config, context, teacher, logits)
-    return _labelled(task, config, context, logits, is_adaptive=is_adaptive)
+    return _labelled(task, config, context, logits, exits_early=exits_early)
 
 
 def _labelled(
@@ -165,7 +165,7 @@ def _labelled(
     context: DataContext,
     logits: LogitsFunction,
     *,
-    is_adaptive: bool,
+    exits_early: bool,
 ) -> Classification:
     """Return the data of labelled texts."""
     problem = config.problem
@@ -186,7 +186,7 @@ def _labelled(
         metric=config.metric,
         examples=examples[TRAINING],
         held_out=examples.get(VALIDATION, ()),
-        loss=_loss(problem, logits, weights, is_adaptive=is_adaptive),
+        loss=_loss(problem, logits, weights, exits_early=exits_early),
         class_weights=weights,
     )
 
@@ -253,10 +253,10 @@ def _loss(
     logits: LogitsFunction,
     class_weights: Tensor | None = None,
     *,
-    is_adaptive: bool = False,
+    exits_early: bool = False,
 ) -> LossFunction:
     """Return the loss function of labelled texts."""
-    single = adaptive_scores if is_adaptive else classification_scores
+    single = adaptive_scores if exits_early else classification_scores
     losses: dict[ProblemType, LossFunction] = {
         "single_label_classification": partial(single, logits=logits, class_weights=class_weights),
         "multi_label_classification": partial(multi_label_scores, logits=logits),

@@ -1,4 +1,4 @@
-"""Classifiers after each layer: trained together, measured by depth and patience, and cut."""
+"""Classifiers after each layer: trained together, measured by layers and patience, and cut."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_figures_by_patience_are_those_of_the_layers_that_were_used() -> None:
     ]
 
 
-def test_from_training_to_figures_of_each_depth(
+def test_from_training_to_figures_after_each_layer(
     start: list[str], moods: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "run"
