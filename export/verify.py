@@ -39,7 +39,7 @@ from albert_serve.tasks.question_answering.beams import best_starts
 from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
 from export.errors import ExportError
 from export.graph import Compute, Form, rounded
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 from training.model.start_conditioned import StartConditionedHead
 
@@ -314,8 +314,8 @@ def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBa
     return largest
 
 
-def _torch_batch(batch: PaddedBatch) -> Batch:
-    return Batch(
+def _torch_batch(batch: PaddedBatch) -> ModelInputs:
+    return ModelInputs(
         ids=torch.from_numpy(batch.ids),
         types=torch.from_numpy(batch.types),
         lengths=torch.from_numpy(batch.lengths),

@@ -25,7 +25,7 @@ from export.precision import restore_weights
 from export.source import read_source, with_early_exit
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.evaluation.early_exit import layers_used
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 
@@ -73,7 +73,7 @@ def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
 @torch.inference_mode()
 def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
     """The logits of torch, after the layers that a text has by the rule of patience."""
-    batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+    batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
     states = list(model.albert.states(batch))[1:]
     rows = item.rows
     assert rows is not None
@@ -210,7 +210,7 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path) -> None:
     weights = (tmp_path / "checkpoint/model.safetensors").read_bytes()
     assert (target / "model.safetensors").read_bytes() == weights
     sample = ragged(TINY)
-    batch = Batch(
+    batch = ModelInputs(
         ids=torch.from_numpy(sample.ids),
         types=torch.from_numpy(sample.types),
         lengths=torch.from_numpy(sample.lengths),

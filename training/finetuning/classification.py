@@ -64,7 +64,7 @@ _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Classification:
+class ClassificationData:
     """The data and the loss of a classifier of texts in a run.
 
     Attributes:
@@ -137,7 +137,7 @@ class Classification:
 
 def build_classification(
     task: Task, config: ClassifierConfig, context: DataContext
-) -> Classification:
+) -> ClassificationData:
     """Read and tokenise the texts of a classifier's training and validation files.
 
     Args:
@@ -166,7 +166,7 @@ def _labelled(
     logits: LogitsFunction,
     *,
     exits_early: bool,
-) -> Classification:
+) -> ClassificationData:
     """Return the data of labelled texts."""
     problem = config.problem
     splits = _read(config)
@@ -178,7 +178,7 @@ def _labelled(
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
     weights = _class_weights(config.class_weights, splits.texts[TRAINING], splits.names, problem)
     examples = context.tokenise(splits.texts, labelled_examples, "texts")
-    return Classification(
+    return ClassificationData(
         task=task,
         problem=problem,
         names=splits.names,
@@ -208,7 +208,7 @@ def _taught(
     context: DataContext,
     reference: str,
     logits: LogitsFunction,
-) -> Classification:
+) -> ClassificationData:
     """Return the data of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
     from training.distillation.pseudo_labels import (
@@ -229,7 +229,7 @@ def _taught(
     logits_NK = pseudo_label(
         texts, teacher, world, settings.output / "teacher-logits.safetensors", context.precision
     )
-    return Classification(
+    return ClassificationData(
         task=task,
         problem=teacher.problem,
         names=teacher.names,
