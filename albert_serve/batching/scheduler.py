@@ -1,11 +1,11 @@
 """Scheduling of batches: inputs of like length together, and fair queueing of requests.
 
-Requests are served in round-robin, each a slot of one batch. The longest of its inputs seeds the batch, and the inputs
-nearest to that in length fill it, one of each request after another. A new request comes last, so
-it waits for at most one batch of each earlier request, however large they are. Short requests go
-before large ones, but get no more compute than these while both wait: so a large one waits at most
-twice as long as without them, and one batch. Interactive requests go before batch jobs, which have
-a share of the compute while both wait.
+Requests are served in round-robin, each a slot of one batch. The longest of its inputs seeds the
+batch, and the inputs nearest to that in length fill it, one of each request after another. A new
+request comes last, so it waits for at most one batch of each earlier request, however large they
+are. Short requests go before large ones, but get no more compute than these while both wait: so a
+large one waits at most twice as long as without them, and one batch. Interactive requests go before
+batch jobs, which have a share of the compute while both wait.
 
 Nothing here depends on a clock, a thread or a model.
 """
