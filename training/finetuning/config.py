@@ -24,7 +24,7 @@ from training.run.config import (
 )
 from training.run.flags import Options, flag, flag_name
 from training.run.labelled import ChoiceFiles, LabelledTexts
-from training.run.options import Count, Parsed, Part, Positive, parse_positive
+from training.run.options import Count, Fraction, Parsed, Positive, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
 # Losses of sentence vectors, by their names in sentence-transformers.
@@ -117,7 +117,7 @@ class _EarlyStopping(Options, title="validation"):
         "steps between validations (an epoch; of several tasks 500); the end of the run is "
         "validated in any case"
     )
-    validation_split: Part = flag(
+    validation_split: Fraction = flag(
         "part of the labelled texts that is held out where no --validation is given; 0 for none",
         0.1,
     )
@@ -168,7 +168,7 @@ class _Embeddings(Options, title="embeddings"):
 @dataclass(frozen=True, kw_only=True)
 class _Pretraining(ObjectiveOptions, title="continued pretraining"):
     pretraining: tuple[Path, ...] = flag("text for continued pretraining", ())
-    order_short_rate: Part | None = flag(
+    order_short_rate: Fraction | None = flag(
         "fraction of the documents cut into pairs of a random shorter length (0.1)"
     )
 
@@ -195,8 +195,8 @@ class _Training(Optimization, title="training"):
     micro_batch_size: Count | None = flag(
         "maximum number of examples per forward pass, for less memory (all of a process)"
     )
-    dropout: Part | None = flag("of hidden states and attention (the checkpoint's)")
-    classifier_dropout: Part | None = flag("of pooled states (the checkpoint's)")
+    dropout: Fraction | None = flag("of hidden states and attention (the checkpoint's)")
+    classifier_dropout: Fraction | None = flag("of pooled states (the checkpoint's)")
     max_positions: Count | None = flag("drop positions that pretraining never used")
     truncation: bool = flag(
         "cut longer texts to --length; with --no-truncation they are an error", default=True

@@ -25,7 +25,7 @@ from training.run.config import (
     StoppingCriteria,
 )
 from training.run.flags import OptionError, Options, flag
-from training.run.options import Count, Part, Seed
+from training.run.options import Count, Fraction, Seed
 from training.run.recipes import Dropout, PresetName, Recipe, scaled_lr
 
 
@@ -102,7 +102,7 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
         "rows of such pairs per step, each in both orders (about as many tokens as in other steps, "
         "and a multiple of the processes)"
     )
-    short_rate: Part | None = flag("fraction of documents cut into shorter examples")
+    short_rate: Fraction | None = flag("fraction of documents cut into shorter examples")
     dropout: Dropout | None = flag("0.1 except in xxlarge, or none")
 
     def __post_init__(self) -> None:
