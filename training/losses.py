@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from training.data.batch import ExampleBatch, LossName, MicroBatch, PretrainBatch
 from training.data.choices import ChoiceBatch
 from training.data.examples import IGNORED
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 
 
@@ -112,7 +112,7 @@ def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Sco
     )
 
 
-class Reading(NamedTuple):
+class PretrainTargets(NamedTuple):
     """The positions of a batch that the heads of pretraining read, and their targets.
 
     Attributes:
@@ -126,7 +126,7 @@ class Reading(NamedTuple):
     labels: Tensor | None
 
     @classmethod
-    def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> Reading:
+    def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> PretrainTargets:
         """Return the positions that the model's heads read, and their targets.
 
         The head of the sentence task is left out where the batch's rows have none: gradients of
@@ -146,12 +146,14 @@ class Reading(NamedTuple):
 HeadSums: TypeAlias = dict[LossName, tuple[Tensor, Tensor]]
 
 
-def _pretrain_sums(model: AlbertForTasks, tokens: Batch, reading: Reading) -> HeadSums:
+def _pretrain_sums(
+    model: AlbertForTasks, tokens: ModelInputs, reading: PretrainTargets
+) -> HeadSums:
     """Return the sums for `pretrain_scores`; takes only tensors, so that it can be compiled."""
     return head_sums(model, model(tokens, reading.positions), reading)
 
 
-def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: Reading) -> HeadSums:
+def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: PretrainTargets) -> HeadSums:
     """Return the sums of the heads over the hidden states at the positions that they read."""
     num_masked = len(reading.targets)
     masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), reading.targets, 0)
@@ -175,7 +177,7 @@ def pretrain_scores(
     Args:
         sums: `_pretrain_sums`, optionally compiled.
     """
-    reading = Reading.of(model, batch)
+    reading = PretrainTargets.of(model, batch)
     if sums is not _pretrain_sums:
         mark_dynamic(reading)
     return scores_of(batch, sums(model, batch.tokens, reading))
@@ -275,8 +277,8 @@ def adaptive_scores(
         for each in logits_LCK
     ]
     losses_L = torch.stack([each[batch.task].loss for each in scores])
-    depths_L = torch.arange(1, len(scores) + 1, device=losses_L.device)
-    loss = (losses_L * depths_L).sum() / depths_L.sum()
+    layers_L = torch.arange(1, len(scores) + 1, device=losses_L.device)
+    loss = (losses_L * layers_L).sum() / layers_L.sum()
     return {batch.task: replace(scores[-1][batch.task], loss=loss)}
 
 

@@ -16,11 +16,11 @@ from training.data.batch import LossName
 from training.data.examples import IGNORED
 from training.data.order import OrderBatch
 from training.losses import LossFunction, Score, mark_dynamic
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 
 
-def _order_logits(model: AlbertForTasks, tokens: Batch, firsts: Tensor) -> Tensor:
+def _order_logits(model: AlbertForTasks, tokens: ModelInputs, firsts: Tensor) -> Tensor:
     """Return the logits (2 C, 2) of sentence order, from each sequence's [CLS] row."""
     return model.logits("sentence-order", model(tokens, firsts))
 

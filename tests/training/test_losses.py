@@ -38,7 +38,7 @@ from training.losses import (
     regression_scores,
     score,
 )
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
 
@@ -173,7 +173,7 @@ def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, flo
     for number in range(3):
         inside = batch.tokens.packing.sequences.flatten()[bounds[number] : bounds[number + 1]]
         end = bounds[number] + int((inside == inside[0]).sum())
-        alone = Batch(
+        alone = ModelInputs(
             ids=batch.tokens.ids.flatten()[None, bounds[number] : end],
             types=batch.tokens.types.flatten()[None, bounds[number] : end],
         )

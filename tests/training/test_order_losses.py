@@ -11,7 +11,7 @@ from torch import Tensor
 
 from training.data.examples import IGNORED
 from training.data.order import OrderBatch
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.order_losses import order_scores
 
 # Log-odds of "in order" for each pair as it is, and swapped.
@@ -23,7 +23,7 @@ def batch_of(num_pairs: int, rounded_to: int) -> OrderBatch:
     labels[:, :num_pairs] = torch.tensor([[0], [1]])
     empty = torch.zeros(1, 1, dtype=torch.long)
     return OrderBatch(
-        tokens=Batch(ids=empty, types=empty),
+        tokens=ModelInputs(ids=empty, types=empty),
         firsts=torch.zeros(2 * rounded_to, dtype=torch.long),
         labels=labels.flatten(),
         num_tokens=1,

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.files import sync, write_atomically
-from training.data.corpus import Place
+from training.data.corpus import CorpusPosition
 from training.data.shards import (
     ARRAYS,
     PARTIAL_FILE,
     SHARDS_FILE,
-    Manifest,
+    CorpusManifest,
     Part,
     PartRecord,
     ShardError,
@@ -44,14 +44,14 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, *, part_bytes: int, vocab_size: int
+        self, folder: Path, manifest: CorpusManifest, *, part_bytes: int, vocab_size: int
     ) -> None:
         self._folder = folder
         self._part_bytes = part_bytes
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
         self.manifest = manifest
         if (folder / PARTIAL_FILE).is_file():
-            self.manifest = Manifest.read(folder / PARTIAL_FILE)
+            self.manifest = CorpusManifest.read(folder / PARTIAL_FILE)
             check_same_corpus(folder, self.manifest, manifest.fingerprint)
         self._clear()
 
@@ -60,9 +60,9 @@ class ShardWriter:
         self._num_bytes = _EMPTY_BYTES
 
     @property
-    def end(self) -> Place:
+    def end(self) -> CorpusPosition:
         """The position in the corpus right after the last part."""
-        return self.manifest.parts[-1].end if self.manifest.parts else Place()
+        return self.manifest.parts[-1].end if self.manifest.parts else CorpusPosition()
 
     def write(self, documents: Iterable[Tokenised]) -> None:
         """Write documents, and mark the corpus as complete.
@@ -114,7 +114,7 @@ class ShardWriter:
         self._clear()
 
 
-def check_same_corpus(folder: Path, known: Manifest, fingerprint: str) -> None:
+def check_same_corpus(folder: Path, known: CorpusManifest, fingerprint: str) -> None:
     """Check that the parts in a folder are of a corpus.
 
     Raises:

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.files import sha256_of
 from albert_serve.tokenizer import ALBERT_IDS
-from training.data.corpus import Place
+from training.data.corpus import CorpusPosition
 from training.errors import TrainingError
 
 ARRAYS: Final = ("tokens", "sentences", "documents")
@@ -86,11 +86,11 @@ class PartRecord:
     num_tokens: int
     num_sentences: int
     num_documents: int
-    end: Place
+    end: CorpusPosition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class CorpusManifest:
     """The content of `shards.json`.
 
     Attributes:
@@ -111,7 +111,7 @@ class Manifest:
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     @classmethod
-    def read(cls, file: Path) -> Manifest:
+    def read(cls, file: Path) -> CorpusManifest:
         """Read a manifest that `to_json` serialised.
 
         Raises:
@@ -193,7 +193,7 @@ def _pieces(part: Part) -> Iterator[NDArray[Any]]:
         yield part.tokens[begin : begin + _TOKENS_A_COUNT]
 
 
-def _open_part(folder: Path, record: PartRecord, manifest: Manifest) -> Part:
+def _open_part(folder: Path, record: PartRecord, manifest: CorpusManifest) -> Part:
     """Memory-map a part, and check it against its record."""
     part_folder = folder / record.name
     try:
@@ -221,16 +221,16 @@ def _open_part(folder: Path, record: PartRecord, manifest: Manifest) -> Part:
     return part
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def _read_manifest(folder: Path) -> CorpusManifest:
     file = folder / SHARDS_FILE
     if file.is_file():
-        return Manifest.read(file)
+        return CorpusManifest.read(file)
     if (folder / PARTIAL_FILE).is_file():
         raise ShardError(f"{folder} is not whole; give the command that was preparing it again")
     raise ShardError(f"{folder} holds no {SHARDS_FILE}; make it with albert-serve prepare")
 
 
-def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer_file: Path) -> None:
+def _check_tokenizer(folder: Path, manifest: CorpusManifest, tokenizer_file: Path) -> None:
     try:
         sha256 = sha256_of(tokenizer_file)
     except OSError as error:

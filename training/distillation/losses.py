@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.distillation.batches import DistilBatch, SpanRows
 from training.distillation.teacher import LayerStates, Teacher
-from training.losses import HeadSums, Reading, Score, head_sums, mark_dynamic, scores_of
-from training.model.albert import Attention, Batch, project
+from training.losses import HeadSums, PretrainTargets, Score, head_sums, mark_dynamic, scores_of
+from training.model.albert import Attention, ModelInputs, project
 from training.model.heads import AlbertForTasks
 
 
@@ -53,8 +53,8 @@ def mean_states(state_H: Tensor, rows: SpanRows, num_tokens: int) -> Tensor:
 def student_states(
     objectives: Objectives,
     model: AlbertForTasks,
-    tokens: Batch,
-    reading: Reading,
+    tokens: ModelInputs,
+    reading: PretrainTargets,
 ) -> tuple[HeadSums, LayerStates]:
     """Run the student; takes only tensors, so that it can be compiled.
 
@@ -187,7 +187,7 @@ class DistillationLoss:
             [layer for _, layer in self.objectives.layers],
             with_attention=self.objectives.num_relation_heads > 0,
         )
-        reading = Reading.of(model, batch)
+        reading = PretrainTargets.of(model, batch)
         if self.student is not student_states:
             mark_dynamic(reading)
         sums, student = self.student(self.objectives, model, batch.tokens, reading)

@@ -15,7 +15,13 @@ from training.conversion.source import REFERENCE_HELP
 from training.finetuning.recipes import DEFAULTS, LR_HELP
 from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
-from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
+from training.run.config import (
+    COMPILE_HELP,
+    ObjectiveOptions,
+    Optimization,
+    RunFolder,
+    StoppingCriteria,
+)
 from training.run.flags import Options, flag, flag_name
 from training.run.labelled import ChoiceFiles, LabelledTexts
 from training.run.options import Count, Parsed, Part, Positive, parse_positive
@@ -160,7 +166,7 @@ class _Embeddings(Options, title="embeddings"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pretraining(MaskedText, title="continued pretraining"):
+class _Pretraining(ObjectiveOptions, title="continued pretraining"):
     pretraining: tuple[Path, ...] = flag("text for continued pretraining", ())
     order_short_rate: Part | None = flag(
         "fraction of the documents cut into pairs of a random shorter length (0.1)"
@@ -209,7 +215,7 @@ class _Training(Optimization, title="training"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _End(End, title=End.title):
+class _StoppingCriteria(StoppingCriteria, title=StoppingCriteria.title):
     epochs: Positive | None = flag("passes over the examples, of one task")
 
 
@@ -217,7 +223,7 @@ class _End(End, title=End.title):
 class FinetuneConfig(
     RunFolder,
     _Training,
-    _End,
+    _StoppingCriteria,
     _Pretraining,
     _Embeddings,
     _Questions,

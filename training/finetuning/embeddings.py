@@ -109,7 +109,7 @@ class _VectorStream(ExampleStream[VectorExample]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Embeddings:
+class EmbeddingData:
     """The texts of a run whose vectors are learnt, their loss, and held-out pairs with scores.
 
     Attributes:
@@ -159,7 +159,7 @@ def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
     return metric_figures(("spearman", "pearson"), cosines_Q1.numpy(), scores_Q.numpy())
 
 
-def build_embeddings(context: DataContext) -> Embeddings:
+def build_embeddings(context: DataContext) -> EmbeddingData:
     """Read and tokenise the texts of `--embeddings`, and held-out pairs with scores.
 
     Raises:
@@ -185,7 +185,7 @@ def build_embeddings(context: DataContext) -> Embeddings:
         if pairs[0].kind != "scored pairs":
             raise RunError("--validation of embeddings takes pairs with a score")
         held_out = _tokenised(pairs, context)
-    return Embeddings(
+    return EmbeddingData(
         examples=examples,
         held_out=held_out,
         loss=partial(_scores, training=loss, vectors=vectors),

@@ -21,7 +21,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.data.questions import Question, read_located, span_examples
 from training.evaluation.questions import HeldOutQuestions, lay_questions, question_parameters
-from training.evaluation.torch_engine import Item
+from training.evaluation.torch_engine import EngineItem
 from training.evaluation.validation import Validation
 from training.finetuning.data import DataContext, check_metric, validation_batches
 from training.losses import (
@@ -37,7 +37,7 @@ from training.model.start_conditioned import StartConditionedHead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Questions:
+class QuestionData:
     """The held-out questions of a run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Questions:
     """
 
     held_out: Sequence[Question]
-    items: Sequence[Item]
+    items: Sequence[EngineItem]
     figure: str
     windows: Sequence[TokenisedExample]
 
@@ -67,7 +67,7 @@ class Questions:
         return None if self.figure == "loss" else 100 * num_empty / len(self.held_out)
 
 
-def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questions:
+def build_held_out_questions(context: DataContext, head: QuestionHead) -> QuestionData:
     """Read the questions of `--validation`, which a head is to answer.
 
     Raises:
@@ -83,7 +83,7 @@ def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questi
     asked = questions if figure != "loss" else []
     length = settings.window_length(max_positions)
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions, head=head)
-    return Questions(
+    return QuestionData(
         held_out=questions,
         items=lay_questions(task, asked, question_parameters(max_positions, may_be_empty=True)),
         figure=figure,

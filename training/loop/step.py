@@ -22,7 +22,7 @@ from training.loop.distributed import World, accumulating, shard_like, shard_sta
 from training.loop.loss_scale import LossScale
 from training.loop.progress import Progress, RunError
 from training.loop.reproducibility import reproducible
-from training.loop.selection import Selection
+from training.loop.selection import BestValidation
 from training.losses import Score, Tally
 from training.model.checkpoint import parameters
 from training.model.dropout import MOST
@@ -36,7 +36,7 @@ _MAX_SKIPPED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class StepResult:
     """The result of one optimizer step.
 
     Attributes:
@@ -108,10 +108,10 @@ class Run:
     validated_step: int = 0
     num_skipped: int = 0
     num_skipped_in_a_row: int = 0
-    selection: Selection | None = None
+    selection: BestValidation | None = None
     earlier_selection: Mapping[str, Any] = field(default_factory=dict)
 
-    def step(self, done: float) -> Step:
+    def step(self, done: float) -> StepResult:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
         A gradient that is not finite leaves the weights as they are. Where the device lacks memory
@@ -129,7 +129,9 @@ class Run:
             factor = self._update(grad_norm, done)
         self.num_steps[stream.name] += 1
         self.num_tokens += num_tokens
-        return Step(tallies=tallies, num_tokens=num_tokens, grad_norm=grad_norm, lr_factor=factor)
+        return StepResult(
+            tallies=tallies, num_tokens=num_tokens, grad_norm=grad_norm, lr_factor=factor
+        )
 
     def _fitting_gradient(
         self, stream: TaskStream, done: float

@@ -17,7 +17,7 @@ COMPILE_HELP: Final = "compile the model: faster steps after some minutes at the
 
 
 @dataclass(frozen=True, kw_only=True)
-class End(Options, title="end of the run (whichever is reached first)"):
+class StoppingCriteria(Options, title="end of the run (whichever is reached first)"):
     """The end of a run.
 
     Attributes:
@@ -73,7 +73,7 @@ class Optimization(Options, title="optimization"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedText(Options, title="masked tokens and sentence order"):
+class ObjectiveOptions(Options, title="masked tokens and sentence order"):
     """How masked tokens and sentence order are learnt from text.
 
     Raises:

@@ -17,7 +17,13 @@ from training.data.examples import MIN_LENGTH, SentenceTask
 from training.loop.distributed import Parallelism
 from training.loop.progress import RunError
 from training.model.checkpoint import load_checkpoint
-from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
+from training.run.config import (
+    COMPILE_HELP,
+    ObjectiveOptions,
+    Optimization,
+    RunFolder,
+    StoppingCriteria,
+)
 from training.run.flags import OptionError, Options, flag
 from training.run.options import Count, Part, Seed
 from training.run.recipes import Dropout, PresetName, Recipe, scaled_lr
@@ -86,7 +92,7 @@ class Sizes(Options, title="model (defaults are the preset's)"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the recipe's)"):
+class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults are the recipe's)"):
     """Values in place of the recipe's."""
 
     length: Count | None = flag("tokens per row")
@@ -141,7 +147,7 @@ class _Machine(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusRunConfig(_Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
+class CorpusRunConfig(_Machine, RunFolder, _RecipeChanges, StoppingCriteria, Sizes, _Corpus):
     """All that `training.pretrain` and `training.distil` have in common."""
 
 

@@ -22,7 +22,7 @@ from tests.training.support import TINY, randomize
 from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
 from training.finetuning.questions import conditioned_scores
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -113,7 +113,7 @@ def test_logits_are_those_of_transformers(
 ) -> None:
     """Starts, ends given each of the best starts, and answerability, of one window."""
     example = windows()[number]
-    batch = Batch(ids=torch.tensor([example.ids]), types=torch.tensor([example.types]))
+    batch = ModelInputs(ids=torch.tensor([example.ids]), types=torch.tensor([example.types]))
     rows = answerable(example)
     logits = ours.logits(TASK, ours(batch)[0, rows])
 

@@ -1,4 +1,4 @@
-"""Classifiers after each layer: trained together, measured by depth and patience, and cut."""
+"""Classifiers after each layer: trained together, measured by layers and patience, and cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.data.batch import ExampleBatch
 from training.evaluation.early_exit import early_exit_figures, layers_used
 from training.finetune import main
 from training.losses import adaptive_scores, classification_scores
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -98,7 +98,7 @@ def layer_logits(model: AlbertForTasks, batch: ExampleBatch) -> list[torch.Tenso
     return [output(head.pooler(state[:, 0])) for output, state in zip(outputs, states, strict=True)]
 
 
-def example_batch(model: AlbertForTasks, tokens: Batch | None = None) -> ExampleBatch:
+def example_batch(model: AlbertForTasks, tokens: ModelInputs | None = None) -> ExampleBatch:
     tokens = tokens or ragged()
     count, length = tokens.ids.shape
     return ExampleBatch(
@@ -162,7 +162,7 @@ def test_figures_by_patience_are_those_of_the_layers_that_were_used() -> None:
     ]
 
 
-def test_from_training_to_figures_of_each_depth(
+def test_from_training_to_figures_after_each_layer(
     start: list[str], moods: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "run"
@@ -198,7 +198,7 @@ def test_from_training_to_figures_of_each_depth(
     # `transformers` reads the last layer's.
     theirs = hf_load("AlbertForSequenceClassification", folder / "best")
     ids = torch.tensor([[2, 10, 11, 3]])
-    batch = example_batch(model.eval(), Batch(ids=ids, types=torch.zeros_like(ids)))
+    batch = example_batch(model.eval(), ModelInputs(ids=ids, types=torch.zeros_like(ids)))
     with torch.inference_mode():
         expected = layer_logits(model, batch)[-1]
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=1e-5)
