@@ -79,9 +79,10 @@ bench-serve: $(VENV)/.dev  ## serve with this package and with BentoML over pipe
 	$(BIN)/python -m benchmarks.serve
 
 GPU_BENCH := runs/benchmark-gpu
-bench-gpu: $(VENV)/.dev $(VENV)/.gpu  ## training on a GPU against transformers, in one file (QUICK=--quick: a first look)
+bench-gpu: $(VENV)/.dev $(VENV)/.gpu  ## training and answers on a GPU against transformers and ONNX Runtime, in one file (QUICK=--quick: a first look)
 	$(BIN)/python -m benchmarks.pretrain --output $(GPU_BENCH)/pretrain $(or $(QUICK),--cases base@512 xlarge@512)
 	$(BIN)/python -m benchmarks.finetune --output $(GPU_BENCH)/finetune $(QUICK)
+	$(BIN)/python -m benchmarks.engine --output $(GPU_BENCH)/engine $(or $(QUICK),--shapes 1x32 1x128 8x128 32x512 --num-texts 1024)
 	cat $(GPU_BENCH)/*/tables.md >$(GPU_BENCH)/tables.md
 
 bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the engine and transformers

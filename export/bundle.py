@@ -44,7 +44,7 @@ from export.examples import check_tasks
 from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
 from export.precision import restore_weights, write_weights
-from export.quality import Measured, check_quality, measure_quality
+from export.quality import MeasuredQuality, check_quality, measure_quality
 from export.selection import select_tasks, tasks_with_data
 from export.source import (
     HUGGING_FACE_FILES,
@@ -76,7 +76,7 @@ _CONFIG_FILE: Final = "config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exported:
+class ExportResult:
     """The result of an export.
 
     Attributes:
@@ -151,7 +151,7 @@ def export_bundle(
     layers: LayerOptions | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
-) -> Exported:
+) -> ExportResult:
     """Write a checkpoint as a bundle, atomically.
 
     Args:
@@ -169,7 +169,7 @@ def export_bundle(
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
-        layers: fewer layers, and the defaults of adaptive depth.
+        layers: fewer layers, and the defaults of early exit.
         examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
@@ -234,7 +234,7 @@ def export_bundle(
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
         Bundle.open(folder, verify="size")
         put_folder_in_place(folder, target)
-        return Exported(
+        return ExportResult(
             bundle=Bundle.open(target, verify="size"),
             unused=unused,
             left_out=left_out,
@@ -350,7 +350,7 @@ def _write_manifest(manifest: Manifest, folder: Path) -> None:
 
 def _measure_quality(
     source: Source, folder: Path, model: AlbertForTasks, data: RealData, budget_s: float | None
-) -> dict[str, Measured]:
+) -> dict[str, MeasuredQuality]:
     engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
     return measure_quality(

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from albert_serve.bundle.weights import StoredTensor, layer_name
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.encoders import EXIT_LAYERS, EXIT_LOGITS
-from export.exits import ExitNodes, Texts, exit_inputs, exit_outputs
+from export.exits import ExitNodes, ExitState, exit_inputs, exit_outputs
 from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
 from export.layers import apply_layer, embed, flatten
 
@@ -61,7 +61,7 @@ def build_encoder(
     )
     if num_exit_labels is not None:
         x_RH = stack.loop_with_exits(num_exit_labels, x_RH)
-        return _adaptive_model(stack, num_exit_labels, x_RH)
+        return _early_exit_model(stack, num_exit_labels, x_RH)
     for turn, num_turns in _repetitions(config):
         if form.kernels == "cpu" and num_turns > 1:
             x_RH = stack.loop(turn, num_turns, x_RH)
@@ -75,7 +75,7 @@ def build_encoder(
     return make_model("albert_encoder", nodes, _inputs(), [_hidden(config, "batch")])
 
 
-def _adaptive_model(stack: _Stack, num_labels: int, x_RH: str) -> ModelProto:
+def _early_exit_model(stack: _Stack, num_labels: int, x_RH: str) -> ModelProto:
     nodes, config = stack.nodes, stack.config
     nodes.return_as(nodes.add("Reshape", [x_RH, stack.any_batch]), HIDDEN)
     outputs = [_hidden(config, "deep"), *exit_outputs(num_labels)]
@@ -163,7 +163,7 @@ class _Stack:
         exits = ExitNodes(self.nodes, self.config, num_labels, ids="input_ids", lengths=_LENGTHS)
         scope = f"layer_{turn[0][0]}/"
         x, number, before = f"{scope}x", f"{scope}turn", f"{scope}go_on"
-        carried = Texts(*(f"{scope}{name}" for name in exits.start.names))
+        carried = ExitState(*(f"{scope}{name}" for name in exits.start.names))
         nodes = Nodes(self.nodes.initializers, rows="", scope=scope)
         first = nodes.constant("first", np.array(0, np.int64))
         nodes.rows = nodes.add("Gather", [x, first], attributes={"axis": 1})
@@ -177,17 +177,17 @@ class _Stack:
                 helper.make_tensor_value_info(number, TensorProto.INT64, []),
                 helper.make_tensor_value_info(before, TensorProto.BOOL, []),
                 helper.make_tensor_value_info(x, TensorProto.FLOAT, [None, None]),
-                *Texts.infos(carried.names),
+                *ExitState.infos(carried.names),
             ],
             [
                 helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
                 helper.make_tensor_value_info(after[0], TensorProto.FLOAT, [None, None]),
-                *Texts.infos(after[1:]),
+                *ExitState.infos(after[1:]),
             ],
         )
         count = self.nodes.constant("num_turns", np.array(num_turns, np.int64))
         start = self.nodes.constant(f"{scope}start", np.array(True))
-        ends = [f"{scope}last/{name}" for name in ("x", *Texts.__slots__)]
+        ends = [f"{scope}last/{name}" for name in ("x", *ExitState.__slots__)]
         ends[-2:] = [EXIT_LOGITS, EXIT_LAYERS]
         inputs = [count, start, x_RH, *exits.start.names]
         self.nodes.protos.append(helper.make_node("Loop", inputs, ends, body=body))

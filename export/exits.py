@@ -29,7 +29,7 @@ _COLUMNS: Final = ("index", "length", MAX_LAYERS, PATIENCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class ExitState:
     """The state carried from layer to layer beside the hidden states, as names of values.
 
     Attributes:
@@ -101,7 +101,7 @@ class ExitNodes:
         self._is_early = nodes.add("Less", [least, self._num_layers])
         self.start = self._start(nodes, num_labels, ids, lengths)
 
-    def _start(self, nodes: Nodes, num_labels: int, ids: str, lengths: str) -> Texts:
+    def _start(self, nodes: Nodes, num_labels: int, ids: str, lengths: str) -> ExitState:
         last = nodes.constant("last_axis", np.array([-1], np.int64))
         count = nodes.add("Shape", [ids], attributes={"start": 0, "end": 1})
         index = nodes.add("Range", [self._first, nodes.add("Squeeze", [count]), self._one])
@@ -113,7 +113,7 @@ class ExitNodes:
         sizes = nodes.add("Concat", [count, labels], attributes={"axis": 0})
         none = nodes.constant("no_label", np.array(-1, np.int64))
         zero = nodes.constant("no_logit", np.array(0, np.float32))
-        return Texts(
+        return ExitState(
             fixed=nodes.add("Concat", columns, attributes={"axis": 1}),
             label=nodes.add("Expand", [none, count]),
             streak=nodes.add("Expand", [self._first, count]),
@@ -121,7 +121,9 @@ class ExitNodes:
             layers=nodes.add("Expand", [self._num_layers, count]),
         )
 
-    def settle(self, nodes: Nodes, texts: Texts, out_RH: str, shape: str, turn: str) -> list[str]:
+    def settle(
+        self, nodes: Nodes, texts: ExitState, out_RH: str, shape: str, turn: str
+    ) -> list[str]:
         """Append the reading of the hidden states after a layer to a Loop's body.
 
         Args:
@@ -129,18 +131,20 @@ class ExitNodes:
             turn: the layer's number from 0.
 
         Returns:
-            Whether to go on, the hidden states and `Texts.names`, all after this layer.
+            Whether to go on, the hidden states and `ExitState.names`, all after this layer.
         """
         early = self._early(nodes, texts, out_RH, shape, turn)
         whole = _whole(nodes, texts, out_RH, self._config.hidden_size)
-        outputs = [f"{nodes.scope}after/{name}" for name in ("go_on", "x", *Texts.__slots__)]
+        outputs = [f"{nodes.scope}after/{name}" for name in ("go_on", "x", *ExitState.__slots__)]
         choice = helper.make_node(
             "If", [self._is_early], outputs, then_branch=early, else_branch=whole
         )
         nodes.protos.append(choice)
         return outputs
 
-    def _early(self, outer: Nodes, texts: Texts, out_RH: str, shape: str, turn: str) -> GraphProto:
+    def _early(
+        self, outer: Nodes, texts: ExitState, out_RH: str, shape: str, turn: str
+    ) -> GraphProto:
         """The branch of a batch in which a text may have fewer layers than all."""
         nodes = Nodes(outer.initializers, rows=texts.label, scope=f"{outer.scope}early/")
         out_ASH = nodes.add("Reshape", [out_RH, shape])
@@ -183,7 +187,7 @@ class ExitNodes:
         return nodes.add("Add", [product_AK, nodes.add("Gather", [self._bias_LK, turn])])
 
 
-def _whole(outer: Nodes, texts: Texts, out_RH: str, hidden_size: int) -> GraphProto:
+def _whole(outer: Nodes, texts: ExitState, out_RH: str, hidden_size: int) -> GraphProto:
     """The branch of a batch in which all texts have all layers."""
     nodes = Nodes(outer.initializers, rows=texts.label, scope=f"{outer.scope}whole/")
     go_on = nodes.constant("go_on", np.array(True))
@@ -196,7 +200,7 @@ def _branch(nodes: Nodes, results: Sequence[str], hidden_size: int) -> GraphProt
     outputs = [
         helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
         helper.make_tensor_value_info(x_RH, TensorProto.FLOAT, [None, hidden_size]),
-        *Texts.infos(rest),
+        *ExitState.infos(rest),
     ]
     return helper.make_graph(nodes.protos, f"{nodes.scope}branch", [], outputs)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
 from albert_serve.bundle.weights import TaskName
-from export.bundle import Exported, LayerOptions, Limits, export_bundle
+from export.bundle import ExportResult, LayerOptions, Limits, export_bundle
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
@@ -81,7 +81,7 @@ class ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="expo
     overwrite: bool = flag("replace the bundle that is at BUNDLE_DIR", False)
 
 
-def export(config: ExportConfig) -> Exported:
+def export(config: ExportConfig) -> ExportResult:
     """Write a checkpoint as a bundle, measured on real data.
 
     Raises:
@@ -106,7 +106,7 @@ def export(config: ExportConfig) -> Exported:
     )
 
 
-def report(exported: Exported) -> None:
+def report(exported: ExportResult) -> None:
     """Print what was exported, for people."""
     if exported.unused:
         listed = ", ".join(exported.unused)
@@ -118,7 +118,7 @@ def report(exported: Exported) -> None:
     print(_summarize(exported))
 
 
-def _summarize(exported: Exported) -> str:
+def _summarize(exported: ExportResult) -> str:
     """Sizes and differences, for people."""
     manifest = exported.bundle.manifest
     sizes = {name: entry.size for name, entry in manifest.files.items()}

@@ -25,7 +25,7 @@ from export.source import Source
 from training.errors import TrainingError
 from training.evaluation.real_text import RealData
 from training.evaluation.samples import Sample, draw_samples
-from training.evaluation.torch_engine import Item, predict
+from training.evaluation.torch_engine import EngineItem, predict
 
 # The share of answers, in percent, that may be others than torch's where no label tells which of
 # the two is right.
@@ -52,7 +52,7 @@ _LABELS_FROM: Final[dict[str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class MeasuredQuality:
     """A task's quality, and the answers that differ in it.
 
     Attributes:
@@ -74,7 +74,7 @@ def measure_quality(
     data: RealData,
     *,
     budget_s: float | None = None,
-) -> dict[str, Measured]:
+) -> dict[str, MeasuredQuality]:
     """Run torch and a bundle on the same samples, and score both, for each task.
 
     fill-mask and sentence-order are asked what pretraining asks, and marked by the text itself:
@@ -114,7 +114,7 @@ def measure_quality(
         f"{num_tokens:,} tokens{at_most}; --no-quality skips it",
         file=sys.stderr,
     )
-    quality: dict[str, Measured] = {}
+    quality: dict[str, MeasuredQuality] = {}
     ends_s = None if budget_s is None else time.monotonic() + budget_s
     with progress_bar(title="quality", total=num_tokens, unit="tokens", unit_scale=True) as bar:
         meter = _Meter(reference=reference, engine=engine, bar=bar)
@@ -126,7 +126,7 @@ def measure_quality(
     return quality
 
 
-def check_quality(measured: Mapping[str, Measured], max_cost: float) -> None:
+def check_quality(measured: Mapping[str, MeasuredQuality], max_cost: float) -> None:
     """Check that no task certainly loses more than `max_cost` points.
 
     A loss over that counts where chance alone would seldom make so many more answers worse than
@@ -142,7 +142,7 @@ def check_quality(measured: Mapping[str, Measured], max_cost: float) -> None:
         raise ExportError(f"{'; '.join(over)}. Nothing was written. {_ADVICE}")
 
 
-def _describe_loss(task: str, measured: Measured, max_cost: float) -> str | None:
+def _describe_loss(task: str, measured: MeasuredQuality, max_cost: float) -> str | None:
     """Describe a task's loss if it is over `max_cost`, and no chance; None otherwise."""
     quality, worse, better = measured.quality, measured.num_worse, measured.num_better
     if quality.metric == AGREEMENT:
@@ -182,7 +182,7 @@ class _Meter:
     engine: Runner
     bar: tqdm[Any]
 
-    def measure(self, task: str, sample: Sample, budget_s: float | None) -> Measured:
+    def measure(self, task: str, sample: Sample, budget_s: float | None) -> MeasuredQuality:
         """Measure a task on its sample, or on the part of it that is done within the budget."""
         self.bar.set_description(task)
         ends_s = None if budget_s is None else time.monotonic() + budget_s
@@ -200,7 +200,7 @@ class _Meter:
             known += [right for item in items for right in item.rights or ()]
         rights = expected if sample.metric == AGREEMENT else known
         scores = list(zip(sample.scores(expected, rights), sample.scores(got, rights), strict=True))
-        return Measured(
+        return MeasuredQuality(
             quality=Quality(
                 metric=sample.metric,
                 torch=sample.mark(expected, rights),
@@ -212,7 +212,7 @@ class _Meter:
             num_better=sum(in_bundle > in_torch for in_torch, in_bundle in scores),
         )
 
-    def _predict(self, runner: Runner, items: Sequence[Item]) -> list[Any]:
+    def _predict(self, runner: Runner, items: Sequence[EngineItem]) -> list[Any]:
         size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * self.engine.max_batch_tokens)
         return predict(runner, items, max_tokens_at_once=size, bar=self.bar)
 

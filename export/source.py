@@ -15,8 +15,8 @@ from albert_serve.bundle.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
-    AdaptiveDepth,
     ClassifierEntry,
+    EarlyExitDefaults,
     HeadEntry,
     TaskEntry,
     heads_of,
@@ -194,7 +194,7 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
 
 
 def with_early_exit(source: Source, max_layers: int | None, patience: int | None) -> Source:
-    """Return the source with the service's defaults of adaptive depth.
+    """Return the source with the service's defaults of early exit.
 
     Where texts are answered before the last layer, the figures after it are left out.
 
@@ -211,7 +211,7 @@ def with_early_exit(source: Source, max_layers: int | None, patience: int | None
         )
     if (max_layers or 1) > num_layers:
         raise ExportError(f"--max-layers {max_layers}: the checkpoint has {num_layers} layers")
-    limits = AdaptiveDepth(max_layers=max_layers, patience=patience)
+    limits = EarlyExitDefaults(max_layers=max_layers, patience=patience)
     evaluation = source.evaluation
     if resolve_early_exit(limits, num_layers) is not None:
         evaluation = _without_figures(evaluation)
@@ -290,7 +290,7 @@ def _classification(
         num_outputs=heads[CLASSIFICATION],
         labels=labels[CLASSIFICATION].names,
         problem_type=labels[CLASSIFICATION].problem,
-        adaptive_depth=AdaptiveDepth() if has_stored_exits(stored, heads) else None,
+        adaptive_depth=EarlyExitDefaults() if has_stored_exits(stored, heads) else None,
         head=name,
         heads={
             name: ClassifierEntry(

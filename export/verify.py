@@ -39,7 +39,7 @@ from albert_serve.tasks.question_answering.beams import best_starts
 from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
 from export.errors import ExportError
 from export.graph import Compute, Form, rounded
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 from training.model.start_conditioned import StartConditionedHead
 
@@ -305,15 +305,17 @@ def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBa
         layers_B = (np.arange(count) + shift) % len(logits_LBK)
         # After the first layer, so many can agree at the last one only.
         patience = len(logits_LBK) - 1
-        depths = [EarlyExit(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()]
-        exits = encoder.run_with_exits(batch, depths)
+        early_exits = [
+            EarlyExit(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()
+        ]
+        exits = encoder.run_with_exits(batch, early_exits)
         expected_BK = logits_LBK[torch.from_numpy(layers_B), torch.arange(count)]
         largest = largest.and_(_compare(expected_BK, exits.logits))
     return largest
 
 
-def _torch_batch(batch: PaddedBatch) -> Batch:
-    return Batch(
+def _torch_batch(batch: PaddedBatch) -> ModelInputs:
+    return ModelInputs(
         ids=torch.from_numpy(batch.ids),
         types=torch.from_numpy(batch.types),
         lengths=torch.from_numpy(batch.lengths),

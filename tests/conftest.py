@@ -54,7 +54,7 @@ _WITH_PROCESSES: Final = (
     "training/model/test_model_training.py",
     "training/model/test_similarity.py",
     "training/optim/test_lamb.py",
-    "training/test_adaptive_depth.py",
+    "training/test_early_exit.py",
     "training/test_average.py",
     "training/test_evaluate.py",
     "training/test_losses.py",

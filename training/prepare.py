@@ -23,9 +23,15 @@ from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
 from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.corpus import TEXT_COLUMN_HELP, CorpusError, Place, find_files, read_from
+from training.data.corpus import (
+    TEXT_COLUMN_HELP,
+    CorpusError,
+    CorpusPosition,
+    find_files,
+    read_from,
+)
 from training.data.shard_writer import ShardWriter, check_same_corpus
-from training.data.shards import SHARDS_FILE, Manifest, ShardError, Shards
+from training.data.shards import SHARDS_FILE, CorpusManifest, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
 from training.system.command_line import make_parser
@@ -76,10 +82,10 @@ def prepare(
     tokenizer_sha256 = sha256_of(tokenizer_file)
     fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes, text_column)
     if (folder / SHARDS_FILE).is_file():
-        check_same_corpus(folder, Manifest.read(folder / SHARDS_FILE), fingerprint)
+        check_same_corpus(folder, CorpusManifest.read(folder / SHARDS_FILE), fingerprint)
         return Shards.open(folder)
     with _locked(folder):
-        manifest = Manifest(
+        manifest = CorpusManifest(
             tokenizer_sha256=tokenizer_sha256,
             fingerprint=fingerprint,
             cls_id=tokenizer.cls_id,
@@ -115,7 +121,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _watched(
-    chunks: Iterable[list[Tokenised]], files: Sequence[Path], done: Place
+    chunks: Iterable[list[Tokenised]], files: Sequence[Path], done: CorpusPosition
 ) -> Generator[Tokenised]:
     """Yield the documents one by one, and show the bytes of the files that they are from."""
     with progress_bar(

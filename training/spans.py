@@ -19,7 +19,7 @@ import numpy as np
 from albert_serve.progress import progress_bar
 from training.data.corpus import (
     TEXT_COLUMN_HELP,
-    Place,
+    CorpusPosition,
     find_files,
     read_from,
     read_lines,
@@ -61,7 +61,7 @@ def _documents(config: _SpansConfig) -> Iterator[list[Question]]:
         stop_words = frozenset(line.strip().lower() for line in read_lines(config.stop_words))
     num_bytes = sum(file.stat().st_size for file in files)
     with progress_bar(title="reading", total=num_bytes, unit="B", unit_scale=True) as bar:
-        documents = read_from(files, Place(), config.text_column)
+        documents = read_from(files, CorpusPosition(), config.text_column)
         for number, document in enumerate(documents):
             rng = np.random.default_rng([config.seed, number])
             document_passages = passages(split_sentences(document.text), config.passage_words)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
+class RequestExample:
     """A request's body, and a summary."""
 
     summary: str
@@ -19,27 +19,27 @@ _CONTEXT: Final = (
     "was closed to cars in 1988."
 )
 
-EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
+EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
     "fill-mask": (
-        Example(
+        RequestExample(
             summary="The likeliest tokens",
             body={"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
         ),
-        Example(
+        RequestExample(
             summary="Several texts, and the tokens to choose from",
             body={
                 "inputs": ["The capital of France is [MASK].", "It is the [MASK] of the country."],
                 "parameters": {"targets": ["paris", "capital", "london"], "truncation": False},
             },
         ),
-        Example(
+        RequestExample(
             summary="Several masks together",
             body={
                 "inputs": "The [MASK] was built in the [MASK] century.",
                 "parameters": {"joint": True, "top_k": 3},
             },
         ),
-        Example(
+        RequestExample(
             summary="Words of several pieces as wholes",
             body={
                 "inputs": "He studied [MASK] in Vienna.",
@@ -51,8 +51,8 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
         ),
     ),
     "text-classification": (
-        Example(summary="A text", body={"inputs": "A moving film with a wonderful cast."}),
-        Example(
+        RequestExample(summary="A text", body={"inputs": "A moving film with a wonderful cast."}),
+        RequestExample(
             summary="A text and a pair of texts, and the best label of each",
             body={
                 "inputs": ["A moving film.", {"text": "A dog runs.", "text_pair": "It moves."}],
@@ -61,11 +61,11 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
         ),
     ),
     "question-answering": (
-        Example(
+        RequestExample(
             summary="The best answer",
             body={"inputs": {"question": "When was the bridge built?", "context": _CONTEXT}},
         ),
-        Example(
+        RequestExample(
             summary="Several answers, none of them among them, of overlapping windows",
             body={
                 "inputs": {"question": "Who designed it?", "context": " ".join([_CONTEXT] * 6)},
@@ -81,7 +81,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
         ),
     ),
     "sentence-order": (
-        Example(
+        RequestExample(
             summary="A pair of texts, and how well sentences follow each other",
             body={
                 "inputs": [
@@ -90,7 +90,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
                 ]
             },
         ),
-        Example(
+        RequestExample(
             summary="The order in which they do so best",
             body={
                 "inputs": {
@@ -105,7 +105,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
         ),
     ),
     "multiple-choice": (
-        Example(
+        RequestExample(
             summary="The answer to a question",
             body={
                 "inputs": {
@@ -115,7 +115,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
                 }
             },
         ),
-        Example(
+        RequestExample(
             summary="The likeliest ending, of several texts",
             body={
                 "inputs": [
@@ -131,18 +131,18 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
         ),
     ),
     "feature-extraction": (
-        Example(
+        RequestExample(
             summary="Embeddings of length 1, for a search by their products",
             body={
                 "inputs": ["It rained.", "The weather was bad.", "He studied physics."],
                 "parameters": {"normalize": True, "truncation": True},
             },
         ),
-        Example(
+        RequestExample(
             summary="The vectors of the tokens",
             body={"inputs": "It rained.", "parameters": {"pooling": "none"}},
         ),
-        Example(
+        RequestExample(
             summary="As Hugging Face's clients send it",
             body={"inputs": "It rained.", "normalize": True, "truncate": True},
         ),
@@ -150,22 +150,22 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
 }
 
 EMBEDDINGS_EXAMPLES: Final = (
-    Example(summary="A text", body={"input": "It rained, so we stayed in."}),
-    Example(
+    RequestExample(summary="A text", body={"input": "It rained, so we stayed in."}),
+    RequestExample(
         summary="Several, as OpenAI's clients ask for them",
         body={"input": ["It rained.", "He studied physics."], "encoding_format": "base64"},
     ),
 )
 
 RERANK_EXAMPLES: Final = (
-    Example(
+    RequestExample(
         summary="Two texts by a query",
         body={
             "query": "What was the weather like?",
             "texts": ["He studied physics.", "It rained."],
         },
     ),
-    Example(
+    RequestExample(
         summary="With the texts, which are cut where they are too long",
         body={
             "query": "weather",

@@ -413,7 +413,7 @@ class InputExample(Reply):
     label: str | None = Field(None, description="A few words for it.")
 
 
-class DepthInfo(Reply):
+class EarlyExitInfo(Reply):
     """The layers of a model that can answer after each, and its defaults of the parameters."""
 
     num_layers: int
@@ -454,7 +454,7 @@ class TaskInfo(Reply):
     null_score_diff_threshold: float | None = Field(
         None, description="Of question answering: the default of the parameter."
     )
-    adaptive_depth: DepthInfo | None = Field(
+    adaptive_depth: EarlyExitInfo | None = Field(
         None, description="Of the default classifier of texts, if it can answer after each layer."
     )
     question_head: Literal["independent", "start-conditioned"] | None = Field(

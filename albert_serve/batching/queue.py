@@ -78,7 +78,7 @@ class _BatchRunner(Protocol):
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Call(QueuedRequest):
+class _PendingRequest(QueuedRequest):
     inputs: Sequence[EncoderInput]
     arrived_s: float
     answer: asyncio.Future[list[Logits] | Exception]
@@ -94,8 +94,8 @@ class _Call(QueuedRequest):
         return sum(self.lengths)
 
 
-_Members: TypeAlias = Sequence[tuple[_Call, int]]
-_Outcomes: TypeAlias = Sequence[tuple[_Call, list[Logits] | Exception]]
+_Members: TypeAlias = Sequence[tuple[_PendingRequest, int]]
+_Outcomes: TypeAlias = Sequence[tuple[_PendingRequest, list[Logits] | Exception]]
 
 
 class Batcher:
@@ -103,7 +103,7 @@ class Batcher:
 
     Args:
         max_queue_tokens: the limit of queued tokens; batch jobs may fill half of it.
-        call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
+        call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
         clock: in seconds; deadlines are checked against it before anything is computed.
@@ -114,15 +114,15 @@ class Batcher:
         engine: _BatchRunner,
         *,
         max_queue_tokens: int,
-        call_cost_tokens: int = 16,
+        call_overhead_tokens: int = 16,
         observer: BatchObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._observer = observer or BatchObserver()
         self._clock = clock
-        self._scheduler: Scheduler[_Call] = Scheduler(
-            max_batch_tokens=engine.max_batch_tokens, call_cost_tokens=call_cost_tokens
+        self._scheduler: Scheduler[_PendingRequest] = Scheduler(
+            max_batch_tokens=engine.max_batch_tokens, call_overhead_tokens=call_overhead_tokens
         )
         self._admission = QueueAdmission(self._scheduler, max_tokens=max_queue_tokens)
         self._lock = threading.Lock()  # guards the scheduler and _is_working
@@ -180,13 +180,15 @@ class Batcher:
         # The thread may still compute an abandoned request.
         await asyncio.to_thread(self._thread.shutdown)
 
-    def _call(self, inputs: Sequence[EncoderInput], deadline_s: float, priority: Priority) -> _Call:
+    def _call(
+        self, inputs: Sequence[EncoderInput], deadline_s: float, priority: Priority
+    ) -> _PendingRequest:
         if priority not in PRIORITIES:
             raise InvalidInputError(
                 f"there is no priority {priority!r}; allowed are {' and '.join(PRIORITIES)}"
             )
         arrived_s = self._clock()
-        return _Call(
+        return _PendingRequest(
             # The engine refuses an input without tokens.
             lengths=[max(1, len(item.ids)) for item in inputs],
             priority=priority,
@@ -196,7 +198,7 @@ class Batcher:
             answer=asyncio.get_running_loop().create_future(),
         )
 
-    def _enter(self, call: _Call, is_begun: bool) -> None:
+    def _enter(self, call: _PendingRequest, is_begun: bool) -> None:
         if not self._accepting:
             raise NotReadyError("the service is shutting down; send the request to another")
         left_s = call.ends_s - self._clock()
@@ -218,7 +220,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         loop.run_in_executor(self._thread, self._work, loop)
 
-    def _leave(self, call: _Call) -> None:
+    def _leave(self, call: _PendingRequest) -> None:
         call.closed = True
         with self._lock:
             self._scheduler.remove(call)
@@ -232,8 +234,8 @@ class Batcher:
             with self._lock:
                 batch = self._scheduler.take(self._clock())
                 self._is_working = bool(batch.members)
-            if batch.given_up:
-                _post(loop, _settle, [(call, _late()) for call in batch.given_up])
+            if batch.expired:
+                _post(loop, _settle, [(call, _late()) for call in batch.expired])
             if not batch.members:
                 return
             self._compute(loop, batch.members)
@@ -260,7 +262,9 @@ class Batcher:
         self._admission.measure(sum(call.lengths[index] for call, index in members), engine_s)
         _post(loop, self._answer, members, started_s, engine_s)
 
-    def _fail(self, loop: asyncio.AbstractEventLoop, call: _Call, error: Exception) -> None:
+    def _fail(
+        self, loop: asyncio.AbstractEventLoop, call: _PendingRequest, error: Exception
+    ) -> None:
         call.closed = True
         with self._lock:
             self._scheduler.remove(call)
@@ -278,7 +282,7 @@ class Batcher:
         self._observer.batch(_report(members, started_s, engine_s))
 
 
-def _result(call: _Call) -> list[Logits]:
+def _result(call: _PendingRequest) -> list[Logits]:
     if not call.answer.done():
         raise _late()
     outcome = call.answer.result()

@@ -1,11 +1,11 @@
-"""Scheduling of micro-batches: inputs of like length together, round-robin over requests.
+"""Scheduling of batches: inputs of like length together, and fair queueing of requests.
 
-A request's round-robin slot is one batch. The longest of its inputs seeds the batch, and the inputs
-nearest to that in length fill it, one of each request after another. A new request comes last, so
-it waits for at most one batch of each earlier request, however large they are. Short requests go
-before large ones, but get no more compute than these while both wait: so a large one waits at most
-twice as long as without them, and one batch. Interactive requests go before batch jobs, which have
-a share of the compute while both wait.
+Requests are served in round-robin, each a slot of one batch. The longest of its inputs seeds the
+batch, and the inputs nearest to that in length fill it, one of each request after another. A new
+request comes last, so it waits for at most one batch of each earlier request, however large they
+are. Short requests go before large ones, but get no more compute than these while both wait: so a
+large one waits at most twice as long as without them, and one batch. Interactive requests go before
+batch jobs, which have a share of the compute while both wait.
 
 Nothing here depends on a clock, a thread or a model.
 """
@@ -57,18 +57,18 @@ _RequestT = TypeVar("_RequestT", bound=QueuedRequest)
 
 
 @dataclass(kw_only=True, slots=True)
-class MicroBatch(Generic[_RequestT]):
-    """A micro-batch.
+class ScheduledBatch(Generic[_RequestT]):
+    """The inputs that the engine runs next.
 
     Attributes:
         members: pairs of a request and the index of one of its inputs.
-        given_up: requests that were removed because their deadline has passed.
+        expired: requests that were removed because their deadline has passed.
         longest: tokens of the longest input.
         num_padding_tokens: padding tokens of the other inputs, in all.
     """
 
     members: list[tuple[_RequestT, int]] = field(default_factory=list)
-    given_up: list[_RequestT] = field(default_factory=list)
+    expired: list[_RequestT] = field(default_factory=list)
     longest: int = 0
     num_padding_tokens: int = 0
 
@@ -96,13 +96,13 @@ class Scheduler(Generic[_RequestT]):
 
     Args:
         max_batch_tokens: the limit of a batch, padding included; a longer input runs alone.
-        call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
+        call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
             padding than that.
     """
 
-    def __init__(self, *, max_batch_tokens: int, call_cost_tokens: int) -> None:
+    def __init__(self, *, max_batch_tokens: int, call_overhead_tokens: int) -> None:
         self.max_batch_tokens = max_batch_tokens
-        self._call_cost_tokens = call_cost_tokens
+        self._call_overhead_tokens = call_overhead_tokens
         self._queues: dict[Priority, _Queue[_RequestT]] = {
             name: _Queue(max_batch_tokens) for name in PRIORITIES
         }
@@ -142,13 +142,13 @@ class Scheduler(Generic[_RequestT]):
         """Remove the waiting inputs of a request, if there are any."""
         self._queues[request.priority].remove(request)
 
-    def take(self, now_s: float) -> MicroBatch[_RequestT]:
+    def take(self, now_s: float) -> ScheduledBatch[_RequestT]:
         """Remove and return the next batch; it has no members if nothing waits.
 
         Args:
             now_s: the time, on the deadlines' clock.
         """
-        batch: MicroBatch[_RequestT] = MicroBatch()
+        batch: ScheduledBatch[_RequestT] = ScheduledBatch()
         while self.num_requests:
             priority = self._next_priority()
             queue = self._queues[priority]
@@ -157,7 +157,7 @@ class Scheduler(Generic[_RequestT]):
                 continue
             both_priorities, both_sizes = all(self._queues.values()), queue.has_both_sizes
             self._fill(batch, request, now_s)
-            cost_tokens = batch.num_padded_tokens + self._call_cost_tokens
+            cost_tokens = batch.num_padded_tokens + self._call_overhead_tokens
             if both_priorities:
                 self._account(priority, cost_tokens)
             queue.end_slot(request, cost_tokens if both_sizes else 0)
@@ -178,14 +178,16 @@ class Scheduler(Generic[_RequestT]):
         else:
             self._batch_credit_tokens += cost_tokens * _BATCH_SHARE / (1 - _BATCH_SHARE)
 
-    def _drop_if_late(self, request: _RequestT, batch: MicroBatch[_RequestT], now_s: float) -> bool:
+    def _drop_if_late(
+        self, request: _RequestT, batch: ScheduledBatch[_RequestT], now_s: float
+    ) -> bool:
         if request.ends_s > now_s:
             return False
         self.remove(request)
-        batch.given_up.append(request)
+        batch.expired.append(request)
         return True
 
-    def _fill(self, batch: MicroBatch[_RequestT], seed: _RequestT, now_s: float) -> None:
+    def _fill(self, batch: ScheduledBatch[_RequestT], seed: _RequestT, now_s: float) -> None:
         queue = self._queues[seed.priority]
         batch.append(seed, queue.take(seed, max(seed.waiting)))
         while (length := self._next_length(queue, batch)) is not None:
@@ -193,7 +195,9 @@ class Scheduler(Generic[_RequestT]):
             if not self._drop_if_late(request, batch, now_s):
                 batch.append(request, queue.take(request, length))
 
-    def _next_length(self, queue: _Queue[_RequestT], batch: MicroBatch[_RequestT]) -> int | None:
+    def _next_length(
+        self, queue: _Queue[_RequestT], batch: ScheduledBatch[_RequestT]
+    ) -> int | None:
         """Return the length that adds the least padding; None if the batch has no room for it."""
         num_members = len(batch.members) + 1
         if num_members * batch.longest > self.max_batch_tokens:
@@ -203,7 +207,7 @@ class Scheduler(Generic[_RequestT]):
         fitting = [
             (padding, length)
             for length in queue.lengths_around(batch.longest)
-            if (padding := batch.padding_with(length)) <= self._call_cost_tokens
+            if (padding := batch.padding_with(length)) <= self._call_overhead_tokens
             and num_members * length <= self.max_batch_tokens
         ]
         return min(fitting)[1] if fitting else None

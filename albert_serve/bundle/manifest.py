@@ -86,7 +86,7 @@ class FileEntry(_Frozen):
     size: int = Field(ge=0)
 
 
-class AdaptiveDepth(_Frozen):
+class EarlyExitDefaults(_Frozen):
     """A classifier of texts after each layer, which the encoder reads; defaults of a request.
 
     Attributes:
@@ -133,7 +133,7 @@ class TaskEntry(HeadEntry):
     """
 
     null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
-    adaptive_depth: AdaptiveDepth | None = None
+    adaptive_depth: EarlyExitDefaults | None = None
     head: _HeadName | None = None
     heads: dict[_HeadName, ClassifierEntry] = Field(default_factory=dict)
     question_head: QuestionHead | None = None

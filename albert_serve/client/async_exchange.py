@@ -15,12 +15,12 @@ from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
 from albert_serve.client.concurrency import AnyIterable, async_in_order, async_iterate
 from albert_serve.client.replies import Received
-from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
+from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
     PASSING,
     RETRIED_STATUSES,
+    AnsweredRequests,
     Deadline,
-    Progress,
     Retries,
 )
 from albert_serve.client.server import Server
@@ -104,7 +104,7 @@ class AsyncExchange:
             await self._http.aclose()
 
     async def ask(
-        self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
+        self, endpoint: CallSpec[AnswerT], inputs: object, options: Mapping[str, Any]
     ) -> AnswerT | list[AnswerT]:
         """Get the answer to an input, or those to a list; see `send`."""
         answer: AnswerT | list[AnswerT] = await self.send(endpoint.call(inputs, options))
@@ -116,7 +116,7 @@ class AsyncExchange:
         Raises:
             RequestError: there is no answer; the subclass gives the reason.
         """
-        deadline, progress = self._deadline(), Progress()
+        deadline, progress = self._deadline(), AnsweredRequests()
         if call.num_items < 2:
             return await self._try(call, deadline, progress)
         parts = call.parts(await self._fetch_limits(deadline))
@@ -133,7 +133,7 @@ class AsyncExchange:
         return cast("ReplyT", answers)  # a list is answered with one
 
     def stream(
-        self, endpoint: Endpoint[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]
+        self, endpoint: CallSpec[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]
     ) -> AsyncAnswerStream[AnswerT]:
         """Get the answers to rows, in order.
 
@@ -148,10 +148,10 @@ class AsyncExchange:
         return AsyncAnswerStream(self._stream(endpoint, rows, options))
 
     async def _stream(
-        self, endpoint: Endpoint[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
+        self, endpoint: CallSpec[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
     ) -> AsyncGenerator[Any, None]:
         limits = await self._fetch_limits(self._deadline())
-        ask = partial(self._answer_rows, endpoint, options, limits, Progress())
+        ask = partial(self._answer_rows, endpoint, options, limits, AnsweredRequests())
         limit = self._server.max_concurrency
         async with (
             aclosing(_batches(rows)) as batches,
@@ -200,15 +200,15 @@ class AsyncExchange:
 
     async def _fetch_limits(self, deadline: Deadline) -> InfoReply:
         if self._limits is None:
-            self._limits = await self._try(INFO, deadline, Progress())
+            self._limits = await self._try(INFO, deadline, AnsweredRequests())
         return self._limits
 
     async def _answer_rows(
         self,
-        endpoint: Endpoint[Any],
+        endpoint: CallSpec[Any],
         options: Mapping[str, Any],
         limits: InfoReply,
-        progress: Progress,
+        progress: AnsweredRequests,
         batch: _Batch,
     ) -> list[Any]:
         """Get an answer to each row; a row that is refused has its error in place of one."""
@@ -232,7 +232,7 @@ class AsyncExchange:
         return [*before, refused, *await ask((index + 1, rows[index - start + 1 :]))]
 
     async def _answer(
-        self, parts: list[Call[Any]], deadline: Deadline, progress: Progress
+        self, parts: list[Call[Any]], deadline: Deadline, progress: AnsweredRequests
     ) -> list[Any]:
         """Get the answers to parts of a list in turn, in halves if one is too much at once."""
         answers: list[Any] = []
@@ -247,7 +247,9 @@ class AsyncExchange:
                 parts = part.halves() + parts
         return answers
 
-    async def _try(self, call: Call[ReplyT], deadline: Deadline, progress: Progress) -> ReplyT:
+    async def _try(
+        self, call: Call[ReplyT], deadline: Deadline, progress: AnsweredRequests
+    ) -> ReplyT:
         """Send a request, and again after a delay while a retry is of use."""
         retries = Retries(self._server.num_retries, deadline, progress)
         while True:

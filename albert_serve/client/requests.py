@@ -174,7 +174,7 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint(Generic[AnswerT]):
+class CallSpec(Generic[AnswerT]):
     """What a method asks, and how its reply is read.
 
     Attributes:
@@ -220,47 +220,47 @@ class Endpoint(Generic[AnswerT]):
 
 INFO: Final = Call(method="GET", path="/info", body=None, read=InfoReply.model_validate_json)
 HEALTH: Final = Call(method="GET", path="/health", body=None, read=lambda _: None)
-FILL_MASK: Final[Endpoint[FillMaskAnswer]] = Endpoint(
+FILL_MASK: Final[CallSpec[FillMaskAnswer]] = CallSpec(
     path="/fill-mask", request=FillMaskRequest, answer=FillMaskAnswer
 )
-FILL_MASK_JOINTLY: Final[Endpoint[list[FilledMasks]]] = Endpoint(
+FILL_MASK_JOINTLY: Final[CallSpec[list[FilledMasks]]] = CallSpec(
     path="/fill-mask", request=FillMaskRequest, answer=list[FilledMasks], implied={"joint": True}
 )
-SCORE_TARGETS: Final[Endpoint[TargetsAnswer]] = Endpoint(
+SCORE_TARGETS: Final[CallSpec[TargetsAnswer]] = CallSpec(
     path="/fill-mask",
     request=FillMaskRequest,
     answer=TargetsAnswer,
     implied={"multi_token_targets": True},
 )
-TEXT_CLASSIFICATION: Final[Endpoint[list[LabelScore]]] = Endpoint(
+TEXT_CLASSIFICATION: Final[CallSpec[list[LabelScore]]] = CallSpec(
     path="/text-classification",
     request=TextClassificationRequest,
     answer=list[LabelScore],
     single=_only(list[LabelScore]),
 )
-QUESTION_ANSWERING: Final[Endpoint[QuestionAnsweringAnswer]] = Endpoint(
+QUESTION_ANSWERING: Final[CallSpec[QuestionAnsweringAnswer]] = CallSpec(
     path="/question-answering", request=QuestionAnsweringRequest, answer=QuestionAnsweringAnswer
 )
-SENTENCE_ORDER: Final[Endpoint[Order]] = Endpoint(
+SENTENCE_ORDER: Final[CallSpec[Order]] = CallSpec(
     path="/sentence-order", request=SentenceOrderRequest, answer=Order
 )
-COHERENCE: Final[Endpoint[Coherence]] = Endpoint(
+COHERENCE: Final[CallSpec[Coherence]] = CallSpec(
     path="/sentence-order", request=SentenceOrderRequest, answer=Coherence, as_item=_as_text
 )
-REORDER: Final[Endpoint[Reordering]] = Endpoint(
+REORDER: Final[CallSpec[Reordering]] = CallSpec(
     path="/sentence-order",
     request=SentenceOrderRequest,
     answer=Reordering,
     implied={"reorder": True},
     as_item=_as_text,
 )
-MULTIPLE_CHOICE: Final[Endpoint[MultipleChoiceAnswer]] = Endpoint(
+MULTIPLE_CHOICE: Final[CallSpec[MultipleChoiceAnswer]] = CallSpec(
     path="/multiple-choice", request=MultipleChoiceRequest, answer=MultipleChoiceAnswer
 )
-FEATURE_EXTRACTION: Final[Endpoint[Embedding]] = Endpoint(
+FEATURE_EXTRACTION: Final[CallSpec[Embedding]] = CallSpec(
     path="/feature-extraction", request=FeatureExtractionRequest, answer=Embedding
 )
-TOKEN_FEATURES: Final[Endpoint[list[Embedding]]] = Endpoint(
+TOKEN_FEATURES: Final[CallSpec[list[Embedding]]] = CallSpec(
     path="/feature-extraction",
     request=FeatureExtractionRequest,
     answer=_only(list[Embedding]),

@@ -16,12 +16,12 @@ from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
 from albert_serve.client.concurrency import in_order, iterate
 from albert_serve.client.replies import Received
-from albert_serve.client.requests import HEALTH, INFO, AnswerT, Endpoint
+from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
     PASSING,
     RETRIED_STATUSES,
+    AnsweredRequests,
     Deadline,
-    Progress,
     Retries,
 )
 from albert_serve.client.server import Server
@@ -105,7 +105,7 @@ class Exchange:
             self._http.close()
 
     def ask(
-        self, endpoint: Endpoint[AnswerT], inputs: object, options: Mapping[str, Any]
+        self, endpoint: CallSpec[AnswerT], inputs: object, options: Mapping[str, Any]
     ) -> AnswerT | list[AnswerT]:
         """Get the answer to an input, or those to a list; see `send`."""
         answer: AnswerT | list[AnswerT] = self.send(endpoint.call(inputs, options))
@@ -117,7 +117,7 @@ class Exchange:
         Raises:
             RequestError: there is no answer; the subclass gives the reason.
         """
-        deadline, progress = self._deadline(), Progress()
+        deadline, progress = self._deadline(), AnsweredRequests()
         if call.num_items < 2:
             return self._try(call, deadline, progress)
         parts = call.parts(self._fetch_limits(deadline))
@@ -134,7 +134,7 @@ class Exchange:
         return cast("ReplyT", answers)  # a list is answered with one
 
     def stream(
-        self, endpoint: Endpoint[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
+        self, endpoint: CallSpec[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
     ) -> AnswerStream[AnswerT]:
         """Get the answers to rows, in order.
 
@@ -149,10 +149,10 @@ class Exchange:
         return AnswerStream(self._stream(endpoint, rows, options))
 
     def _stream(
-        self, endpoint: Endpoint[Any], rows: Iterable[Any], options: Mapping[str, Any]
+        self, endpoint: CallSpec[Any], rows: Iterable[Any], options: Mapping[str, Any]
     ) -> Generator[Any, None, None]:
         limits = self._fetch_limits(self._deadline())
-        ask = partial(self._answer_rows, endpoint, options, limits, Progress())
+        ask = partial(self._answer_rows, endpoint, options, limits, AnsweredRequests())
         limit = self._server.max_concurrency
         with (
             closing(_batches(rows)) as batches,
@@ -200,15 +200,15 @@ class Exchange:
 
     def _fetch_limits(self, deadline: Deadline) -> InfoReply:
         if self._limits is None:
-            self._limits = self._try(INFO, deadline, Progress())
+            self._limits = self._try(INFO, deadline, AnsweredRequests())
         return self._limits
 
     def _answer_rows(
         self,
-        endpoint: Endpoint[Any],
+        endpoint: CallSpec[Any],
         options: Mapping[str, Any],
         limits: InfoReply,
-        progress: Progress,
+        progress: AnsweredRequests,
         batch: _Batch,
     ) -> list[Any]:
         """Get an answer to each row; a row that is refused has its error in place of one."""
@@ -231,7 +231,9 @@ class Exchange:
         before = ask((start, rows[: index - start]))
         return [*before, refused, *ask((index + 1, rows[index - start + 1 :]))]
 
-    def _answer(self, parts: list[Call[Any]], deadline: Deadline, progress: Progress) -> list[Any]:
+    def _answer(
+        self, parts: list[Call[Any]], deadline: Deadline, progress: AnsweredRequests
+    ) -> list[Any]:
         """Get the answers to parts of a list in turn, in halves if one is too much at once."""
         answers: list[Any] = []
         while parts:
@@ -245,7 +247,7 @@ class Exchange:
                 parts = part.halves() + parts
         return answers
 
-    def _try(self, call: Call[ReplyT], deadline: Deadline, progress: Progress) -> ReplyT:
+    def _try(self, call: Call[ReplyT], deadline: Deadline, progress: AnsweredRequests) -> ReplyT:
         """Send a request, and again after a delay while a retry is of use."""
         retries = Retries(self._server.num_retries, deadline, progress)
         while True:

@@ -20,7 +20,6 @@ from albert_serve.scoring.options import ScoreOptions
 from albert_serve.tables import is_utf8
 from albert_serve.tasks import TASKS
 
-_REQUEST_FIELDS: Final = ("inputs", "parameters")
 # The limit of a part's text in memory.
 _MAX_PART_BYTES: Final = 4 << 20
 # How much more memory than a text its answer has, where that is a vector for each token.

@@ -44,7 +44,7 @@ _TARGET: Final = "albert_serve.target"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
+class RequestTarget:
     """The meaning of a path.
 
     Attributes:
@@ -68,31 +68,31 @@ class Target:
         return self.label in _OPENAI_LABELS
 
 
-def target_of(scope: Scope) -> Target:
+def target_of(scope: Scope) -> RequestTarget:
     """Return the target of a request, which is parsed at the first call."""
     if _TARGET not in scope:
         scope[_TARGET] = parse(scope["path"])
-    target: Target = scope[_TARGET]
+    target: RequestTarget = scope[_TARGET]
     return target
 
 
-def parse(path: str) -> Target:
+def parse(path: str) -> RequestTarget:
     """Return the target of a path."""
     if path in _API_PATHS:
-        return Target(path=path, label=path, surface="api", task=_API_PATHS[path])
+        return RequestTarget(path=path, label=path, surface="api", task=_API_PATHS[path])
     if path in HEALTH_PATHS or path == _PAGE_PATH:
-        return Target(path=path, label=path, surface=None)
+        return RequestTarget(path=path, label=path, surface=None)
     if path.startswith(_PAGE_FOLDER):
-        return Target(path=path, label=_PAGE_FOLDER, surface=None)
+        return RequestTarget(path=path, label=_PAGE_FOLDER, surface=None)
     if path == METRICS_PATH:
-        return Target(path=path, label=path, surface="metrics")
+        return RequestTarget(path=path, label=path, surface="metrics")
     if path in _DOCS_PATHS:
-        return Target(path=path, label=path, surface="docs")
+        return RequestTarget(path=path, label=path, surface="docs")
     if path.startswith(_DOCS_FOLDER):
-        return Target(path=path, label=_DOCS_FOLDER, surface="docs")
+        return RequestTarget(path=path, label=_DOCS_FOLDER, surface="docs")
     model, slash, rest = path.removeprefix(f"{MODELS_PATH}/").partition("/")
     after = slash + rest
     if model and path.startswith(f"{MODELS_PATH}/") and after in _MODEL_PATHS:
         label, task = MODEL_PATH + after, _MODEL_PATHS[after]
-        return Target(path=path, label=label, surface="api", model=model, task=task)
-    return Target(path=path, label=OTHER, surface="api")
+        return RequestTarget(path=path, label=label, surface="api", model=model, task=task)
+    return RequestTarget(path=path, label=OTHER, surface="api")

@@ -21,7 +21,7 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import AdaptiveDepth, HeadEntry, TaskEntry
+from albert_serve.bundle.manifest import EarlyExitDefaults, HeadEntry, TaskEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import EarlyExit, Logits, Prepared, TaskSetup
@@ -132,7 +132,7 @@ def no_head(name: str, names: Sequence[str]) -> InvalidInputError:
 
 
 def resolve_early_exit(
-    defaults: AdaptiveDepth,
+    defaults: EarlyExitDefaults,
     num_layers: int,
     max_layers: int | None = None,
     patience: int | None = None,

@@ -2,9 +2,9 @@
 
 Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine, each in a
 process of its own with the same number of threads, in turns, on the same texts: calls of fixed
-shapes, and a stream of texts, tokenisation included. Prints medians over rounds, ratios within
-rounds, memory, load times, and how far the answers are from those of `transformers` in fp32.
-Writes `tables.md` and `results.json` into the output folder.
+shapes, and a stream of texts, tokenisation included; on a GPU in fp16, compiled and not. Prints
+medians over rounds, ratios within rounds, memory, load times, and how far the answers are from
+those of `transformers` in fp32. Writes `tables.md` and `results.json` into the output folder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
@@ -37,6 +38,7 @@ from benchmarks.harness.page import describe_machine, write_results
 from benchmarks.harness.process import BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
+from training.run.options import add_device
 from training.system.command_line import make_parser
 
 _NUM_CALIBRATION: Final = 64
@@ -51,6 +53,7 @@ _EXAMPLES: Final = r"""examples:
   python -m benchmarks.engine --texts imdb/test.jsonl.xz --num-texts 96
   python -m benchmarks.engine --preset large --cases shapes --contestants onnxruntime ours-fp32
   python -m benchmarks.engine --quick
+  python -m benchmarks.engine --device cuda --shapes 1x32 8x128 32x512 --num-texts 1024
 
 Nothing else should run on the machine meanwhile. Contestants whose packages are missing are left
 out; all take part after: pip install openvino nncf onnxscript
@@ -63,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, values in _AMOUNTS.items():
         if getattr(options, name) is None:
             setattr(options, name, values[options.quick])
+    if options.contestants is None:
+        device = options.device.type
+        options.contestants = [key for key, one in CONTESTANTS.items() if device in one.devices]
     return report_errors(lambda: _run(options))
 
 
@@ -82,7 +88,8 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
     cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
     keys, notes = _present(options.contestants)
-    chosen = [CONTESTANTS[key] for key in keys if set(CONTESTANTS[key].kinds) & set(options.cases)]
+    entrants = [CONTESTANTS[key].on(options.device.type) for key in keys]
+    chosen = [each for each in entrants if set(each.kinds) & set(options.cases)]
     config = PRESETS[options.preset]
     _check_shapes(shapes, config)
     folder = (options.output / "models").resolve()
@@ -172,6 +179,7 @@ def _job(
         model=folder / contestant.form,
         tokenizer=folder / "checkpoint" / TOKENIZER_FILE,
         num_threads=options.threads,
+        device=options.device.type,
         max_tokens=PRESETS[options.preset].max_positions,
         texts=[each.text for each in stream],
         pool=[token for each in stream for token in each.ids[1:-1]],
@@ -203,7 +211,10 @@ def _check_shapes(shapes: Sequence[str], config: AlbertConfig) -> None:
 
 def _describe_model(options: argparse.Namespace, config: AlbertConfig) -> str:
     sizes = f"{config.num_layers} layers of {config.hidden_size}, vocabulary {config.vocab_size:,}"
-    return f"ALBERT {options.preset}, random weights: {sizes}; medians of {options.rounds} rounds"
+    on_gpu = options.device.type == "cuda"
+    device = torch.cuda.get_device_name() if on_gpu else "CPU"
+    rounds = f"medians of {options.rounds} rounds on {device}"
+    return f"ALBERT {options.preset}, random weights: {sizes}; {rounds}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -212,8 +223,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, default=Path("runs/bench-engine"), help="(%(default)s)")
     add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
     names = list(CONTESTANTS)
-    contestants_help = f"of {', '.join(names)} (all)"
-    add("--contestants", nargs="+", choices=names, default=names, help=contestants_help)
+    contestants_help = f"of {', '.join(names)} (those of the device)"
+    add("--contestants", nargs="+", choices=names, help=contestants_help)
     add("--cases", nargs="+", choices=KINDS, default=list(KINDS), help="(all)")
     add("--shapes", nargs="+", metavar="ROWSxTOKENS", help="(1x8 1x32 1x128 4x128 1x512)")
     texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
@@ -223,6 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--turn", type=float, default=0.3, help="seconds of a shape's turn, at least (0.3)")
     add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
     add("--quick", action="store_true", help="fewer shapes, texts and rounds: a first look")
+    add_device(parser)
     return parser
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,6 +14,9 @@ KINDS: Final[tuple[CaseKind, ...]] = ("shapes", "texts")
 # The case of a pass over the stream of texts; the others are shapes such as "4x128".
 TEXTS: Final = "texts"
 BASELINE: Final = "transformers-fp32"
+DeviceName = Literal["cpu", "cuda"]
+_CUDA: Final[tuple[DeviceName, ...]] = ("cuda",)
+_CUDA_BATCH: Final = 32
 # Packs the weights for the processor's own products when it compiles.
 _FREEZES: Final = {"TORCHINDUCTOR_FREEZING": "1"}
 
@@ -29,6 +32,7 @@ class Contestant:
         batch_size: of the stream; 0: it forms its batches itself.
         settings: options of its module.
         packages: Python modules that must be installed.
+        devices: on which it takes part unless contestants are named.
     """
 
     name: str
@@ -38,11 +42,12 @@ class Contestant:
     batch_size: int = 2
     settings: Mapping[str, str] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
+    devices: tuple[DeviceName, ...] = ("cpu",)
 
-    @property
-    def compiles(self) -> bool:
-        """Whether torch compiles its model."""
-        return self.settings.get("compile") == "yes"
+    def on(self, device: DeviceName) -> Contestant:
+        """Return it with batches of the device's size: a GPU takes larger ones."""
+        is_larger = device == "cuda" and self.batch_size > 0
+        return replace(self, batch_size=_CUDA_BATCH) if is_larger else self
 
 
 def _openvino(precision: str, hint: str, kinds: tuple[CaseKind, ...] = KINDS) -> Contestant:
@@ -60,22 +65,44 @@ def _openvino(precision: str, hint: str, kinds: tuple[CaseKind, ...] = KINDS) ->
     )
 
 
-def _ours(precision: str) -> Contestant:
-    form = f"bundle-{precision}"
-    return Contestant(name=f"ours {precision}", module="ours", form=form, batch_size=0)
+def _ours(precision: str, devices: tuple[DeviceName, ...] = ("cpu",)) -> Contestant:
+    return Contestant(
+        name=f"ours {precision}",
+        module="ours",
+        form=f"bundle-{precision}",
+        batch_size=0,
+        devices=devices,
+    )
+
+
+def _half(name: str, kinds: tuple[CaseKind, ...] = KINDS, **settings: str) -> Contestant:
+    """Return `transformers` in fp16 on a GPU."""
+    return Contestant(
+        name=f"transformers fp16{name}",
+        module="hf",
+        form="checkpoint",
+        kinds=kinds,
+        settings={"dtype": "fp16", **settings},
+        devices=_CUDA,
+    )
 
 
 # The first is the reference of answers and the baseline of ratios. The settings are those that were
 # fastest among all tried on the machine of docs/measurements.md; batches hold like lengths.
 CONTESTANTS: Final[dict[str, Contestant]] = {
-    "transformers-fp32": Contestant(name="transformers fp32", module="hf", form="checkpoint"),
+    "transformers-fp32": Contestant(
+        name="transformers fp32", module="hf", form="checkpoint", devices=("cpu", "cuda")
+    ),
     "transformers-bf16": Contestant(
         name="transformers bf16, compiled",
         module="hf",
         form="checkpoint",
         batch_size=1,
-        settings={"dtype": "bf16", "compile": "yes"},
+        settings={"dtype": "bf16", "compile": "dynamic"},
     ),
+    "transformers-fp16": _half(""),
+    # A graph of CUDA for each shape, which a stream of all lengths would not have.
+    "transformers-fp16-compiled": _half(", compiled", ("shapes",), compile="static"),
     "pipeline-1": Contestant(
         name="pipeline, batch 1",
         module="hf",
@@ -90,6 +117,12 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
         form="onnx",
         packages=("onnxruntime", "onnxscript"),
     ),
+    "onnxruntime-fp16": Contestant(
+        name="ONNX Runtime fp16, optimised",
+        module="plain_onnx",
+        form="onnx-optimised",
+        devices=_CUDA,
+    ),
     "openvino-fp32": _openvino("fp32", "latency"),
     "openvino-fp32-stream": _openvino("fp32", "throughput", ("texts",)),
     "openvino-bf16": _openvino("bf16", "latency"),
@@ -97,6 +130,7 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
     "openvino-int8": _openvino("int8", "latency"),
     "ours-fp32": _ours("fp32"),
     "ours-int8": _ours("int8"),
+    "ours-fp16": _ours("fp16", _CUDA),
 }
 
 
@@ -132,6 +166,7 @@ class ModelJob:
     tokenizer: Path
     num_threads: int
     max_tokens: int
+    device: DeviceName = "cpu"
     texts: Sequence[str] = ()
     pool: Sequence[int] = ()
     shape_s: float = 0.0
@@ -142,7 +177,7 @@ class ModelJob:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
         threads = dict.fromkeys(names, str(self.num_threads))
         quiet = {"TOKENIZERS_PARALLELISM": "true", "TRANSFORMERS_VERBOSITY": "error"}
-        return {**threads, **quiet, **(_FREEZES if self.contestant.compiles else {})}
+        return {**threads, **quiet, **(_FREEZES if "compile" in self.contestant.settings else {})}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

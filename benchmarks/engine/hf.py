@@ -1,17 +1,24 @@
-"""`transformers`: eager or compiled, in fp32 or bf16, or its pipeline."""
+"""`transformers`: eager or compiled, in fp32, bf16 or fp16, or its pipeline."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import transformers
 
 from benchmarks.engine.contestants import ModelJob
 from benchmarks.engine.player import Batch, Floats, PaddedClassifier, Player
+from training.system.precision import DTYPES
+
+# Ways to compile: for all shapes, or once for each shape, on a GPU as a graph of CUDA.
+_COMPILED: Final[dict[str, dict[str, Any]]] = {
+    "dynamic": {"dynamic": True},
+    "static": {"mode": "reduce-overhead"},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,14 +52,16 @@ def open_player(job: ModelJob) -> Player:
     torch.set_num_threads(job.num_threads)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
         job.model,
-        dtype=torch.bfloat16 if settings.get("dtype") == "bf16" else torch.float32,
-    ).eval()
+        dtype=DTYPES.get(settings.get("dtype", ""), torch.float32),
+    )
+    model = model.eval().to(job.device)
     tokenizer = transformers.AutoTokenizer.from_pretrained(job.tokenizer.parent)
     if settings.get("pipeline") == "yes":
         make: Any = transformers.pipeline
-        pipeline = make("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+        pipeline = make("text-classification", model=model, tokenizer=tokenizer, device=job.device)
         return _PipelineClassifier(pipeline=pipeline, max_tokens=job.max_tokens)
-    call = torch.compile(model, dynamic=True) if job.contestant.compiles else model
+    compiled = settings.get("compile")
+    call = torch.compile(model, **_COMPILED[compiled]) if compiled else model
 
     def encode(texts: list[str]) -> list[list[int]]:
         encoded = tokenizer(texts, truncation=True, max_length=job.max_tokens)
@@ -60,11 +69,11 @@ def open_player(job: ModelJob) -> Player:
         return ids
 
     def logits(batch: Batch) -> Floats:
-        feed = {name: torch.from_numpy(array) for name, array in batch.items()}
+        feed = {name: torch.from_numpy(array).to(job.device) for name, array in batch.items()}
         is_mixed = settings.get("dtype") == "autocast"
         mixed = torch.autocast("cpu", torch.bfloat16) if is_mixed else contextlib.nullcontext()
         with torch.inference_mode(), mixed:
-            logits_BK: Floats = call(**feed).logits.float().numpy()
+            logits_BK: Floats = call(**feed).logits.float().cpu().numpy()
         return logits_BK
 
     return PaddedClassifier(encode=encode, run=lambda batches: [*map(logits, batches)])

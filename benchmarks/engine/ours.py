@@ -56,7 +56,7 @@ def open_player(job: ModelJob) -> Player:
     bundle = Bundle.open(job.model)
     options = RuntimeOptions(
         num_threads=job.num_threads,
-        device="cpu",
+        device=job.device,
         prepack="cache",
         cache_folder=job.model.absolute().parent / "packed",
     )

@@ -16,7 +16,7 @@ from benchmarks.harness.page import bullets, table
 _MEGA: Final = 1e6
 _NONE: Final = "–"
 # Whose speed is compared with everybody's.
-_COMPARED: Final = (BASELINE, "ours-fp32", "ours-int8")
+_COMPARED: Final = (BASELINE, "ours-fp32", "ours-int8", "ours-fp16")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class EngineReport:
 
     def find(self, key: str) -> EngineResult | None:
         """A contestant's result, where it has one."""
-        results = (each for each in self.results if each.contestant is CONTESTANTS[key])
+        results = (each for each in self.results if each.contestant.name == CONTESTANTS[key].name)
         return next((each for each in results if each.turns), None)
 
     def differences(self, result: EngineResult) -> dict[str, _Difference]:

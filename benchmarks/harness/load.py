@@ -81,7 +81,7 @@ class LoadPlan:
     timeout_s: float = 70.0
 
 
-class Reply(NamedTuple):
+class LoadReply(NamedTuple):
     """The reply to a request, or its failure.
 
     Attributes:
@@ -105,7 +105,7 @@ class LoadResult:
         cpu_s: that sending took.
     """
 
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[LoadReply] = field(default_factory=list)
     bodies: dict[int, bytes] = field(default_factory=dict)
     seconds: float = 0.0
     cpu_s: float = 0.0
@@ -203,7 +203,7 @@ class _Sender:
             self._result.bodies.setdefault(index, body)
         else:
             problem = problem or body[:200].decode(errors="replace")
-        self._result.replies.append(Reply(latency_s, status, problem))
+        self._result.replies.append(LoadReply(latency_s, status, problem))
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         while self._idle:

@@ -1,8 +1,8 @@
 """Finetune a checkpoint on standard tasks, several seeds each, and measure it on held-out files.
 
-Prints tables with the figures of published ALBERT models; `--write` puts them into
-docs/measurements.md. The same command resumes what was stopped, and repeats no finished run; tasks
-without a finished run are not in the tables.
+Prints tables with the figures of published models; `--write` puts them into docs/measurements.md.
+The same command resumes what was stopped, and repeats no finished run; tasks without a finished run
+are not in the tables. Processes with different --tasks may share an --output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from benchmarks.results.page import SeedResult, render
 from benchmarks.results.tasks import RESULT_TASKS, ResultTask
-from training import evaluate, finetune
+from training import evaluate, finetune, unanswerable
 from training.errors import report_errors
 from training.loop.provenance import read_stages
 from training.run.options import add_device, parse_count
@@ -60,6 +60,8 @@ class _ResultRuns:
         Raises:
             BenchmarkError: a finished run is damaged, or was made with other options.
         """
+        if status := self._make_unanswerable(task):
+            return status
         for seed in range(self.num_seeds):
             run = self.output / name / f"seed-{seed}"
             if self._read(run, task) is not None:
@@ -75,12 +77,25 @@ class _ResultRuns:
         results = [self._read(run, task) for run in runs]
         return [result for result in results if result is not None]
 
+    @property
+    def _unanswerable(self) -> Path:
+        """Questions without an answer."""
+        return self.output / "unanswerable.json.xz"
+
+    def _make_unanswerable(self, task: ResultTask) -> int:
+        """Make questions without an answer of those that a task is trained on, if any."""
+        questions = task.questions(self.data)
+        if not questions or self._unanswerable.exists():
+            return 0
+        self.output.mkdir(parents=True, exist_ok=True)
+        return unanswerable.main([*questions, str(self._unanswerable)])
+
     def _training(self, task: ResultTask) -> list[str]:
         """Return the options of a task's training, without those of its seed and output."""
         steps = str(self.num_steps)
-        end = task.end if self.num_steps is None else ("--steps", steps, "--validate-every", steps)
+        end = () if self.num_steps is None else ("--steps", steps, "--validate-every", steps)
         start = ("--initialize-from", self.initialize_from, "--device", self.device)
-        return [*start, *task.training(self.data), *end]
+        return [*start, *task.training(self.data, self._unanswerable), *end]
 
     def _measure(self, run: Path, task: ResultTask) -> int:
         """Evaluate a run's newest checkpoint, which no validation has selected."""
@@ -134,7 +149,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     for name in options.tasks:
         task = RESULT_TASKS[name]
-        task.training(runs.data)  # it says which files are missing
+        task.training(runs.data, runs.output)  # it says which files are missing
         for measure in task.measures:
             task.evaluation(measure, runs.data)
     status = 0

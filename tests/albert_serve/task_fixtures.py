@@ -15,7 +15,7 @@ from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup, Work
 from albert_serve.tokenizer import AlbertTokenizer
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 
@@ -34,7 +34,7 @@ class TorchEngine:
         return [self._run_one(item) for item in inputs]
 
     def _run_one(self, item: EncoderInput) -> Logits:
-        batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+        batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
         hidden = self.model(batch)[0]
         rows = hidden if item.rows is None else hidden[item.rows]
         if item.task != FEATURE_EXTRACTION:

@@ -17,16 +17,25 @@ from benchmarks.results.page import chance
 from benchmarks.results.tasks import Figure
 from tests.training.conftest import one_thread  # noqa: F401 - a fixture
 from tests.training.support import REPOSITORY
+from training.data.questions import read_squad
 from training.evaluation.metrics import metric_figures
 from training.glue.tasks import Metric
 
 DATA = REPOSITORY / "tests" / "data"
 
 
+def copy_data(folder: Path) -> None:
+    """Data of two tasks under the names that they have in a data folder."""
+    shutil.copytree(DATA / "banking77", folder / "banking77")
+    shutil.copytree(DATA / "squad_dev", folder / "squad")
+    for name in ("train-v1.1.json", "squadshifts-new_wiki.json"):
+        shutil.copy(DATA / "squad.json", folder / "squad" / name)
+
+
 def test_tasks_are_trained_measured_and_not_repeated(
     checkpoint_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(DATA / "banking77", tmp_path / "data" / "banking77")
+    copy_data(tmp_path / "data")
     page, runs = tmp_path / "results.md", tmp_path / "runs"
     marks = [
         f"<!-- written by python -m benchmarks.results: {word} -->" for word in ("begin", "end")
@@ -35,7 +44,11 @@ def test_tasks_are_trained_measured_and_not_repeated(
     start = ["--initialize-from", str(checkpoint_dir), "--device", "cpu", "--seeds", "2"]
     where = ["--data", str(tmp_path / "data"), "--output", str(runs)]
     command = [*start, *where, "--tasks", "banking77"]
-    assert main([*command, "--steps", "2", "--write", str(page)]) == 0
+    assert main([*command, "squad", "--steps", "2", "--write", str(page)]) == 0
+    (questions,) = runs.glob("squad/seed-0/figures.json")
+    assert str(runs / "unanswerable.json.xz") in json.loads(questions.read_bytes())["options"]
+    assert {each.kind for each in read_squad([runs / "unanswerable.json.xz"])} >= {"exchanged"}
+    assert "| SQuAD 2.0 | best F1 |" in page.read_text()
     files = sorted(runs.glob("banking77/seed-*/figures.json"))
     records = [json.loads(file.read_bytes()) for file in files]
     assert [record["stage"]["steps"] for record in records] == [2, 2]

@@ -15,9 +15,9 @@ from benchmarks.harness.load import (
     ClosedLoop,
     LoadPattern,
     LoadPlan,
+    LoadReply,
     LoadResult,
     OpenLoop,
-    Reply,
     load,
     post_request,
 )
@@ -99,7 +99,7 @@ def test_both_services_are_measured_and_answer_alike(
 
 def make_result(rows: dict[int, tuple[float, float]]) -> ServedResult:
     def run(rate: float, latency_s: float) -> LoadResult:
-        return LoadResult(seconds=100 / rate, replies=[Reply(latency_s, 200)] * 100)
+        return LoadResult(seconds=100 / rate, replies=[LoadReply(latency_s, 200)] * 100)
 
     service = our_service("any", Path("any"), 1)
     return ServedResult(service=service, levels={level: [run(*row)] for level, row in rows.items()})

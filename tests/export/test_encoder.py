@@ -19,7 +19,7 @@ from export.graph import CUDA_FORM, Compute
 from export.precision import restore_weights
 from export.verify import external_tensors
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 
 CONFIGS = [
     pytest.param(TINY, id="one-group"),
@@ -48,7 +48,7 @@ def test_hidden_states_are_torchs_by_weights_referred_to_once(
     model = write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
     sample = ragged(config)
-    batch = Batch(
+    batch = ModelInputs(
         ids=torch.from_numpy(sample.ids),
         types=torch.from_numpy(sample.types),
         lengths=torch.from_numpy(sample.lengths).long(),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from albert_serve.bundle.manifest import AdaptiveDepth, Bundle, Precision, read_manifest
+from albert_serve.bundle.manifest import Bundle, EarlyExitDefaults, Precision, read_manifest
 from albert_serve.bundle.weights import exit_shapes, read_header
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.engine import Engine
@@ -25,7 +25,7 @@ from export.precision import restore_weights
 from export.source import read_source, with_early_exit
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
 from training.evaluation.early_exit import layers_used
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 
@@ -51,21 +51,21 @@ def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle
 
 
 def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
-    """Texts of other tasks and texts to classify, some of them with limits of depth."""
+    """Texts of other tasks and texts to classify, some of them with limits of layers."""
     rng = np.random.default_rng(seed)
     tasks = ("text-classification", "fill-mask", "question-answering", "text-classification")
     inputs = []
     for number in range(count):
         size = int(rng.integers(3, 60))
         task = tasks[number % 4]
-        depth, rows = None, [0, 2]
+        early_exit, rows = None, [0, 2]
         if task == "text-classification":
             rows = [0]
             if number % 3:
                 most, patience = int(rng.integers(1, 5)), int(rng.integers(1, 4))
-                depth = EarlyExit(max_layers=most, patience=patience)
+                early_exit = EarlyExit(max_layers=most, patience=patience)
         ids = rng.integers(5, 600, size).tolist()
-        given = EncoderInput(ids=ids, types=[0] * size, task=task, rows=rows, early_exit=depth)
+        given = EncoderInput(ids=ids, types=[0] * size, task=task, rows=rows, early_exit=early_exit)
         inputs.append(given)
     return inputs
 
@@ -73,7 +73,7 @@ def inputs_of(seed: int = 0, count: int = 24) -> list[EncoderInput]:
 @torch.inference_mode()
 def expected(model: AlbertForTasks, item: EncoderInput) -> Logits:
     """The logits of torch, after the layers that a text has by the rule of patience."""
-    batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+    batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
     states = list(model.albert.states(batch))[1:]
     rows = item.rows
     assert rows is not None
@@ -146,9 +146,9 @@ def test_a_text_with_a_limit_stands_anywhere_in_a_batch(bundle: Bundle, place: i
     encoder = CpuEncoder(session=open_session(bundle.encoder_file, encoder_options(CPU)))
     ids = np.random.default_rng(0).integers(5, 600, (33, 6))
     batch = PaddedBatch(ids=ids, types=np.zeros_like(ids), lengths=np.full(33, 6))
-    depths: list[EarlyExit | None] = [None] * 33
-    depths[place] = EarlyExit(max_layers=1, patience=4)
-    layers = encoder.run_with_exits(batch, depths).layers
+    early_exits: list[EarlyExit | None] = [None] * 33
+    early_exits[place] = EarlyExit(max_layers=1, patience=4)
+    layers = encoder.run_with_exits(batch, early_exits).layers
     assert layers.tolist() == [1 if row == place else 4 for row in range(33)]
 
 
@@ -183,9 +183,11 @@ def test_a_bundle_that_is_exported_again_has_no_figures_of_its_early_exits(
     first = export_bundle(
         tmp_path / "checkpoint", tmp_path / "first", layers=LayerOptions(patience=2)
     ).bundle
-    assert first.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth(patience=2)
+    assert first.manifest.tasks["text-classification"].adaptive_depth == EarlyExitDefaults(
+        patience=2
+    )
     again = export_bundle(first.folder, tmp_path / "again").bundle
-    assert again.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
+    assert again.manifest.tasks["text-classification"].adaptive_depth == EarlyExitDefaults()
     assert "text_classification_accuracy" not in again.manifest.evaluation
     assert again.manifest.evaluation["masked_accuracy"] == 0.4
 
@@ -208,7 +210,7 @@ def test_fewer_layers_of_a_plain_checkpoint(tmp_path: Path) -> None:
     weights = (tmp_path / "checkpoint/model.safetensors").read_bytes()
     assert (target / "model.safetensors").read_bytes() == weights
     sample = ragged(TINY)
-    batch = Batch(
+    batch = ModelInputs(
         ids=torch.from_numpy(sample.ids),
         types=torch.from_numpy(sample.types),
         lengths=torch.from_numpy(sample.lengths),
@@ -224,7 +226,7 @@ def test_fewer_layers_of_an_adaptive_one_have_its_classifier(
 ) -> None:
     cut = export_bundle(checkpoint, tmp_path / "two", layers=LayerOptions(layers=2)).bundle
     one = export_bundle(checkpoint, tmp_path / "one", layers=LayerOptions(layers=1)).bundle
-    assert cut.manifest.tasks["text-classification"].adaptive_depth == AdaptiveDepth()
+    assert cut.manifest.tasks["text-classification"].adaptive_depth == EarlyExitDefaults()
     assert one.manifest.tasks["text-classification"].adaptive_depth is None
     model = load_checkpoint(checkpoint).eval()
     texts = [item for item in inputs_of() if item.task == "text-classification"]

@@ -14,7 +14,7 @@ from albert_serve.default_bundle import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from export.bundle import export_bundle
 from tests.albert_serve.support import running_service, service_environment
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
 
@@ -54,6 +54,6 @@ def make_model(name: str, folder: Path) -> dict[str, float]:
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     ids = torch.tensor([tokenizer.encode(TEXT).ids])
     with torch.inference_mode():
-        hidden_BSH = model.albert(Batch(ids=ids, types=torch.zeros_like(ids)))
+        hidden_BSH = model.albert(ModelInputs(ids=ids, types=torch.zeros_like(ids)))
         probabilities = model.logits(TASK, hidden_BSH[:, 0]).softmax(-1)[0].tolist()
     return dict(zip(LABELS.values(), probabilities, strict=True))

@@ -17,7 +17,7 @@ from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
 from export.bundle import export_bundle
 from export.errors import ExportError
-from export.quality import Measured, check_quality, measure_quality
+from export.quality import MeasuredQuality, check_quality, measure_quality
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
 from training.data.choices import choice_examples
@@ -298,10 +298,12 @@ def test_a_bundle_in_fp32_costs_nothing(
     assert f1 > 0
 
 
-def measured(metric: str, torch: float, worse: int, better: int, count: int = 200) -> Measured:
+def measured(
+    metric: str, torch: float, worse: int, better: int, count: int = 200
+) -> MeasuredQuality:
     lost = 100 * (worse - better) / count
     quality = Quality(metric=metric, torch=torch, bundle=torch - lost, count=count)
-    return Measured(quality=quality, num_worse=worse, num_better=better)
+    return MeasuredQuality(quality=quality, num_worse=worse, num_better=better)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,7 @@ def measured(metric: str, torch: float, worse: int, better: int, count: int = 20
     ],
 )
 def test_a_certain_loss_is_refused_with_what_can_be_done(
-    task: str, figure: Measured, max_cost: float, message: str
+    task: str, figure: MeasuredQuality, max_cost: float, message: str
 ) -> None:
     figures = {task: figure, "right": measured("accuracy", 80.0, 0, 0)}
     if not message:

@@ -123,7 +123,7 @@ def classifier(pretrained: Path, labelled: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> list[str]:
-    """A run of 40 steps on three feeds; its folder is left to be named."""
+    """A run of 40 steps on three task streams; its folder is left to be named."""
     return [
         *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "40"),
         *("--text-classification", str(labelled), "--labels", "negative", "positive"),

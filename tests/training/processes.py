@@ -33,7 +33,7 @@ import torch
 from tqdm import tqdm
 
 from training.evaluation import validation
-from training.loop.step import Run, Step
+from training.loop.step import Run, StepResult
 from training.model.albert import Albert
 
 Fate: TypeAlias = Callable[[], None]
@@ -254,7 +254,7 @@ def before_attempt(number: int, happens: Fate) -> None:
 def _before(is_time: Callable[[Run], bool], happens: Fate) -> None:
     original = Run.step
 
-    def step(run: Run, done: float) -> Step:
+    def step(run: Run, done: float) -> StepResult:
         if is_time(run):
             happens()
         return original(run, done)
@@ -276,7 +276,7 @@ def spoil(attempts: Container[int]) -> None:
     """The model computes nothing finite in these attempts at a step, counted from 1."""
     original, numbers = Run.step, count(1)
 
-    def step(run: Run, done: float) -> Step:
+    def step(run: Run, done: float) -> StepResult:
         if next(numbers) not in attempts:
             return original(run, done)
         hook = run.model.albert.register_forward_hook(lambda *call: call[-1] * math.inf)
@@ -302,7 +302,7 @@ def count_time(step_s: float) -> None:
     """The clock of the run stands still but for each attempt at a step, which takes so long."""
     original, attempts = Run.step, [0]
 
-    def step(run: Run, done: float) -> Step:
+    def step(run: Run, done: float) -> StepResult:
         attempts[0] += 1
         return original(run, done)
 

@@ -20,10 +20,10 @@ import transformers
 from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
-from training.data.shards import Part, Shards
+from training.data.shards import Shard, Shards
 from training.loop.checkpointing import load_state, step_of
-from training.loop.step import Run, Step
-from training.model.albert import Batch, Packing
+from training.loop.step import Run, StepResult
+from training.model.albert import ModelInputs, Packing
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, Task
 
@@ -72,20 +72,20 @@ SIZES: Final[dict[Task, int]] = {
 }
 
 
-def make_part(documents: Sequence[Sequence[int]], vocab_size: int = 1 << 20) -> Part:
+def make_part(documents: Sequence[Sequence[int]], vocab_size: int = 1 << 20) -> Shard:
     """A part of a corpus from the lengths of each document's sentences, in tokens.
 
     Its ids ascend from the first that is not special, over and over where the vocabulary ends.
     """
     lengths = [length for document in documents for length in document]
-    return Part(
+    return Shard(
         tokens=np.arange(sum(lengths), dtype=np.int32) % (vocab_size - 5) + 5,
         sentences=np.array([0, *accumulate(lengths)]),
         documents=np.array([0, *accumulate(map(len, documents))]),
     )
 
 
-def make_shards(*parts: Part) -> Shards:
+def make_shards(*parts: Shard) -> Shards:
     """A corpus of these parts, as if it had been read from a disk."""
     return Shards(parts=parts, tokenizer_sha256="", fingerprint="")
 
@@ -142,12 +142,12 @@ def randomize(model: nn.Module, seed: int) -> None:
                 parameter.add_(1.0)
 
 
-def ragged(lengths: tuple[int, ...] = (5, 16, 1, 9), seed: int = 2) -> Batch:
+def ragged(lengths: tuple[int, ...] = (5, 16, 1, 9), seed: int = 2) -> ModelInputs:
     """Right-padded sequences; pad ids stand in the padding only."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     is_real = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
-    return Batch(
+    return ModelInputs(
         ids=torch.randint(1, TINY.vocab_size, shape, generator=generator) * is_real,
         types=torch.randint(0, 2, shape, generator=generator) * is_real,
         lengths=torch.tensor(lengths),
@@ -156,7 +156,7 @@ def ragged(lengths: tuple[int, ...] = (5, 16, 1, 9), seed: int = 2) -> Batch:
 
 def packed(
     rows: Sequence[Sequence[int]], length: int, seed: int = 2
-) -> tuple[Batch, list[tuple[slice, Batch]]]:
+) -> tuple[ModelInputs, list[tuple[slice, ModelInputs]]]:
     """Rows of sequences of these lengths; and each alone, with its place in the flattened rows.
 
     What is padded holds other tokens than 0: no matter.
@@ -167,13 +167,13 @@ def packed(
     types = torch.randint(0, 2, shape, generator=generator)
     positions, sequences = torch.zeros_like(ids), torch.full_like(ids, -1)
     bounds: list[int] = []
-    alone: list[tuple[slice, Batch]] = []
+    alone: list[tuple[slice, ModelInputs]] = []
     for line, lengths in enumerate(rows):
         ends = list(accumulate(lengths, initial=0))
         for number, (begin, end) in enumerate(pairwise(ends)):
             positions[line, begin:end] = torch.arange(end - begin)
             sequences[line, begin:end] = number
-            one = Batch(
+            one = ModelInputs(
                 ids=ids[line : line + 1, begin:end], types=types[line : line + 1, begin:end]
             )
             alone.append((slice(line * length + begin, line * length + end), one))
@@ -182,7 +182,7 @@ def packed(
     whole[: len(bounds)] = torch.tensor(bounds)
     packing = Packing(positions=positions, sequences=sequences, bounds=whole)
     keys = torch.randint(0, 1 << 31, shape, generator=generator)
-    return Batch(ids=ids, types=types, packing=packing, keys=keys), alone
+    return ModelInputs(ids=ids, types=types, packing=packing, keys=keys), alone
 
 
 def weighed(hidden_sh: Tensor) -> Tensor:
@@ -196,13 +196,13 @@ def gradients(model: AlbertForTasks) -> dict[str, Tensor]:
     return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
-def is_real(batch: Batch) -> Tensor:
+def is_real(batch: ModelInputs) -> Tensor:
     """True where a token is no padding, (B, S)."""
     assert batch.lengths is not None
     return torch.arange(batch.ids.shape[1]) < batch.lengths[:, None]
 
 
-def our_logits(model: AlbertForTasks, batch: Batch) -> dict[Task, Tensor]:
+def our_logits(model: AlbertForTasks, batch: ModelInputs) -> dict[Task, Tensor]:
     """The logits of each head: of all real rows, or of the [CLS] rows."""
     hidden = model(batch)
     rows: dict[bool, Tensor] = {True: hidden[is_real(batch)], False: hidden[:, 0]}
@@ -212,7 +212,7 @@ def our_logits(model: AlbertForTasks, batch: Batch) -> dict[Task, Tensor]:
     }
 
 
-def hf_logits(model: Any, batch: Batch) -> dict[Task, Tensor]:
+def hf_logits(model: Any, batch: ModelInputs) -> dict[Task, Tensor]:
     """The same of a model of `transformers`."""
     real = is_real(batch)
     inputs = {
@@ -328,7 +328,7 @@ def stop_at(patch: pytest.MonkeyPatch, num_steps: int, number: signal.Signals) -
     """Send this process the signal during its step of that number."""
     original = Run.step
 
-    def step(run: Run, done: float) -> Step:
+    def step(run: Run, done: float) -> StepResult:
         if run.progress.step + 1 == num_steps:
             os.kill(os.getpid(), number)
         return original(run, done)

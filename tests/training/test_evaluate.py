@@ -30,7 +30,7 @@ from training.data.shards import Shards
 from training.evaluate import main
 from training.evaluation.pretraining import evaluate_pretraining
 from training.evaluation.questions import answer_questions, question_figures
-from training.evaluation.squad import Score, mean_score, score_answer, version_of
+from training.evaluation.squad import SquadScore, mean_score, score_answer, version_of
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out
 from training.model.checkpoint import load_checkpoint
@@ -252,7 +252,7 @@ def test_questions_without_an_answer_have_figures_and_a_threshold(
 PARTS = ("", "has_answer_", "no_answer_")
 
 
-def mean_of(questions: list[Question], answers: dict[str, str]) -> Score:
+def mean_of(questions: list[Question], answers: dict[str, str]) -> SquadScore:
     version = version_of(questions)
     return mean_score([score_answer(each, answers[each.id], version) for each in questions])
 

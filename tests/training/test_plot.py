@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tests.training.support import read_metrics
-from training.loop.metrics import Metrics
+from training.loop.metrics import MetricsWriter
 from training.model.similarity import LayerSimilarity
 from training.plot import draw_curves, draw_layers, main, smooth
 
@@ -27,7 +27,7 @@ STEPS = range(10, 401, 10)
 def run(tmp_path: Path) -> Path:
     """A run's folder as training writes it, with curves made up."""
     folder = tmp_path / "base"
-    with closing(Metrics(folder, step=0)) as metrics:
+    with closing(MetricsWriter(folder, step=0)) as metrics:
         for step in STEPS:
             known: dict[str, float] = {"tokens": 4000 * step, "elapsed_s": 1.8 * step}
             figures = {"fill-mask/loss": 7 - step / 400, "lr_factor": 1.0, "tokens_per_s": 5000.0}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.support import REPOSITORY, SMALL_PART, WIKI, file_contents, limited_file_size
-from training.data.corpus import Document, Place
+from training.data.corpus import CorpusPosition, Document
 from training.data.shards import ShardError, Shards
 from training.data.tokenization import tokenise
 from training.prepare import prepare
@@ -172,7 +172,7 @@ def test_a_dead_worker_is_reported(tokenizer_file: Path) -> None:
         while True:
             for worker in multiprocessing.active_children():
                 worker.kill()
-            yield Document(text="It rained. " * 100_000, end=Place())
+            yield Document(text="It rained. " * 100_000, end=CorpusPosition())
 
     with pytest.raises(ShardError, match="a worker was killed, most likely for want of memory"):
         list(tokenise(documents(), tokenizer_file, num_workers=2))

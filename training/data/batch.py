@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from training.model.albert import Batch, move
+from training.model.albert import ModelInputs, move
 from training.model.dropout import mixed
 
 # A head's loss has the head's name; the others are of pairs in both orders
@@ -32,7 +32,7 @@ class MicroBatch:
     """
 
     task: str
-    tokens: Batch
+    tokens: ModelInputs
     num_tokens: int
     counts: Mapping[LossName, int]
 
@@ -118,7 +118,7 @@ class ExampleBatch(MicroBatch):
         return None if self.tokens.keys is None else self.tokens.keys.flatten()[self.firsts]
 
 
-def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
+def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> ModelInputs:
     """Collate ids and types into a batch, padded on the right to the longest."""
     lengths = torch.tensor([len(ids) for ids, _ in sequences])
     shape = (len(sequences), int(lengths.max()))
@@ -126,4 +126,4 @@ def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
     for row, (row_ids, row_types) in enumerate(sequences):
         ids[row, : len(row_ids)] = torch.tensor(row_ids)
         types[row, : len(row_types)] = torch.tensor(row_types)
-    return Batch(ids=ids, types=types, lengths=lengths)
+    return ModelInputs(ids=ids, types=types, lengths=lengths)

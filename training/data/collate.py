@@ -23,7 +23,7 @@ from training.data.masking import NgramMasking
 from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position, pack
 from training.data.shards import Shards
 from training.errors import TrainingError
-from training.model.albert import Batch, Packing
+from training.model.albert import ModelInputs, Packing
 from training.model.dropout import MOST, mixed
 from training.model.heads import Task
 from training.system.signals import STOPPING
@@ -148,7 +148,7 @@ class PackedRows:
         self.firsts.append(line * self._ids.shape[1] + begin)
         return self.firsts[-1]
 
-    def batch(self) -> Batch:
+    def batch(self) -> ModelInputs:
         """Return the rows as a batch."""
         num_rows, length = self._ids.shape
         padded = np.flatnonzero(self._used < length)
@@ -158,7 +158,7 @@ class PackedRows:
             sequences=torch.from_numpy(self._sequences),
             bounds=_filled(bounds, MAX_IN_ROW * num_rows + 1, num_rows * length).int(),
         )
-        return Batch(
+        return ModelInputs(
             ids=torch.from_numpy(self._ids),
             types=torch.from_numpy(self._types),
             packing=packing,

@@ -32,7 +32,7 @@ class CorpusError(TrainingError):
     """A corpus file that cannot be read; the message names the file and the line."""
 
 
-class Place(NamedTuple):
+class CorpusPosition(NamedTuple):
     """A position between two documents of a list of files.
 
     Attributes:
@@ -51,7 +51,7 @@ class Document:
     """A document's text, and the position right after it."""
 
     text: str
-    end: Place
+    end: CorpusPosition
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -92,11 +92,11 @@ def read_documents(files: Sequence[Path], text_column: str | None = None) -> Ite
         CorpusError: a line is not JSON, a record has no text, the column of the texts is not
             known, or a file is damaged or no text.
     """
-    return (document.text for document in read_from(files, Place(), text_column))
+    return (document.text for document in read_from(files, CorpusPosition(), text_column))
 
 
 def read_from(
-    files: Sequence[Path], start: Place, text_column: str | None = None
+    files: Sequence[Path], start: CorpusPosition, text_column: str | None = None
 ) -> Iterator[Document]:
     """Yield the documents of `read_documents` after `start`, each with its position.
 
@@ -111,7 +111,9 @@ def read_from(
     for index in range(start.num_files, len(files)):
         documents = enumerate(_read_file(files[index], text_column), start=1)
         for number, (text, position) in islice(documents, num_skipped, None):
-            place = Place(num_files=index, num_documents=number, num_bytes=num_bytes + position)
+            place = CorpusPosition(
+                num_files=index, num_documents=number, num_bytes=num_bytes + position
+            )
             yield Document(text=text, end=place)
         num_skipped = 0
         num_bytes += _size(files[index])

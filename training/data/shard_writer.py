@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.files import sync, write_atomically
-from training.data.corpus import Place
+from training.data.corpus import CorpusPosition
 from training.data.shards import (
     ARRAYS,
     PARTIAL_FILE,
     SHARDS_FILE,
-    Manifest,
-    Part,
-    PartRecord,
+    CorpusManifest,
+    Shard,
     ShardError,
+    ShardRecord,
 )
 from training.data.tokenization import Tokenised
 
@@ -44,14 +44,14 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, *, part_bytes: int, vocab_size: int
+        self, folder: Path, manifest: CorpusManifest, *, part_bytes: int, vocab_size: int
     ) -> None:
         self._folder = folder
         self._part_bytes = part_bytes
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
         self.manifest = manifest
         if (folder / PARTIAL_FILE).is_file():
-            self.manifest = Manifest.read(folder / PARTIAL_FILE)
+            self.manifest = CorpusManifest.read(folder / PARTIAL_FILE)
             check_same_corpus(folder, self.manifest, manifest.fingerprint)
         self._clear()
 
@@ -60,9 +60,9 @@ class ShardWriter:
         self._num_bytes = _EMPTY_BYTES
 
     @property
-    def end(self) -> Place:
+    def end(self) -> CorpusPosition:
         """The position in the corpus right after the last part."""
-        return self.manifest.parts[-1].end if self.manifest.parts else Place()
+        return self.manifest.parts[-1].end if self.manifest.parts else CorpusPosition()
 
     def write(self, documents: Iterable[Tokenised]) -> None:
         """Write documents, and mark the corpus as complete.
@@ -89,7 +89,7 @@ class ShardWriter:
     def _write_part(self) -> None:
         name = f"part-{len(self.manifest.parts):05}"
         part = _join(self._documents, self._dtype)
-        record = PartRecord(
+        record = ShardRecord(
             name=name,
             num_tokens=part.num_tokens,
             num_sentences=part.num_sentences,
@@ -114,7 +114,7 @@ class ShardWriter:
         self._clear()
 
 
-def check_same_corpus(folder: Path, known: Manifest, fingerprint: str) -> None:
+def check_same_corpus(folder: Path, known: CorpusManifest, fingerprint: str) -> None:
     """Check that the parts in a folder are of a corpus.
 
     Raises:
@@ -127,8 +127,8 @@ def check_same_corpus(folder: Path, known: Manifest, fingerprint: str) -> None:
         )
 
 
-def _join(documents: list[Tokenised], dtype: np.dtype[Any]) -> Part:
-    return Part(
+def _join(documents: list[Tokenised], dtype: np.dtype[Any]) -> Shard:
+    return Shard(
         tokens=np.concatenate([document.tokens.astype(dtype) for document in documents]),
         sentences=_bounds(np.concatenate([document.lengths for document in documents])),
         documents=_bounds(np.array([len(document.lengths) for document in documents])),

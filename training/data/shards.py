@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.files import sha256_of
 from albert_serve.tokenizer import ALBERT_IDS
-from training.data.corpus import Place
+from training.data.corpus import CorpusPosition
 from training.errors import TrainingError
 
 ARRAYS: Final = ("tokens", "sentences", "documents")
@@ -42,7 +42,7 @@ class ShardError(TrainingError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Part:
+class Shard:
     """Consecutive whole documents of a tokenised corpus.
 
     Attributes:
@@ -75,7 +75,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartRecord:
+class ShardRecord:
     """The entry of a part in `shards.json`.
 
     Attributes:
@@ -86,11 +86,11 @@ class PartRecord:
     num_tokens: int
     num_sentences: int
     num_documents: int
-    end: Place
+    end: CorpusPosition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class CorpusManifest:
     """The content of `shards.json`.
 
     Attributes:
@@ -104,14 +104,14 @@ class Manifest:
     fingerprint: str
     cls_id: int = ALBERT_IDS.cls
     sep_id: int = ALBERT_IDS.sep
-    parts: tuple[PartRecord, ...] = ()
+    parts: tuple[ShardRecord, ...] = ()
 
     def to_json(self) -> bytes:
         """Serialise the manifest."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     @classmethod
-    def read(cls, file: Path) -> Manifest:
+    def read(cls, file: Path) -> CorpusManifest:
         """Read a manifest that `to_json` serialised.
 
         Raises:
@@ -138,7 +138,7 @@ class Shards:
         fingerprint: hash of the corpus, the tokenizer and all else that the tokens depend on.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Shard, ...]
     tokenizer_sha256: str
     fingerprint: str
 
@@ -188,12 +188,12 @@ class Shards:
         )
 
 
-def _pieces(part: Part) -> Iterator[NDArray[Any]]:
+def _pieces(part: Shard) -> Iterator[NDArray[Any]]:
     for begin in range(0, part.num_tokens, _TOKENS_A_COUNT):
         yield part.tokens[begin : begin + _TOKENS_A_COUNT]
 
 
-def _open_part(folder: Path, record: PartRecord, manifest: Manifest) -> Part:
+def _open_part(folder: Path, record: ShardRecord, manifest: CorpusManifest) -> Shard:
     """Memory-map a part, and check it against its record."""
     part_folder = folder / record.name
     try:
@@ -206,7 +206,7 @@ def _open_part(folder: Path, record: PartRecord, manifest: Manifest) -> Part:
             f"{part_folder} lacks files, or they are damaged: {error}; delete {folder} and prepare "
             "it again"
         ) from error
-    part = Part(**arrays, cls_id=manifest.cls_id, sep_id=manifest.sep_id)
+    part = Shard(**arrays, cls_id=manifest.cls_id, sep_id=manifest.sep_id)
     sizes = (part.num_tokens, part.num_sentences, part.num_documents)
     if (
         part.tokens.dtype not in _TOKEN_DTYPES
@@ -221,16 +221,16 @@ def _open_part(folder: Path, record: PartRecord, manifest: Manifest) -> Part:
     return part
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def _read_manifest(folder: Path) -> CorpusManifest:
     file = folder / SHARDS_FILE
     if file.is_file():
-        return Manifest.read(file)
+        return CorpusManifest.read(file)
     if (folder / PARTIAL_FILE).is_file():
         raise ShardError(f"{folder} is not whole; give the command that was preparing it again")
     raise ShardError(f"{folder} holds no {SHARDS_FILE}; make it with albert-serve prepare")
 
 
-def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer_file: Path) -> None:
+def _check_tokenizer(folder: Path, manifest: CorpusManifest, tokenizer_file: Path) -> None:
     try:
         sha256 = sha256_of(tokenizer_file)
     except OSError as error:

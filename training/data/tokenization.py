@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from training.data.corpus import Document, Place, split_sentences
+from training.data.corpus import CorpusPosition, Document, split_sentences
 from training.data.shards import ShardError
 
 # Size of a worker's task: large enough to amortise its transfer, small enough for memory.
@@ -42,7 +42,7 @@ class Tokenised:
 
     tokens: NDArray[np.int32]
     lengths: NDArray[np.int32]
-    end: Place
+    end: CorpusPosition
 
 
 def tokenise(

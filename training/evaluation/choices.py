@@ -19,7 +19,7 @@ from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceExample, choice_examples
 from training.data.labelled.choices import ChoiceText, groups_of
-from training.evaluation.torch_engine import Item, predict_in_torch
+from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.model.heads import AlbertForTasks
 
 # Of the figures' names.
@@ -104,7 +104,8 @@ def choose(
         questions, tokenizer, length=model.config.max_positions, truncation=truncation
     )
     items = [
-        Item(inputs=choice_inputs(example, tokenizer), read=_read_logits) for example in examples
+        EngineItem(inputs=choice_inputs(example, tokenizer), read=_read_logits)
+        for example in examples
     ]
     logits = predict_in_torch(model, items, "questions")
     return ChoicePredictions(questions=questions, logits=logits, num_truncated=num_cut)

@@ -27,7 +27,7 @@ from training.data.streams import labelled_examples
 from training.evaluation.calibration import Bin, expected_calibration_error, reliability
 from training.evaluation.early_exit import early_exit_figures, logits_by_layer
 from training.evaluation.metrics import metric_figures, predictions_of
-from training.evaluation.torch_engine import Item, predict_in_torch
+from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.glue.tasks import Metric
 from training.model.heads import AlbertForTasks, Task
 
@@ -226,7 +226,7 @@ def _logits(
 ) -> NDArray[np.float32]:
     """Return the logits (N, K) of the examples."""
     items = [
-        Item(
+        EngineItem(
             inputs=[EncoderInput(ids=example.ids, types=example.types, task=head, rows=[0])],
             read=lambda logits: list(logits[0]),
         )

@@ -24,7 +24,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.errors import raise_listed
 from training.data.similar import SimilarTexts
 from training.evaluation.metrics import metric_figures
-from training.evaluation.torch_engine import Item, TorchEngine, predict
+from training.evaluation.torch_engine import EngineItem, TorchEngine, predict
 from training.model.heads import AlbertForTasks
 
 # Of the figures' names.
@@ -87,7 +87,7 @@ def embed_texts(
             most = setup.sentence_vectors.max_length or setup.max_positions
             errors.append(f"{start}...: over {most} tokens; --truncation cuts it")
         else:
-            items.append(Item(inputs=prepared.inputs, read=partial(_read_vector, prepared)))
+            items.append(EngineItem(inputs=prepared.inputs, read=partial(_read_vector, prepared)))
     raise_listed(errors)
     return np.array(predict(runner, items, max_tokens_at_once=_TOKENS_AT_ONCE), np.float32)
 

@@ -26,13 +26,13 @@ from training.data.questions import Question
 from training.errors import EvaluationError
 from training.evaluation.squad import (
     Outcome,
-    Score,
+    SquadScore,
     find_best_threshold,
     mean_score,
     score_answer,
     version_of,
 )
-from training.evaluation.torch_engine import Item, predict_in_torch
+from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.model.heads import AlbertForTasks
 
 # The limits of the original's run_squad, in tokens.
@@ -96,7 +96,7 @@ def question_items(
     questions: Iterable[Question],
     parameters: QuestionAnsweringParameters,
     read: Callable[[AskedQuestion, list[Logits]], list[Any]] = _read_answer,
-) -> Iterator[Item | None]:
+) -> Iterator[EngineItem | None]:
     """Yield the item of each question; None where it cannot be asked.
 
     Args:
@@ -109,7 +109,7 @@ def question_items(
         except (InvalidInputError, ValidationError):
             yield None
         else:
-            yield Item(inputs=asked.inputs, read=partial(read, asked), rights=[question])
+            yield EngineItem(inputs=asked.inputs, read=partial(read, asked), rights=[question])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +165,7 @@ def lay_questions(
     task: QuestionAnswering,
     questions: Sequence[Question],
     parameters: QuestionAnsweringParameters,
-) -> list[Item]:
+) -> list[EngineItem]:
     """Return the inputs of each question, as the service lays them.
 
     Raises:
@@ -173,7 +173,7 @@ def lay_questions(
     """
     errors = _repeated_ids(questions)
     laid = question_items(task, questions, parameters, _read)
-    items: list[Item] = []
+    items: list[EngineItem] = []
     for question, item in zip(questions, laid, strict=True):
         if item is None:
             place = question.place or f"question {question.id}"
@@ -185,7 +185,7 @@ def lay_questions(
     return items
 
 
-def _answer_items(model: AlbertForTasks, items: Sequence[Item]) -> list[AnsweredQuestion]:
+def _answer_items(model: AlbertForTasks, items: Sequence[EngineItem]) -> list[AnsweredQuestion]:
     answers = predict_in_torch(model, items, "questions")
     return [
         AnsweredQuestion(
@@ -200,7 +200,7 @@ def _answer_items(model: AlbertForTasks, items: Sequence[Item]) -> list[Answered
 class HeldOutQuestions:
     """Questions by whose answers a model in training is measured, as `lay_questions` lays them."""
 
-    items: Sequence[Item]
+    items: Sequence[EngineItem]
 
     def answer(
         self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
@@ -263,7 +263,7 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
         return _named("", scores)
     scores = [score_answer(each.question, predicted(each, threshold), version) for each in answered]
     figures = _named("", scores)
-    parts: defaultdict[str, list[Score]] = defaultdict(list)
+    parts: defaultdict[str, list[SquadScore]] = defaultdict(list)
     for each, score in zip(answered, scores, strict=True):
         if each.question.answers:
             parts["has_answer_"].append(score)
@@ -283,7 +283,7 @@ def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:
     return version_of([each.question for each in answered]) == "2.0"
 
 
-def _named(part: str, scores: Sequence[Score]) -> dict[str, float]:
+def _named(part: str, scores: Sequence[SquadScore]) -> dict[str, float]:
     mean = mean_score(scores)
     return {
         f"question_answering_{part}exact_match": mean.exact,

@@ -41,7 +41,7 @@ from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.texts import Label, LabelledText, read_labelled
 from training.data.masking import NgramMasking
 from training.data.questions import Question, read_squad
-from training.data.shards import Part
+from training.data.shards import Shard
 from training.errors import EvaluationError
 from training.evaluation.choices import choice_inputs
 from training.evaluation.glue import read_for_model
@@ -49,7 +49,7 @@ from training.evaluation.metrics import metric_figures
 from training.evaluation.questions import PredictedAnswer, question_items, question_parameters
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import score_answer, version_of
-from training.evaluation.torch_engine import Item
+from training.evaluation.torch_engine import EngineItem
 
 _SEED: Final = 12345
 
@@ -87,7 +87,7 @@ class Sample:
     """
 
     metric: str
-    items: list[Item]
+    items: list[EngineItem]
     files: list[str]
     scores: _Scores = _score_equal
     correlation: _Mark | None = None
@@ -125,7 +125,7 @@ class _Drawing:
         return read_real_text(self.data.text, _CHARACTERS_A_TOKEN * _MOST_TOKENS)
 
     @cached_property
-    def part(self) -> Part:
+    def part(self) -> Shard:
         """The text's tokens."""
         return self.text.tokenize(self.tokenizer)
 
@@ -145,9 +145,11 @@ class _Drawing:
                 for number, (bounds, label) in enumerate(rows)
             )
 
-    def gather(self, epochs: Iterable[Iterable[Item]], *, enough: int = 0) -> list[Item]:
+    def gather(
+        self, epochs: Iterable[Iterable[EngineItem]], *, enough: int = 0
+    ) -> list[EngineItem]:
         """Gather items of epochs until there are enough predictions or the maximum of tokens."""
-        items: list[Item] = []
+        items: list[EngineItem] = []
         num_left, num_predictions = _MOST_TOKENS, 0
         for epoch in epochs:
             for item in epoch:
@@ -228,7 +230,7 @@ def _draw_masks(drawing: _Drawing) -> Sample:
     masking = NgramMasking.of(drawing.tokenizer)
     mask_id = drawing.tokenizer.mask_id
 
-    def items(examples: Iterable[Example]) -> Iterator[Item]:
+    def items(examples: Iterable[Example]) -> Iterator[EngineItem]:
         for example in examples:
             whole, second = example.tokens(drawing.part)
             _, chosen, _ = masking(whole, example.mask_rng(_SEED))
@@ -236,7 +238,9 @@ def _draw_masks(drawing: _Drawing) -> Sample:
             masked[chosen] = mask_id
             if len(chosen):
                 encoder_input = _input("fill-mask", masked.tolist(), second, chosen.tolist())
-                yield Item(inputs=[encoder_input], read=_read_best, rights=whole[chosen].tolist())
+                yield EngineItem(
+                    inputs=[encoder_input], read=_read_best, rights=whole[chosen].tolist()
+                )
 
     drawn = drawing.gather(map(items, drawing.epochs("none")), enough=_ENOUGH_MASKS)
     return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
@@ -245,12 +249,12 @@ def _draw_masks(drawing: _Drawing) -> Sample:
 def _draw_pairs(drawing: _Drawing) -> Sample:
     """Draw pairs of segments, in order or swapped."""
 
-    def items(examples: Iterable[Example]) -> Iterator[Item]:
+    def items(examples: Iterable[Example]) -> Iterator[EngineItem]:
         for example in examples:
             whole, second = example.tokens(drawing.part)
             if example.label != IGNORED:
                 encoder_input = _input("sentence-order", whole.tolist(), second, [0])
-                yield Item(inputs=[encoder_input], read=_read_best, rights=[example.label])
+                yield EngineItem(inputs=[encoder_input], read=_read_best, rights=[example.label])
 
     drawn = drawing.gather(map(items, drawing.epochs("sop")), enough=_ENOUGH_PAIRS)
     return Sample(metric="accuracy", items=drawn, files=drawing.text.files)
@@ -274,7 +278,7 @@ def _draw_texts(drawing: _Drawing, head: str = CLASSIFICATION) -> Sample:
     # A labelled text is not cut, since its label is the whole's.
     fitting = _fitting(drawing, head, labelled, "error")
     marked = (
-        Item(inputs=[encoder_input], read=read, rights=[_right(label)])
+        EngineItem(inputs=[encoder_input], read=read, rights=[_right(label)])
         for encoder_input, label in fitting
     )
     sample = Sample(
@@ -315,8 +319,10 @@ def _fitting(
     drawing: _Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
-    adaptive = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
-    depth = None if adaptive is None else resolve_early_exit(adaptive, drawing.config.num_layers)
+    defaults = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
+    early_exit = (
+        None if defaults is None else resolve_early_exit(defaults, drawing.config.num_layers)
+    )
     truncator = Truncator(drawing.tokenizer, drawing.max_positions, truncation)
     for text in shuffled(texts):
         try:
@@ -324,7 +330,7 @@ def _fitting(
         except TextTooLongError:
             drawing.left_out[head] += 1
         else:
-            yield replace(fitted.at_cls(head), early_exit=depth), text.label
+            yield replace(fitted.at_cls(head), early_exit=early_exit), text.label
 
 
 def _right(label: Label) -> Any:
@@ -332,14 +338,14 @@ def _right(label: Label) -> Any:
     return tuple(np.flatnonzero(label).tolist()) if isinstance(label, tuple) else label
 
 
-def _unlabelled(entry: HeadEntry, inputs: Iterator[EncoderInput]) -> Iterator[Item]:
+def _unlabelled(entry: HeadEntry, inputs: Iterator[EncoderInput]) -> Iterator[EngineItem]:
     if entry.num_outputs == 1:  # a number, of which some texts have a higher one than others
         while len(few := list(islice(inputs, _NUM_CHOICES))) > 1:
-            yield Item(inputs=few, read=_read_highest)
+            yield EngineItem(inputs=few, read=_read_highest)
         return
     is_multi_label = entry.problem_type == "multi_label_classification"
     for given in inputs:
-        yield Item(inputs=[given], read=_read_positive if is_multi_label else _read_best)
+        yield EngineItem(inputs=[given], read=_read_positive if is_multi_label else _read_best)
 
 
 def _draw_questions(drawing: _Drawing) -> Sample:
@@ -365,7 +371,7 @@ def _draw_questions(drawing: _Drawing) -> Sample:
 
 def _questions(
     drawing: _Drawing, questions: Sequence[Question], may_be_empty: bool
-) -> Iterator[Item]:
+) -> Iterator[EngineItem]:
     entry = drawing.tasks["question-answering"]
     task = QuestionAnswering(
         tokenizer=drawing.tokenizer,
@@ -395,11 +401,11 @@ def _draw_choices(drawing: _Drawing) -> Sample:
     files = labelled_files(data.choices, "test", "validation", suffixes=CHOICES)
     texts = read_choices(files, data.columns, data.choice_columns)
 
-    def items() -> Iterator[Item]:
+    def items() -> Iterator[EngineItem]:
         for text in shuffled(texts):
             example = tokenise_choices(text, drawing.tokenizer, length=drawing.max_positions)
             inputs = choice_inputs(example, drawing.tokenizer)
-            yield Item(inputs=inputs, read=_read_highest, rights=[text.label])
+            yield EngineItem(inputs=inputs, read=_read_highest, rights=[text.label])
 
     return Sample(
         metric="accuracy",

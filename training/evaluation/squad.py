@@ -23,7 +23,7 @@ _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
-class Score(NamedTuple):
+class SquadScore(NamedTuple):
     """Exact match and F1, of one question from 0 to 1, of several in percent."""
 
     exact: float
@@ -35,20 +35,22 @@ def version_of(questions: Sequence[Question]) -> _Version:
     return "1.1" if all(question.answers for question in questions) else "2.0"
 
 
-def mean_score(scores: Sequence[Score]) -> Score:
+def mean_score(scores: Sequence[SquadScore]) -> SquadScore:
     """Return the mean of the scores of one or more questions, in percent."""
     exact, f1 = (100 * sum(figures) / len(scores) for figures in zip(*scores, strict=True))
-    return Score(exact, f1)
+    return SquadScore(exact, f1)
 
 
-def score_answer(question: Question, predicted: str, version: _Version) -> Score:
+def score_answer(question: Question, predicted: str, version: _Version) -> SquadScore:
     """Return exact match and F1 of one prediction."""
     answers: Sequence[str] = question.answers
     if version == "2.0":
         answers = [answer for answer in answers if normalize(answer)] or [""]
     exact = max(normalize(predicted) == normalize(answer) for answer in answers)
     has_f1 = version == "2.0" or normalize(predicted)
-    return Score(exact, max(_token_f1(predicted, answer) for answer in answers) if has_f1 else 0.0)
+    return SquadScore(
+        exact, max(_token_f1(predicted, answer) for answer in answers) if has_f1 else 0.0
+    )
 
 
 def _token_f1(predicted: str, answer: str) -> float:

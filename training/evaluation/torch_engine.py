@@ -25,7 +25,7 @@ _TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
+class EngineItem:
     """Inputs that are scored together.
 
     Attributes:
@@ -44,7 +44,11 @@ class Item:
 
 
 def predict(
-    runner: Runner, items: Sequence[Item], *, max_tokens_at_once: int, bar: tqdm[Any] | None = None
+    runner: Runner,
+    items: Sequence[EngineItem],
+    *,
+    max_tokens_at_once: int,
+    bar: tqdm[Any] | None = None,
 ) -> list[Any]:
     """Return the predictions of all items, in order; those of like lengths run together.
 
@@ -101,7 +105,7 @@ class TorchEngine:
         return results
 
 
-def predict_in_torch(model: AlbertForTasks, items: Sequence[Item], title: str) -> list[Any]:
+def predict_in_torch(model: AlbertForTasks, items: Sequence[EngineItem], title: str) -> list[Any]:
     """Return the predictions of all items, in order.
 
     Args:

@@ -20,18 +20,18 @@ from training.data.examples import MIN_LENGTH
 from training.data.labelled.folders import CHOICES, files_of_split
 from training.evaluation.metrics import LOWEST
 from training.evaluation.validation import HEADS_MEAN, Validation
-from training.finetuning.classification import Classification
+from training.finetuning.classification import ClassificationData
 from training.finetuning.data import DataContext
 from training.finetuning.model import label_config, load_start, new_classifiers, place
 from training.finetuning.pretraining import check_order_length, mask_rates
 from training.finetuning.probing import Probing
 from training.finetuning.questions import choose_head
 from training.finetuning.settings import FinetuneSettings
-from training.finetuning.streams import Measured, Streams
+from training.finetuning.streams import Streams, TaskData
 from training.loop.distributed import World
 from training.loop.progress import Progress, RunError
 from training.loop.provenance import file_names
-from training.loop.selection import Selection
+from training.loop.selection import BestValidation
 from training.loop.step import Mixture, Run
 from training.model.checkpoint import read_config, read_tasks
 from training.model.heads import AlbertForTasks, Task
@@ -167,12 +167,12 @@ def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any]) -> AlbertCo
     return config
 
 
-def _validation_of(datasets: Sequence[Measured], *, every: int, row_length: int) -> Validation:
+def _validation_of(datasets: Sequence[TaskData], *, every: int, row_length: int) -> Validation:
     """Return the validation on the held-out data of all."""
     each = [one.validation(every=every, row_length=row_length) for one in datasets]
     if len(each) == 1:
         return each[0]
-    classifiers = [one for one in datasets if isinstance(one, Classification)]
+    classifiers = [one for one in datasets if isinstance(one, ClassificationData)]
     return Validation(
         batches=[batch for one in each for batch in one.batches],
         every=every,
@@ -182,7 +182,7 @@ def _validation_of(datasets: Sequence[Measured], *, every: int, row_length: int)
     )
 
 
-def _selection_of(datasets: Sequence[Measured], settings: FinetuneSettings) -> Selection:
+def _selection_of(datasets: Sequence[TaskData], settings: FinetuneSettings) -> BestValidation:
     """Return the selection of the best validation; of several classifiers by their mean.
 
     Raises:
@@ -203,7 +203,7 @@ def _selection_of(datasets: Sequence[Measured], settings: FinetuneSettings) -> S
         part = f"{settings.validation_split:g} of "
     else:
         files, part = [each.validation for each in settings.classifiers], ""
-    return Selection(
+    return BestValidation(
         figure=figure,
         chance=chance,
         measured="; ".join(

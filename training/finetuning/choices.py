@@ -16,7 +16,7 @@ from training.finetuning.data import TRAINING, VALIDATION, DataContext, check_me
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choices:
+class ChoiceData:
     """The data of multiple choice in a run.
 
     Attributes:
@@ -46,7 +46,7 @@ class Choices:
         return max(Counter(each.target for each in self.held_out).values()) / len(self.held_out)
 
 
-def build_choices(context: DataContext) -> Choices:
+def build_choices(context: DataContext) -> ChoiceData:
     """Read and tokenise the questions of the training and validation files.
 
     Raises:
@@ -61,7 +61,7 @@ def build_choices(context: DataContext) -> Choices:
         files[VALIDATION] = held_out
     texts = read_choice_splits(files, settings.columns, settings.choice_columns)
     examples = context.tokenise(texts, choice_examples, "questions")
-    return Choices(
+    return ChoiceData(
         examples=examples[TRAINING],
         tokenizer=context.tokenizer,
         figure=settings.metric or "accuracy",

@@ -42,13 +42,13 @@ from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,
     LossFunction,
-    adaptive_scores,
-    classification_scores,
+    classification_loss,
     cls_logits,
     compile_logits,
+    early_exit_loss,
     exit_logits,
-    multi_label_scores,
-    regression_scores,
+    multi_label_loss,
+    regression_loss,
 )
 from training.model.checkpoint import label_keys
 from training.model.heads import Task
@@ -64,7 +64,7 @@ _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Classification:
+class ClassificationData:
     """The data and the loss of a classifier of texts in a run.
 
     Attributes:
@@ -137,7 +137,7 @@ class Classification:
 
 def build_classification(
     task: Task, config: ClassifierConfig, context: DataContext
-) -> Classification:
+) -> ClassificationData:
     """Read and tokenise the texts of a classifier's training and validation files.
 
     Args:
@@ -148,15 +148,15 @@ def build_classification(
         RunError: options do not fit the data.
     """
     # Only the default classifier has classifiers after each layer, or a teacher.
-    is_adaptive = context.settings.adaptive_depth and task == CLASSIFICATION
+    exits_early = context.settings.adaptive_depth and task == CLASSIFICATION
     teacher = context.settings.teacher if config.head is None else None
-    if is_adaptive and config.problem != "single_label_classification":
+    if exits_early and config.problem != "single_label_classification":
         raise RunError(f"--adaptive-depth goes with one label a text; this is {config.problem}")
-    logits: LogitsFunction = exit_logits if is_adaptive else cls_logits
+    logits: LogitsFunction = exit_logits if exits_early else cls_logits
     logits = compile_logits(logits) if context.compiles else logits
     if teacher is not None:
         return _taught(task, config, context, teacher, logits)
-    return _labelled(task, config, context, logits, is_adaptive=is_adaptive)
+    return _labelled(task, config, context, logits, exits_early=exits_early)
 
 
 def _labelled(
@@ -165,8 +165,8 @@ def _labelled(
     context: DataContext,
     logits: LogitsFunction,
     *,
-    is_adaptive: bool,
-) -> Classification:
+    exits_early: bool,
+) -> ClassificationData:
     """Return the data of labelled texts."""
     problem = config.problem
     splits = _read(config)
@@ -178,7 +178,7 @@ def _labelled(
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
     weights = _class_weights(config.class_weights, splits.texts[TRAINING], splits.names, problem)
     examples = context.tokenise(splits.texts, labelled_examples, "texts")
-    return Classification(
+    return ClassificationData(
         task=task,
         problem=problem,
         names=splits.names,
@@ -186,7 +186,7 @@ def _labelled(
         metric=config.metric,
         examples=examples[TRAINING],
         held_out=examples.get(VALIDATION, ()),
-        loss=_loss(problem, logits, weights, is_adaptive=is_adaptive),
+        loss=_loss(problem, logits, weights, exits_early=exits_early),
         class_weights=weights,
     )
 
@@ -208,7 +208,7 @@ def _taught(
     context: DataContext,
     reference: str,
     logits: LogitsFunction,
-) -> Classification:
+) -> ClassificationData:
     """Return the data of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
     from training.distillation.pseudo_labels import (
@@ -229,7 +229,7 @@ def _taught(
     logits_NK = pseudo_label(
         texts, teacher, world, settings.output / "teacher-logits.safetensors", context.precision
     )
-    return Classification(
+    return ClassificationData(
         task=task,
         problem=teacher.problem,
         names=teacher.names,
@@ -253,14 +253,14 @@ def _loss(
     logits: LogitsFunction,
     class_weights: Tensor | None = None,
     *,
-    is_adaptive: bool = False,
+    exits_early: bool = False,
 ) -> LossFunction:
     """Return the loss function of labelled texts."""
-    single = adaptive_scores if is_adaptive else classification_scores
+    single = early_exit_loss if exits_early else classification_loss
     losses: dict[ProblemType, LossFunction] = {
         "single_label_classification": partial(single, logits=logits, class_weights=class_weights),
-        "multi_label_classification": partial(multi_label_scores, logits=logits),
-        "regression": partial(regression_scores, logits=logits),
+        "multi_label_classification": partial(multi_label_loss, logits=logits),
+        "regression": partial(regression_loss, logits=logits),
     }
     return losses[problem]
 

@@ -15,10 +15,16 @@ from training.conversion.source import REFERENCE_HELP
 from training.finetuning.recipes import DEFAULTS, LR_HELP
 from training.glue.tasks import TASKS, Metric
 from training.loop.progress import RunError
-from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
+from training.run.config import (
+    COMPILE_HELP,
+    ObjectiveOptions,
+    Optimization,
+    RunFolder,
+    StoppingCriteria,
+)
 from training.run.flags import Options, flag, flag_name
 from training.run.labelled import ChoiceFiles, LabelledTexts
-from training.run.options import Count, Parsed, Part, Positive, parse_positive
+from training.run.options import Count, Fraction, Parsed, Positive, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
 # Losses of sentence vectors, by their names in sentence-transformers.
@@ -111,7 +117,7 @@ class _EarlyStopping(Options, title="validation"):
         "steps between validations (an epoch; of several tasks 500); the end of the run is "
         "validated in any case"
     )
-    validation_split: Part = flag(
+    validation_split: Fraction = flag(
         "part of the labelled texts that is held out where no --validation is given; 0 for none",
         0.1,
     )
@@ -160,9 +166,9 @@ class _Embeddings(Options, title="embeddings"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pretraining(MaskedText, title="continued pretraining"):
+class _Pretraining(ObjectiveOptions, title="continued pretraining"):
     pretraining: tuple[Path, ...] = flag("text for continued pretraining", ())
-    order_short_rate: Part | None = flag(
+    order_short_rate: Fraction | None = flag(
         "fraction of the documents cut into pairs of a random shorter length (0.1)"
     )
 
@@ -189,8 +195,8 @@ class _Training(Optimization, title="training"):
     micro_batch_size: Count | None = flag(
         "maximum number of examples per forward pass, for less memory (all of a process)"
     )
-    dropout: Part | None = flag("of hidden states and attention (the checkpoint's)")
-    classifier_dropout: Part | None = flag("of pooled states (the checkpoint's)")
+    dropout: Fraction | None = flag("of hidden states and attention (the checkpoint's)")
+    classifier_dropout: Fraction | None = flag("of pooled states (the checkpoint's)")
     max_positions: Count | None = flag("drop positions that pretraining never used")
     truncation: bool = flag(
         "cut longer texts to --length; with --no-truncation they are an error", default=True
@@ -209,7 +215,7 @@ class _Training(Optimization, title="training"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _End(End, title=End.title):
+class _StoppingCriteria(StoppingCriteria, title=StoppingCriteria.title):
     epochs: Positive | None = flag("passes over the examples, of one task")
 
 
@@ -217,7 +223,7 @@ class _End(End, title=End.title):
 class FinetuneConfig(
     RunFolder,
     _Training,
-    _End,
+    _StoppingCriteria,
     _Pretraining,
     _Embeddings,
     _Questions,

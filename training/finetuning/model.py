@@ -36,7 +36,7 @@ from training.model.resizing import cut_positions
 _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
 
 
-class Placed(NamedTuple):
+class ClassifierHead(NamedTuple):
     """A classifier of a run: its head in the model, and the configuration of its data."""
 
     task: Task
@@ -45,7 +45,7 @@ class Placed(NamedTuple):
 
 def place(
     settings: FinetuneSettings, stored: Mapping[Task, int], hf: Mapping[str, Any]
-) -> list[Placed]:
+) -> list[ClassifierHead]:
     """Return the classifiers that are trained, in the order of --weights.
 
     Data before `--head` is the default classifier's, which `transformers` reads. Without, and in a
@@ -59,7 +59,7 @@ def place(
         RunError: two classifiers have one name, or options do not go together.
     """
     heads = settings.heads
-    placed = [Placed(CLASSIFICATION, settings)] if settings.text_classification else []
+    placed = [ClassifierHead(CLASSIFICATION, settings)] if settings.text_classification else []
     default = default_name(hf) or DEFAULT_HEAD
     if heads and not placed and CLASSIFICATION not in stored:
         names = [head.head for head in heads if head.head is not None]
@@ -74,7 +74,7 @@ def place(
                 f"--head {head.head} names the default classifier, whose data stands before --head "
                 "already; give another name"
             )
-        placed.append(Placed(task, head))
+        placed.append(ClassifierHead(task, head))
     if settings.adaptive_depth and CLASSIFICATION not in [each.task for each in placed]:
         raise RunError(
             "--adaptive-depth is of the default text classifier; give its --text-classification"
@@ -85,7 +85,7 @@ def place(
 def label_config(
     hf: Mapping[str, Any],
     heads: Collection[Task],
-    placed: Sequence[Placed],
+    placed: Sequence[ClassifierHead],
     labels: Mapping[Task, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the keys of config.json that name the labels of all classifiers, and the default.

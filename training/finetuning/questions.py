@@ -21,23 +21,23 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.data.questions import Question, read_located, span_examples
 from training.evaluation.questions import HeldOutQuestions, lay_questions, question_parameters
-from training.evaluation.torch_engine import Item
+from training.evaluation.torch_engine import EngineItem
 from training.evaluation.validation import Validation
 from training.finetuning.data import DataContext, check_metric, validation_batches
 from training.losses import (
     LogitsFunction,
     LossFunction,
-    Score,
+    LossSums,
     compile_logits,
     example_rows,
-    span_scores,
+    span_loss,
 )
 from training.model.heads import AlbertForTasks, Task
 from training.model.start_conditioned import StartConditionedHead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Questions:
+class QuestionData:
     """The held-out questions of a run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Questions:
     """
 
     held_out: Sequence[Question]
-    items: Sequence[Item]
+    items: Sequence[EngineItem]
     figure: str
     windows: Sequence[TokenisedExample]
 
@@ -67,7 +67,7 @@ class Questions:
         return None if self.figure == "loss" else 100 * num_empty / len(self.held_out)
 
 
-def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questions:
+def build_held_out_questions(context: DataContext, head: QuestionHead) -> QuestionData:
     """Read the questions of `--validation`, which a head is to answer.
 
     Raises:
@@ -83,7 +83,7 @@ def build_held_out_questions(context: DataContext, head: QuestionHead) -> Questi
     asked = questions if figure != "loss" else []
     length = settings.window_length(max_positions)
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions, head=head)
-    return Questions(
+    return QuestionData(
         held_out=questions,
         items=lay_questions(task, asked, question_parameters(max_positions, may_be_empty=True)),
         figure=figure,
@@ -152,19 +152,19 @@ def _conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     return torch.stack([start_CS, end_CS, answer_C[:, None].expand_as(start_CS)], dim=-1)
 
 
-def conditioned_scores(
+def conditioned_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _conditioned_logits
-) -> dict[LossName, Score]:
-    """Return the score of question answering by a start-conditioned head (run_squad_v2).
+) -> dict[LossName, LossSums]:
+    """Return the loss of question answering by a start-conditioned head (run_squad_v2).
 
-    To the loss of `span_scores`, with the end given the true start, half the binary cross-entropy
+    To the loss of `span_loss`, with the end given the true start, half the binary cross-entropy
     of "no answer" is added; a window has none where it points at [CLS].
 
     Args:
         logits: `_conditioned_logits`, optionally compiled.
     """
     logits_CS3 = logits(model, batch)
-    spans = span_scores(model, batch, lambda *_: logits_CS3[..., :2])["question-answering"]
+    spans = span_loss(model, batch, lambda *_: logits_CS3[..., :2])["question-answering"]
     has_none_C = (batch.targets[:, 0] == 0).float()
     answerability = F.binary_cross_entropy_with_logits(
         logits_CS3[:, 0, 2], has_none_C, reduction="sum"
@@ -172,8 +172,8 @@ def conditioned_scores(
     return {"question-answering": replace(spans, loss=spans.loss + answerability / 2)}
 
 
-def conditioned_loss(*, compiles: bool) -> LossFunction:
+def conditioned_loss_function(*, compiles: bool) -> LossFunction:
     """Return the loss function of questions for a start-conditioned head."""
     if not compiles:
-        return conditioned_scores
-    return partial(conditioned_scores, logits=compile_logits(_conditioned_logits))
+        return conditioned_loss
+    return partial(conditioned_loss, logits=compile_logits(_conditioned_logits))

@@ -13,17 +13,17 @@ from training.data.choices import choice_stream
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.streams import ExampleStream, TaskStream, example_stream
 from training.errors import EvaluationError
-from training.finetuning.choices import Choices, build_choices
-from training.finetuning.classification import Classification, build_classification
+from training.finetuning.choices import ChoiceData, build_choices
+from training.finetuning.classification import ClassificationData, build_classification
 from training.finetuning.data import DataContext
 from training.finetuning.embeddings import TASK as EMBEDDINGS
-from training.finetuning.embeddings import Embeddings, build_embeddings
-from training.finetuning.model import Placed
+from training.finetuning.embeddings import EmbeddingData, build_embeddings
+from training.finetuning.model import ClassifierHead
 from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.questions import (
-    Questions,
+    QuestionData,
     build_held_out_questions,
-    conditioned_loss,
+    conditioned_loss_function,
     question_examples,
 )
 from training.finetuning.settings import FinetuneSettings
@@ -32,7 +32,7 @@ from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.order_losses import order_loss
 
 # The data of a task that may be validated.
-Measured: TypeAlias = Classification | Choices | Questions | Embeddings
+TaskData: TypeAlias = ClassificationData | ChoiceData | QuestionData | EmbeddingData
 # The passes of a run whose end is not given: so many steps of them.
 _STEPS: Final = 1500
 _MIN_EPOCHS: Final = 3
@@ -54,10 +54,10 @@ class Streams:
     """
 
     context: DataContext
-    placed: Sequence[Placed]
+    placed: Sequence[ClassifierHead]
     question_head: QuestionHead
     task_streams: list[TaskStream] = field(default_factory=list)
-    datasets: list[Measured] = field(default_factory=list)
+    datasets: list[TaskData] = field(default_factory=list)
 
     @property
     def settings(self) -> FinetuneSettings:
@@ -143,17 +143,21 @@ class Streams:
         """The loss function of each micro-batch's task."""
         loss_of = compiled_losses() if self.context.compiles else dict(LOSS_OF)
         loss_of |= {each.task: each.loss for each in self.classifications}
-        loss_of |= {each.task: each.loss for each in self.datasets if isinstance(each, Embeddings)}
+        loss_of |= {
+            each.task: each.loss for each in self.datasets if isinstance(each, EmbeddingData)
+        }
         if self.settings.order_share:
             loss_of["sentence-order"] = order_loss(compiles=self.context.compiles)
         if self.question_head == "start-conditioned":
-            loss_of["question-answering"] = conditioned_loss(compiles=self.context.compiles)
+            loss_of["question-answering"] = conditioned_loss_function(
+                compiles=self.context.compiles
+            )
         return loss_of
 
     @property
-    def classifications(self) -> list[Classification]:
+    def classifications(self) -> list[ClassificationData]:
         """The data of the classifiers."""
-        return [each for each in self.datasets if isinstance(each, Classification)]
+        return [each for each in self.datasets if isinstance(each, ClassificationData)]
 
     @property
     def weights(self) -> list[float]:

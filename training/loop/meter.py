@@ -11,7 +11,7 @@ import numpy as np
 from training.data.batch import LossName
 from training.loop.distributed import World
 from training.loop.flops import mfu
-from training.loop.step import Step
+from training.loop.step import StepResult
 from training.losses import Tally
 
 _SHORT: Final[dict[str, str]] = {
@@ -39,7 +39,7 @@ class Meter:
         self._norms: list[float] = []
         self._factor = 0.0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: StepResult) -> None:
         """Add one step; of a skipped step, only the tokens count."""
         self._num_tokens += step.num_tokens
         self._factor = step.lr_factor

@@ -12,7 +12,7 @@ from albert_serve.files import write_atomically
 from training.model.similarity import LayerSimilarity
 
 
-class Metrics:
+class MetricsWriter:
     """The figures of a run: `metrics.jsonl`, `layers.jsonl` and TensorBoard's `tensorboard/`.
 
     A line is one JSON object; `write` passes it to the system before it returns, so that a killed

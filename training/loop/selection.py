@@ -17,7 +17,7 @@ _STATE: Final = ("best_step", "best", "num_since")
 
 
 @dataclass(kw_only=True)
-class Selection:
+class BestValidation:
     """The best validation of a run so far.
 
     Attributes:

@@ -22,8 +22,8 @@ from training.loop.distributed import World, accumulating, shard_like, shard_sta
 from training.loop.loss_scale import LossScale
 from training.loop.progress import Progress, RunError
 from training.loop.reproducibility import reproducible
-from training.loop.selection import Selection
-from training.losses import Score, Tally
+from training.loop.selection import BestValidation
+from training.losses import LossSums, Tally
 from training.model.checkpoint import parameters
 from training.model.dropout import MOST
 from training.model.heads import AlbertForTasks
@@ -36,7 +36,7 @@ _MAX_SKIPPED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class StepResult:
     """The result of one optimizer step.
 
     Attributes:
@@ -108,10 +108,10 @@ class Run:
     validated_step: int = 0
     num_skipped: int = 0
     num_skipped_in_a_row: int = 0
-    selection: Selection | None = None
+    selection: BestValidation | None = None
     earlier_selection: Mapping[str, Any] = field(default_factory=dict)
 
-    def step(self, done: float) -> Step:
+    def step(self, done: float) -> StepResult:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
         A gradient that is not finite leaves the weights as they are. Where the device lacks memory
@@ -129,7 +129,9 @@ class Run:
             factor = self._update(grad_norm, done)
         self.num_steps[stream.name] += 1
         self.num_tokens += num_tokens
-        return Step(tallies=tallies, num_tokens=num_tokens, grad_norm=grad_norm, lr_factor=factor)
+        return StepResult(
+            tallies=tallies, num_tokens=num_tokens, grad_norm=grad_norm, lr_factor=factor
+        )
 
     def _fitting_gradient(
         self, stream: TaskStream, done: float
@@ -172,14 +174,16 @@ class Run:
         for number, batch in enumerate(batches):
             with accumulating(self.objective, is_last=number == len(batches) - 1):
                 with precision(self.world.device, self.precision):
-                    scores = self.objective(batch.with_dropout_of(int(seed) & MOST))
-                loss = self._loss(scores, totals) * self._scale
+                    losses = self.objective(batch.with_dropout_of(int(seed) & MOST))
+                loss = self._loss(losses, totals) * self._scale
                 loss.backward()  # type: ignore[no-untyped-call]
             for name, tally in tallies.items():
-                tally.add(scores[name])
+                tally.add(losses[name])
         return tallies
 
-    def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
+    def _loss(
+        self, losses: Mapping[LossName, LossSums], totals: Mapping[LossName, float]
+    ) -> Tensor:
         """Return a micro-batch's share of the step's loss, the mean over all its predictions.
 
         The factor `world.size` undoes the averaging of gradients over processes. A head that the
@@ -189,8 +193,8 @@ class Run:
             self.mixture.loss_weights.get(name, 1.0)
             * self.world.size
             / max(totals.get(name, 0), 1)
-            * score.loss
-            for name, score in scores.items()
+            * each.loss
+            for name, each in losses.items()
         ]
         return torch.stack(parts).sum()
 

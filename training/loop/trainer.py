@@ -19,7 +19,7 @@ from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
 from training.loop.meter import Meter, describe, describe_validation
-from training.loop.metrics import Metrics
+from training.loop.metrics import MetricsWriter
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import RunError
 from training.loop.provenance import record_stage
@@ -183,7 +183,7 @@ class Trainer:
 
     run: Run
     saver: Saver
-    metrics: Metrics | None
+    metrics: MetricsWriter | None
     report_every: int
     alarm: PlateauAlarm | None = None
     validation: Validation | None = None

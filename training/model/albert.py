@@ -27,7 +27,7 @@ if torch.version.cuda or torch.version.hip:
 _Record = TypeVar("_Record")
 
 
-class Bounds(NamedTuple):
+class CumulativeLengths(NamedTuple):
     """cu_seqlens (C + 1,) of the sequences in the flattened tokens (T,), and the maximum length."""
 
     bounds: Tensor
@@ -49,7 +49,7 @@ class AttentionDropout(NamedTuple):
 
 
 # A bool mask that broadcasts to (B, N, S, S), True where attended; or cu_seqlens; None for all.
-_AttentionMask: TypeAlias = "Tensor | Bounds | None"
+_AttentionMask: TypeAlias = "Tensor | CumulativeLengths | None"
 
 
 class Embeddings(nn.Module):
@@ -250,7 +250,7 @@ class Packing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class ModelInputs:
     """Token ids of right-padded rows.
 
     Attributes:
@@ -278,7 +278,7 @@ class Batch:
             return torch.ones_like(self.ids, dtype=torch.bool)
         return positions_S < self.lengths[:, None]
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> ModelInputs:
         """Return the batch on another device."""
         return move(self, device)
 
@@ -313,7 +313,7 @@ class Albert(nn.Module):
         self.encoder = _Encoder(config)
         self.apply(Initializer(config.initializer_range))
 
-    def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
+    def forward(self, batch: ModelInputs, read: Tensor | None = None) -> Tensor:
         """Return the hidden states (B, S, H); those at padded positions are undefined.
 
         Args:
@@ -326,11 +326,11 @@ class Albert(nn.Module):
         hidden_BSH: Tensor = self.encoder(*self._inputs(batch), read)
         return hidden_BSH
 
-    def states(self, batch: Batch) -> Iterator[Tensor]:
+    def states(self, batch: ModelInputs) -> Iterator[Tensor]:
         """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H)."""
         return self.encoder.states(*self._inputs(batch))
 
-    def rows_by_layer(self, batch: Batch, read: Tensor) -> Tensor:
+    def rows_by_layer(self, batch: ModelInputs, read: Tensor) -> Tensor:
         """Return the hidden states (L, R, H) after each of the L layers, at gathered positions.
 
         A layer is a group's inner layers together.
@@ -339,15 +339,15 @@ class Albert(nn.Module):
         step = self.config.num_inner_layers
         return torch.stack(rows[step - 1 :: step])
 
-    def _inputs(self, batch: Batch) -> tuple[Tensor, _AttentionMask, Tensor | None]:
+    def _inputs(self, batch: ModelInputs) -> tuple[Tensor, _AttentionMask, Tensor | None]:
         """Return the embeddings (B, S, H), the attention mask, and the keys of dropout."""
         drops = self.training and (self.config.hidden_dropout or self.config.attention_dropout)
         if drops and batch.keys is None:
-            raise ValueError("dropout needs the keys of the batch (`Batch.keys`)")
+            raise ValueError("dropout needs the keys of the batch (`ModelInputs.keys`)")
         keys_BS = batch.keys if drops else None
         return self._embed(batch, keys_BS), self._attention_mask(batch), keys_BS
 
-    def _embed(self, batch: Batch, keys_BS: Tensor | None) -> Tensor:
+    def _embed(self, batch: ModelInputs, keys_BS: Tensor | None) -> Tensor:
         length = batch.ids.shape[1]
         if length > self.config.max_positions:
             raise ValueError(
@@ -357,13 +357,13 @@ class Albert(nn.Module):
         x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS, keys_BS)
         return x_BSH
 
-    def _attention_mask(self, batch: Batch) -> _AttentionMask:
+    def _attention_mask(self, batch: ModelInputs) -> _AttentionMask:
         """Return the mask by which each token attends to its own sequence."""
         if batch.packing is None:
             return None if batch.lengths is None else batch.real_BS[:, None, None, :]
         drops = self.training and self.config.attention_dropout > 0
         if self.has_varlen and torch.is_autocast_enabled("cuda") and not drops:
-            return Bounds(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
+            return CumulativeLengths(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
         sequences_BS = batch.packing.sequences
         return sequences_BS[:, None, :, None] == sequences_BS[:, None, None, :]
 
@@ -376,7 +376,7 @@ def attend(
     dropout: AttentionDropout | None = None,
 ) -> Tensor:
     """Scaled dot-product attention within the attention mask; (B, S, N, D)."""
-    if isinstance(mask, Bounds):
+    if isinstance(mask, CumulativeLengths):
         return _attend_varlen(query_BSND, key_BSND, value_BSND, mask)
     query_BNSD, key_BNSD, value_BNSD = (
         part.transpose(1, 2) for part in (query_BSND, key_BSND, value_BSND)
@@ -399,7 +399,7 @@ def attend(
 
 
 def _attend_varlen(
-    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, cu_seqlens: Bounds
+    query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, cu_seqlens: CumulativeLengths
 ) -> Tensor:
     """Variable-length attention within each sequence of the flattened tokens; (B, S, N, D)."""
     query_TND, key_TND, value_TND = (

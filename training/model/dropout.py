@@ -58,7 +58,7 @@ class Dropout(nn.Module):
         if not self.training or self.probability == 0:
             return x
         if keys is None:
-            raise ValueError("dropout needs the keys of the batch (`Batch.keys`)")
+            raise ValueError("dropout needs the keys of the batch (`ModelInputs.keys`)")
         columns = mixed(torch.arange(1, x.shape[-1] + 1, device=x.device)) | 1
         rows = mixed((keys + self.site) & MOST) | 1
         return drop(x, self.probability, rows[..., None], columns)

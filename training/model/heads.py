@@ -28,7 +28,7 @@ from albert_serve.bundle.weights import (
 )
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
-from training.model.albert import Albert, Batch, Initializer, activation
+from training.model.albert import Albert, Initializer, ModelInputs, activation
 from training.model.dropout import Dropout
 from training.model.start_conditioned import StartConditionedHead
 
@@ -152,7 +152,7 @@ class AlbertForTasks(nn.Module):
         sizes = (self.config.hidden_size, self.tasks["text-classification"])
         return nn.ModuleList(nn.Linear(*sizes) for _ in range(self.config.num_layers - 1))
 
-    def forward(self, batch: Batch, read: Tensor | None = None) -> Tensor:
+    def forward(self, batch: ModelInputs, read: Tensor | None = None) -> Tensor:
         """Return hidden states (B, S, H), or (R, H) at the gathered positions; see `Albert`."""
         hidden_BSH: Tensor = self.albert(batch, read)
         return hidden_BSH

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.errors import TrainingError
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 
 
@@ -36,7 +36,7 @@ class LayerSimilarity:
     angle_degrees: tuple[float, ...]
 
 
-def layer_similarity(model: AlbertForTasks, batches: Iterable[Batch]) -> LayerSimilarity:
+def layer_similarity(model: AlbertForTasks, batches: Iterable[ModelInputs]) -> LayerSimilarity:
     """Run the batches, without dropout and gradients, and compare at their real tokens.
 
     Parameters, gradients, random state and the model's mode are unchanged.
@@ -49,7 +49,7 @@ def layer_similarity(model: AlbertForTasks, batches: Iterable[Batch]) -> LayerSi
     """
     device, was_training = next(model.parameters()).device, model.training
 
-    def states(batch: Batch) -> Iterator[Tensor]:
+    def states(batch: ModelInputs) -> Iterator[Tensor]:
         moved = batch.to(device)
         real_BS = moved.real_BS
         return (state_BSH[real_BS].float() for state_BSH in model.albert.states(moved))

@@ -14,11 +14,11 @@ from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import Parallelism, World, share
 from training.loop.loss_scale import LossScale
-from training.loop.metrics import Metrics
+from training.loop.metrics import MetricsWriter
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, record_run
 from training.loop.provenance import read_figures, read_stages
-from training.loop.selection import Selection
+from training.loop.selection import BestValidation
 from training.loop.step import Mixture, Run
 from training.loop.trainer import Saver, Trainer
 from training.losses import LossFunction, Objective
@@ -45,7 +45,7 @@ class TrainedRun:
     status: int
     checkpoint: Path
     num_steps: int
-    selection: Selection | None
+    selection: BestValidation | None
 
     @property
     def best(self) -> Path:
@@ -73,7 +73,7 @@ def build_run(
     world: World,
     precision: PrecisionName,
     parallelism: Parallelism = "ddp",
-    selection: Selection | None = None,
+    selection: BestValidation | None = None,
 ) -> Run:
     """Build the run of a model at step 0.
 
@@ -157,7 +157,7 @@ def train_run(
     trainer = Trainer(
         run=run,
         saver=saver,
-        metrics=Metrics(config.output, step=run.progress.step) if is_main else None,
+        metrics=MetricsWriter(config.output, step=run.progress.step) if is_main else None,
         report_every=config.report_every,
         alarm=alarm,
         validation=validation,

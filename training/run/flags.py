@@ -30,7 +30,7 @@ from typing import (
 )
 
 from training.loop.progress import RunError
-from training.run.options import Numbers, Parsed
+from training.run.options import NumberRange, Parsed
 from training.run.tables import data_files
 
 _HELP = "help"
@@ -59,7 +59,7 @@ class _Kind(NamedTuple):
     """The values of a field.
 
     Attributes:
-        value: a `Numbers` or `Parsed`, or the type.
+        value: a `NumberRange` or `Parsed`, or the type.
         is_list: whether the field is a tuple of such values.
     """
 
@@ -81,7 +81,7 @@ class _Kind(NamedTuple):
         return tuple(map(self._check, value))
 
     def _check(self, value: Any) -> Any:
-        if isinstance(self.value, Numbers | Parsed):
+        if isinstance(self.value, NumberRange | Parsed):
             return self.value.check(value)
         if self.value is Path:
             return Path(value)
@@ -97,7 +97,7 @@ class _Kind(NamedTuple):
         if self.value is bool:
             return {"action": argparse.BooleanOptionalAction}
         several = {"nargs": "+"} if self.is_list else {}
-        if isinstance(self.value, Numbers | Parsed):
+        if isinstance(self.value, NumberRange | Parsed):
             return {**several, "type": self.value.parse}
         if choices := get_args(self.value):
             return {**several, "choices": choices}

@@ -17,7 +17,7 @@ from training.loop.progress import RunError
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class NumberRange:
     """The numbers that an option allows.
 
     Attributes:
@@ -60,12 +60,12 @@ class Parsed:
         return self.parse(value) if isinstance(value, str) else value
 
 
-_COUNTS: Final = Numbers(int, "whole number from 1", lambda number: number >= 1)
-_SEEDS: Final = Numbers(int, "whole number from 0", lambda number: number >= 0)
-_POSITIVE: Final = Numbers(float, "number above 0", lambda number: 0 < number < math.inf)
-_WEIGHTS: Final = Numbers(float, "number from 0", lambda number: 0 <= number < math.inf)
-_PARTS: Final = Numbers(float, "number from 0 to 1", lambda number: 0 <= number <= 1)
-_FINITE: Final = Numbers(float, "number that is finite", math.isfinite)
+_COUNTS: Final = NumberRange(int, "whole number from 1", lambda number: number >= 1)
+_SEEDS: Final = NumberRange(int, "whole number from 0", lambda number: number >= 0)
+_POSITIVE: Final = NumberRange(float, "number above 0", lambda number: 0 < number < math.inf)
+_WEIGHTS: Final = NumberRange(float, "number from 0", lambda number: 0 <= number < math.inf)
+_PARTS: Final = NumberRange(float, "number from 0 to 1", lambda number: 0 <= number <= 1)
+_FINITE: Final = NumberRange(float, "number that is finite", math.isfinite)
 
 parse_count: Final = _COUNTS.parse
 parse_seed: Final = _SEEDS.parse
@@ -109,7 +109,7 @@ Count: TypeAlias = Annotated[int, _COUNTS]
 Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
 Weight: TypeAlias = Annotated[float, _WEIGHTS]
-Part: TypeAlias = Annotated[float, _PARTS]
+Fraction: TypeAlias = Annotated[float, _PARTS]
 Finite: TypeAlias = Annotated[float, _FINITE]
 # In seconds.
 Duration: TypeAlias = Annotated[float, Parsed(parse_duration)]

@@ -17,9 +17,15 @@ from training.data.examples import MIN_LENGTH, SentenceTask
 from training.loop.distributed import Parallelism
 from training.loop.progress import RunError
 from training.model.checkpoint import load_checkpoint
-from training.run.config import COMPILE_HELP, End, MaskedText, Optimization, RunFolder
+from training.run.config import (
+    COMPILE_HELP,
+    ObjectiveOptions,
+    Optimization,
+    RunFolder,
+    StoppingCriteria,
+)
 from training.run.flags import OptionError, Options, flag
-from training.run.options import Count, Part, Seed
+from training.run.options import Count, Fraction, Seed
 from training.run.recipes import Dropout, PresetName, Recipe, scaled_lr
 
 
@@ -86,7 +92,7 @@ class Sizes(Options, title="model (defaults are the preset's)"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the recipe's)"):
+class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults are the recipe's)"):
     """Values in place of the recipe's."""
 
     length: Count | None = flag("tokens per row")
@@ -96,7 +102,7 @@ class _RecipeChanges(MaskedText, Optimization, title="training (defaults are the
         "rows of such pairs per step, each in both orders (about as many tokens as in other steps, "
         "and a multiple of the processes)"
     )
-    short_rate: Part | None = flag("fraction of documents cut into shorter examples")
+    short_rate: Fraction | None = flag("fraction of documents cut into shorter examples")
     dropout: Dropout | None = flag("0.1 except in xxlarge, or none")
 
     def __post_init__(self) -> None:
@@ -141,7 +147,7 @@ class _Machine(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusRunConfig(_Machine, RunFolder, _RecipeChanges, End, Sizes, _Corpus):
+class CorpusRunConfig(_Machine, RunFolder, _RecipeChanges, StoppingCriteria, Sizes, _Corpus):
     """All that `training.pretrain` and `training.distil` have in common."""
 
 

@@ -9,7 +9,7 @@ from albert_serve import __version__
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
-    DepthInfo,
+    EarlyExitInfo,
     HeadInfo,
     InputExample,
     ModelReply,
@@ -76,7 +76,7 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
     for name, entry in manifest.tasks.items():
         if name != task:
             continue
-        depth = entry.adaptive_depth
+        exits = entry.adaptive_depth
         examples = manifest.examples.get(name, [])
         return TaskInfo(
             name=name,
@@ -84,8 +84,8 @@ def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
             problem_type=entry.problem_type,
             null_score_diff_threshold=entry.null_score_diff_threshold,
             adaptive_depth=None
-            if depth is None
-            else DepthInfo(num_layers=num_layers, **depth.model_dump()),
+            if exits is None
+            else EarlyExitInfo(num_layers=num_layers, **exits.model_dump()),
             heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
             question_head=entry.question_head,
             quality=_quality(manifest, name),

@@ -23,7 +23,7 @@ from albert_serve.server.large_requests import LargeRequests
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.description import describe_model
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.paths import Target
+from albert_serve.server.paths import RequestTarget
 from albert_serve.server.process.memory import keep_memory_low
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
@@ -94,7 +94,7 @@ class Models:
             raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
         return self._served[name]
 
-    def find_task(self, target: Target) -> tuple[str, str] | None:
+    def find_task(self, target: RequestTarget) -> tuple[str, str] | None:
         """Return the names of a target's model and task; None if it is no task that there is."""
         name, task = target.model or self._default, target.task
         model = self._served.get(name)
@@ -218,7 +218,7 @@ class Models:
         batcher = Batcher(
             engine,
             max_queue_tokens=self.settings.max_queue_tokens,
-            call_cost_tokens=engine.call_cost_tokens,
+            call_overhead_tokens=engine.call_overhead_tokens,
             observer=observer,
         )
         self._options[name] = options

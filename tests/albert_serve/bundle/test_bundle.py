@@ -40,8 +40,8 @@ def change_manifest(folder: Path, change: Change) -> None:
     file.write_text(json.dumps(content))
 
 
-def test_a_bundle_without_adaptive_depth_keeps_its_revision() -> None:
-    """The one that it had before manifests knew of adaptive depth."""
+def test_a_bundle_without_early_exit_keeps_its_revision() -> None:
+    """The one that it had before manifests knew of early exit."""
     entry = {
         "graph": "text-classification.onnx",
         "num_outputs": 2,

@@ -20,7 +20,7 @@ from albert_serve.bundle.card import (
     read_metadata,
     read_stages,
 )
-from albert_serve.bundle.manifest import MAX_EXAMPLES, AdaptiveDepth, Bundle, Manifest, Quality
+from albert_serve.bundle.manifest import MAX_EXAMPLES, Bundle, EarlyExitDefaults, Manifest, Quality
 from training.model.checkpoint import load_checkpoint
 
 
@@ -196,7 +196,7 @@ def test_the_classifiers_after_each_layer_are_counted(bundle_dir: Path) -> None:
     entry = manifest.tasks["text-classification"]
     assert entry.adaptive_depth is None
     before = count_parameters(config, manifest)
-    deep = entry.model_copy(update={"adaptive_depth": AdaptiveDepth(patience=1)})
+    deep = entry.model_copy(update={"adaptive_depth": EarlyExitDefaults(patience=1)})
     with_exits = manifest.model_copy(
         update={"tasks": {**manifest.tasks, "text-classification": deep}}
     )

@@ -7,10 +7,13 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
+from albert_serve.errors import EngineError
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import Device, RuntimeOptions
+from albert_serve.tasks.base import EncoderInput
 from export.bundle import export_bundle
 from export.graph import Compute
 from tests.albert_serve.runtime.inputs import some_inputs
@@ -41,3 +44,22 @@ def test_a_device_answers_as_the_cpu(
             other.warm_up()
             del other
     assert engine.device == device
+
+
+@pytest.mark.gpu
+def test_a_device_that_is_full_fails_what_needs_more(bundle_dir: Path) -> None:
+    """Other calls are answered as before; another model is opened when there is room again."""
+    options = RuntimeOptions(device="cuda", num_threads=1)
+    engine = Engine.open(bundle_dir, options)
+    engine.warm_up()
+    short = [EncoderInput(ids=[5] * 16, types=[0] * 16, task="fill-mask", rows=[0])]
+    (before,) = engine.run_batch(short)
+    length = engine.config.max_positions
+    long = [EncoderInput(ids=[5] * length, types=[0] * length, task="fill-mask", rows=[0])]
+    most = torch.empty(torch.cuda.mem_get_info()[0] - (8 << 20), dtype=torch.uint8, device="cuda")
+    with pytest.raises(EngineError, match="the runtime failed on ids"):
+        engine.run_batch(long * (1_000_000 // length))
+    assert np.array_equal(engine.run_batch(short)[0], before)
+    del most
+    torch.cuda.empty_cache()
+    assert Engine.open(bundle_dir, options).device == "cuda"

@@ -24,7 +24,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput, Logits
 from tests.albert_serve.support import copy_with
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, Task
 
@@ -69,7 +69,7 @@ def mixed_inputs() -> list[EncoderInput]:
 
 
 def torch_logits(model: AlbertForTasks, item: EncoderInput, task: Task) -> Logits:
-    batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+    batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
     with torch.inference_mode():
         hidden_SH = model(batch)[0]
         rows = hidden_SH if item.rows is None else hidden_SH[item.rows]
@@ -119,7 +119,7 @@ def test_hidden_states_are_read_in_the_batches_of_the_heads(
         if item.task != "feature-extraction":
             np.testing.assert_allclose(result, engine.run([item])[0], rtol=0, atol=1e-5)
             continue
-        batch = Batch(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+        batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
         with torch.inference_mode():
             hidden = model(batch)[0]
         expected = hidden if item.rows is None else hidden[item.rows]

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from albert_serve.server.concurrency_gate import ConcurrencyGate
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models
-from albert_serve.server.paths import Target
+from albert_serve.server.paths import RequestTarget
 from albert_serve.settings import Settings
 from tests.albert_serve.batching.engines import on_event_loop
 
@@ -34,7 +34,7 @@ class TwoModels(Models):
         self.registry = CollectorRegistry()
         super().__init__(SETTINGS, Metrics(self.registry))
 
-    def find_task(self, target: Target) -> tuple[str, str] | None:
+    def find_task(self, target: RequestTarget) -> tuple[str, str] | None:
         return (target.model or "first", target.task) if target.task else None
 
     @property

@@ -20,7 +20,7 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import AdaptiveDepth, ClassifierEntry
+from albert_serve.bundle.manifest import ClassifierEntry, EarlyExitDefaults
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import TaskSetup, TextClassification
 from albert_serve.tasks.base import Logits
@@ -128,7 +128,7 @@ def test_truncation_is_that_of_transformers(
 def test_a_further_head_takes_all_layers(task_setup: TaskSetup) -> None:
     topic = ClassifierEntry(graph="topic.onnx", num_outputs=2)
     task = with_entry(
-        task_setup, adaptive_depth=AdaptiveDepth(max_layers=3), heads={"topic": topic}
+        task_setup, adaptive_depth=EarlyExitDefaults(max_layers=3), heads={"topic": topic}
     )
     task.prepare("a", TextClassificationParameters(max_layers=1))
     [encoded] = task.prepare("a", TextClassificationParameters(head="topic")).inputs

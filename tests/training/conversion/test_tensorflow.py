@@ -18,7 +18,7 @@ from tests.training.support import REPOSITORY
 from training.conversion.source import open_checkpoint
 from training.conversion.tensor_bundle import TensorBundle
 from training.conversion.tensorflow import load_tensorflow_weights
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.checkpoint import CheckpointError, load_checkpoint
 
 THEIRS = REPOSITORY / "tests" / "data" / "albert_tensorflow"
@@ -46,7 +46,7 @@ def test_both_heads_compute_what_tensorflow_did(outputs: dict[str, torch.Tensor]
         model = load_checkpoint(checkpoint.folder).eval()
     assert model.tasks == {"fill-mask": 600, "sentence-order": 2}
     assert model.config.num_groups == 2
-    hidden = model(Batch(ids=outputs["ids"], types=outputs["types"]))
+    hidden = model(ModelInputs(ids=outputs["ids"], types=outputs["types"]))
     tokens = model.logits("fill-mask", hidden).log_softmax(-1)[:, ::4]
     order = model.logits("sentence-order", hidden[:, 0]).log_softmax(-1)
     torch.testing.assert_close(tokens, outputs["tokens"], atol=1e-5, rtol=0)

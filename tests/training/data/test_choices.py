@@ -183,9 +183,9 @@ def test_the_choices_of_a_question_are_in_one_batch_without_padding_between(
     monkeypatch.setattr(choices, "_TOKENS_A_PASS", 900)
     texts = read_choices([RACE])
     examples, _ = choice_examples(texts, tokenizer, length=128, truncation=True)
-    feed = choice_stream(examples, tokenizer, config, batch_size=8, seed=0)
-    assert feed.steps_an_epoch == 2
-    batches = feed.step()
+    stream = choice_stream(examples, tokenizer, config, batch_size=8, seed=0)
+    assert stream.steps_an_epoch == 2
+    batches = stream.step()
     assert len(batches) > 1
     assert sum(batch.counts["multiple-choice"] for batch in batches) == 8
     for batch in batches:
@@ -195,6 +195,6 @@ def test_the_choices_of_a_question_are_in_one_batch_without_padding_between(
         assert len(batch.targets) == batch.counts["multiple-choice"]
         assert (batch.targets < batch.num_choices).all()
     again = choice_stream(examples, tokenizer, config, batch_size=8, seed=0)
-    again.restore(feed.state())
-    for one, other in zip(feed.step(), again.step(), strict=True):
+    again.restore(stream.state())
+    for one, other in zip(stream.step(), again.step(), strict=True):
         assert one.tokens.ids.tolist() == other.tokens.ids.tolist()

@@ -23,7 +23,7 @@ from training.data.masking import NgramMasking, word_starts
 from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position
 from training.data.shards import Shards
 from training.errors import TrainingError
-from training.model.albert import Batch, Packing
+from training.model.albert import ModelInputs, Packing
 
 LENGTH = 64
 VOCAB_SIZE = 800
@@ -139,7 +139,7 @@ def assert_same(one: object, other: object) -> None:
         values = getattr(one, field.name), getattr(other, field.name)
         if isinstance(values[0], Tensor):
             assert torch.equal(*values), field.name
-        elif isinstance(values[0], Batch | Packing):
+        elif isinstance(values[0], ModelInputs | Packing):
             assert_same(*values)
         else:
             assert values[0] == values[1], field.name

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from tests.albert_serve.scoring.jobs import write_dataset
 from training.data.corpus import (
     CorpusError,
-    Place,
+    CorpusPosition,
     find_files,
     read_documents,
     read_from,
@@ -51,7 +51,7 @@ def write_parquet(file: Path, texts: list[Any], kind: Any = None) -> Path:
 
 
 def read(*files: Path) -> list[str]:
-    return [document.text.strip() for document in read_from(files, Place())]
+    return [document.text.strip() for document in read_from(files, CorpusPosition())]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def one_of_each(tmp_path: Path) -> list[Path]:
 
 
 def test_every_file_holds_the_same_documents_from_any_place(one_of_each: list[Path]) -> None:
-    documents = list(read_from(one_of_each, Place()))
+    documents = list(read_from(one_of_each, CorpusPosition()))
     texts = [document.text.strip() for document in documents]
     assert texts == DOCUMENTS * (len(one_of_each) - 1)
     size = sum(file.stat().st_size for file in one_of_each)

@@ -26,7 +26,7 @@ corpora = st.lists(
 PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
 
 
-def feed_of(
+def stream_of(
     shards: Shards, chosen: ExampleSettings = PAIRS, *, num_workers: int = 0
 ) -> PackedStream:
     return PackedStream(
@@ -88,9 +88,12 @@ def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
 
 
 def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:
-    feed = feed_of(shards)
-    assert (feed.tasks, feed.losses) == (("sentence-order",), ("sentence-order", "paired-order"))
-    batch = only(feed.step())
+    stream = stream_of(shards)
+    assert (stream.tasks, stream.losses) == (
+        ("sentence-order",),
+        ("sentence-order", "paired-order"),
+    )
+    batch = only(stream.step())
     in_order, swapped = np.split(np.array(sequences(batch), object), 2)
     num_pairs = batch.counts["paired-order"]
     assert num_pairs == len(in_order) >= 4
@@ -110,4 +113,4 @@ def test_a_corpus_without_a_pair_is_an_error() -> None:
     part = make_part([[5], [7]])
     shards = Shards(parts=(part,), tokenizer_sha256="", fingerprint="")
     with pytest.raises(TrainingError, match="no document of the corpus has sentences enough"):
-        feed_of(shards).step()
+        stream_of(shards).step()

@@ -26,7 +26,7 @@ from tests.training.support import (
     packed,
     weighed,
 )
-from training.model.albert import Albert, Batch, Bounds
+from training.model.albert import Albert, CumulativeLengths, ModelInputs
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.model.resizing import expand_for_hf
@@ -47,12 +47,12 @@ def test_packed_gradients_are_those_of_each_sequence_alone(
     """And those of the same sequences, padded; in training, without dropout."""
     batch, alone = packed(ROWS, 16)
     lengths = torch.tensor([one.ids.shape[1] for _, one in alone])
-    padded = Batch(
+    padded = ModelInputs(
         ids=pad_sequence([one.ids[0] for _, one in alone], batch_first=True),
         types=pad_sequence([one.types[0] for _, one in alone], batch_first=True),
         lengths=lengths,
     )
-    places: list[tuple[Batch, list[slice]]] = [
+    places: list[tuple[ModelInputs, list[slice]]] = [
         (batch, [place for place, _ in alone]),
         (padded, [slice(16 * n, 16 * n + int(size)) for n, size in enumerate(lengths)]),
     ]
@@ -152,10 +152,10 @@ def test_attention_within_bounds_is_that_of_the_mask(
     assert_close(results[0], results[1], limit=1e-10 * max(scale, 1))
 
 
-def bounds_of(model: Albert, batch: Batch) -> Bounds:
+def bounds_of(model: Albert, batch: ModelInputs) -> CumulativeLengths:
     """The bounds that a GPU attends within."""
     assert batch.packing is not None
-    return Bounds(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
+    return CumulativeLengths(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_gpu_attends_within_bounds_where_its_kernel_can(
     batch, _ = packed(ROWS, 16)
     mask = model._attention_mask(batch)
     if is_within_bounds:
-        assert isinstance(mask, Bounds)
+        assert isinstance(mask, CumulativeLengths)
         assert batch.packing is not None
         assert mask.bounds is batch.packing.bounds
         assert mask.longest == 16

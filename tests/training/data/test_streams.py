@@ -128,7 +128,7 @@ def test_the_loss_by_length_is_that_of_one_pass() -> None:
     model = our_model(config, ("text-classification",))
     losses, shapes = [], []
     for by_length in (False, True):
-        feed = example_stream(
+        stream = example_stream(
             "text-classification",
             examples,
             config,
@@ -136,7 +136,7 @@ def test_the_loss_by_length_is_that_of_one_pass() -> None:
             seed=0,
             division=Division(by_length=by_length),
         )
-        batches = feed.step()
+        batches = stream.step()
         shapes.append([tuple(batch.tokens.ids.shape) for batch in batches])
         scores = [Objective(model, CPU)(batch)["text-classification"] for batch in batches]
         losses.append(sum(score.loss.item() for score in scores))
@@ -146,24 +146,24 @@ def test_the_loss_by_length_is_that_of_one_pass() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def texts_feed(*, batch_size: int, seed: int) -> ExampleStream[TokenisedExample]:
+def texts_stream(*, batch_size: int, seed: int) -> ExampleStream[TokenisedExample]:
     return example_stream("text-classification", EXAMPLES, TINY, batch_size=batch_size, seed=seed)
 
 
-def spans_feed(spans: list[TokenisedExample]) -> ExampleStream[TokenisedExample]:
+def spans_stream(spans: list[TokenisedExample]) -> ExampleStream[TokenisedExample]:
     return example_stream("question-answering", spans, TINY, batch_size=len(spans), seed=0)
 
 
-def next_micro_batch(feed: TaskStream) -> MicroBatch:
+def next_micro_batch(stream: TaskStream) -> MicroBatch:
     """The one pass of the next step."""
-    (one,) = feed.step()
+    (one,) = stream.step()
     return one
 
 
 def test_spans_are_scored_over_real_positions_alone() -> None:
     model = our_model(TINY, ("question-answering",))
-    together = next_micro_batch(spans_feed(SPANS))
-    alone = [next_micro_batch(spans_feed([span])) for span in SPANS]
+    together = next_micro_batch(spans_stream(SPANS))
+    alone = [next_micro_batch(spans_stream([span])) for span in SPANS]
     got, *parts = (Objective(model, CPU)(one)["question-answering"] for one in (together, *alone))
     assert got.count == together.counts["question-answering"] == 3
     assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
@@ -178,14 +178,14 @@ def test_spans_are_scored_over_real_positions_alone() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 13])
-def test_a_feed_of_batches_goes_on_from_its_state(num_steps: int) -> None:
+def test_a_stream_of_batches_goes_on_from_its_state(num_steps: int) -> None:
     model = our_model(TINY, ("text-classification",))
 
-    def losses(feed: TaskStream, num: int) -> list[float]:
-        scores = (Objective(model, CPU)(next_micro_batch(feed)) for _ in range(num))
+    def losses(stream: TaskStream, num: int) -> list[float]:
+        scores = (Objective(model, CPU)(next_micro_batch(stream)) for _ in range(num))
         return [one["text-classification"].loss.item() for one in scores]
 
-    first, second = (texts_feed(batch_size=5, seed=1) for _ in range(2))
+    first, second = (texts_stream(batch_size=5, seed=1) for _ in range(2))
     losses(first, num_steps)
     state = first.state()
     rest = losses(first, 9)
@@ -219,7 +219,7 @@ MASKING = NgramMasking(word_starts=np.ones(50, bool))
 DOCUMENTS = [[6, 7], [3, 2], [4, 9], [5, 5], [6, 1]] * 4
 
 
-def pretrain_feed(
+def pretrain_stream(
     *, task: SentenceTask = "sop", seed: int = 0, slicing: Slicing | None = None
 ) -> PackedStream:
     """Rows of 16 tokens from two parts of the documents."""
@@ -232,9 +232,9 @@ def pretrain_feed(
     )
 
 
-def figures(feed: PackedStream, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
+def figures(stream: PackedStream, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
     """Loss of each task and real tokens of each pass of the next steps."""
-    passes = [one for _ in range(num_steps) for one in feed.step()]
+    passes = [one for _ in range(num_steps) for one in stream.step()]
     return [
         {task: score.loss.item() for task, score in Objective(model, CPU)(one).items()}
         | {"tokens": one.num_tokens}
@@ -253,9 +253,9 @@ def figures(feed: PackedStream, model: AlbertForTasks, num_steps: int) -> list[d
 def test_pretraining_trains_the_heads_of_its_tasks(
     task: SentenceTask, tasks: tuple[Task, ...]
 ) -> None:
-    feed, model = pretrain_feed(task=task), our_model(TINY, tasks)
-    assert feed.tasks == tasks
-    one = next_micro_batch(feed)
+    stream, model = pretrain_stream(task=task), our_model(TINY, tasks)
+    assert stream.tasks == tasks
+    one = next_micro_batch(stream)
     scores = Objective(model, CPU)(one)
     assert tuple(scores) == tasks
     assert {name: got.count for name, got in scores.items()} == {t: one.counts[t] for t in tasks}
@@ -267,7 +267,7 @@ def test_pretraining_trains_the_heads_of_its_tasks(
 def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
     """Over several epochs, of which no two are alike."""
     model = our_model(TINY, ("fill-mask", "sentence-order"))
-    first, second = pretrain_feed(), pretrain_feed()
+    first, second = pretrain_stream(), pretrain_stream()
     before = figures(first, model, num_steps)
     state = first.state()
     rest = figures(first, model, 12)
@@ -279,4 +279,4 @@ def test_pretraining_goes_on_from_its_state(num_steps: int) -> None:
     assert second.state() == first.state()
     first.restore(state)
     assert figures(first, model, 12) == rest
-    assert figures(pretrain_feed(seed=1), model, 1) != figures(pretrain_feed(), model, 1)
+    assert figures(pretrain_stream(seed=1), model, 1) != figures(pretrain_stream(), model, 1)

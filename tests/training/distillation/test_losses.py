@@ -28,7 +28,7 @@ from training.distillation.losses import (
 )
 from training.distillation.start import sizes_of
 from training.distillation.teacher import LayerStates, Teacher
-from training.losses import Reading
+from training.losses import PretrainTargets
 from training.model.heads import AlbertForTasks
 
 LENGTH = 48
@@ -81,7 +81,7 @@ def student(teacher: Teacher) -> AlbertForTasks:
 
 
 def states_of(student: AlbertForTasks, batch: DistilBatch) -> LayerStates:
-    return student_states(BOTH, student, batch.tokens, Reading.of(student, batch))[1]
+    return student_states(BOTH, student, batch.tokens, PretrainTargets.of(student, batch))[1]
 
 
 def states_of_teacher(teacher: Teacher, batch: DistilBatch) -> LayerStates:

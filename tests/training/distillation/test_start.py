@@ -28,7 +28,7 @@ from training.distillation.start import (
     word_rows,
 )
 from training.distillation.teacher import Teacher, TeacherBatch, TeacherError, load_teacher
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks, FillMaskHead
 
 NUM_PIECES = len(SPECIAL_TOKENS)
@@ -57,7 +57,7 @@ def started(
     return model.eval()
 
 
-def both_read(teacher: Teacher, tokenizer: AlbertTokenizer) -> tuple[Batch, TeacherBatch]:
+def both_read(teacher: Teacher, tokenizer: AlbertTokenizer) -> tuple[ModelInputs, TeacherBatch]:
     """Rows of pieces that both vocabularies have, in the ids of either."""
     shared = [
         int(index)
@@ -69,7 +69,7 @@ def both_read(teacher: Teacher, tokenizer: AlbertTokenizer) -> tuple[Batch, Teac
     theirs = np.vectorize(lambda index: teacher_id(teacher, tokenizer.token(int(index))))(ids)
     types = torch.from_numpy(np.repeat([[0] * 10 + [1] * 14], 4, axis=0))
     real = torch.ones(4, 24, dtype=torch.bool)
-    ours = Batch(ids=torch.from_numpy(ids), types=types)
+    ours = ModelInputs(ids=torch.from_numpy(ids), types=types)
     return ours, TeacherBatch(torch.from_numpy(theirs), types, real)
 
 
@@ -85,7 +85,7 @@ def teacher_id(teacher: Teacher, piece: str) -> int:
     return int(vocab[goes_on + piece if goes_on + piece in vocab else begins + piece])
 
 
-def embedded(model: AlbertForTasks, batch: Batch) -> Tensor:
+def embedded(model: AlbertForTasks, batch: ModelInputs) -> Tensor:
     embeddings: Tensor = model.albert.embeddings(batch.ids, batch.types, None)
     return embeddings
 

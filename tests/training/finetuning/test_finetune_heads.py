@@ -205,7 +205,7 @@ def test_the_default_is_the_first_or_the_one_of_that_name(
     assert tasks.keys() >= {DEFAULT, f"{DEFAULT}/{further}"}
 
 
-def test_adaptive_depth_is_of_the_default_one(
+def test_early_exit_is_of_the_default_one(
     options: list[str], moods: Path, things: Path, tmp_path: Path
 ) -> None:
     assert run([*options, "--adaptive-depth", "--steps", "4"], tmp_path / "run") == 0

@@ -162,7 +162,7 @@ def files(
         # the fitted head
         ("TEXTS --head-only", "--head-only does not go with --steps"),
         ("QUESTIONS --head-only", "--head-only goes with --text-classification or --task or --he"),
-        # adaptive depth
+        # early exit
         (
             "TEXTS --adaptive-depth --problem-type regression",
             "--adaptive-depth goes with one label",

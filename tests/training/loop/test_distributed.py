@@ -8,9 +8,12 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from tests.devices import CUDA
 from tests.training.processes import (
     LOST,
     Ended,
@@ -231,6 +234,26 @@ def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_pat
     check_ended(run_world(long, folder, fates={0: stop}), 128 + signal.SIGTERM)
     check_ended(run_world(long, tmp_path / "whole", fates={0: stop}), 128 + signal.SIGTERM)
     assert same_weights(folder, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), CUDA])
+def test_torchrun_ends_what_a_dead_process_leaves(
+    options: list[str], tmp_path: Path, device: str
+) -> None:
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    folder, log = tmp_path / "run", tmp_path / "log"
+    more = [*options, "--device", device, *OFTEN]
+    with torchrun([*more, "--steps", "3000"], folder, log) as job:
+        wait_for_step(job, folder, log)
+        *_, last = psutil.Process(job.pid).children()
+        last.kill()
+    assert job.returncode != 0
+    step = checkpoint_state(folder)["step"] + 2
+    stop = partial(before_step, step, partial(get_signals, signal.SIGTERM))
+    ended = run_world(more, folder, "--steps", "3000", fates={0: stop})
+    check_ended(ended, 128 + signal.SIGTERM)
+    assert f"resuming from step {step - 2}\n" in ended[0].out
 
 
 @pytest.mark.extended

@@ -13,7 +13,7 @@ from albert_serve.compute import train_flops_per_token
 from albert_serve.config import AlbertConfig
 from tests.training.support import TINY, our_model
 from training.loop.flops import data_sheet_flops
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 
 CONFIGS: dict[str, AlbertConfig] = {
     "shared": TINY,
@@ -33,7 +33,7 @@ def test_the_flops_of_a_token_are_those_that_torch_counts(
     model: Any = our_model(config, ("fill-mask", "sentence-order")).train()
     ids = torch.arange(length)[None] % config.vocab_size
     with FlopCounterMode(display=False) as counter:
-        hidden_BSH = model(Batch(ids=ids, types=torch.zeros_like(ids)))
+        hidden_BSH = model(ModelInputs(ids=ids, types=torch.zeros_like(ids)))
         loss = model.logits("fill-mask", hidden_BSH[0, :num_masked]).sum()
         (loss + model.logits("sentence-order", hidden_BSH[:, 0]).sum()).backward()
     formula = train_flops_per_token(config, length=length, masked_rate=num_masked / length)
@@ -45,7 +45,9 @@ def test_the_last_layer_is_paid_for_the_tokens_that_are_read(config: AlbertConfi
     model: Any = our_model(config, ("fill-mask",)).train()
     ids = torch.arange(16)[None]
     with FlopCounterMode(display=False) as counter:
-        hidden_RH = model(Batch(ids=ids, types=torch.zeros_like(ids)), torch.tensor([2, 5, 9, 0]))
+        hidden_RH = model(
+            ModelInputs(ids=ids, types=torch.zeros_like(ids)), torch.tensor([2, 5, 9, 0])
+        )
         model.logits("fill-mask", hidden_RH).sum().backward()
     formula = train_flops_per_token(
         config, length=16, masked_rate=0.25, num_sentence_outputs=0, read_rate=0.25

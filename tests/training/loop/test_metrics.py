@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 )
 
 from tests.training.support import read_metrics
-from training.loop.metrics import Metrics
+from training.loop.metrics import MetricsWriter
 from training.model.similarity import LayerSimilarity
 
 LAYERS = LayerSimilarity(distance=(1.23456789, 2.0), angle_degrees=(30.0, 44.4444444))
@@ -35,7 +35,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_figures_are_lines_of_rounded_numbers(tmp_path: Path) -> None:
-    with closing(Metrics(tmp_path / "runs" / "new", step=0)) as metrics:
+    with closing(MetricsWriter(tmp_path / "runs" / "new", step=0)) as metrics:
         metrics.write(step=1, tokens=1_234_567_891, **{"fill-mask/loss": 1.23456789})
         counted: dict[str, Any] = {"tokens": np.int64(5), "lr_factor": np.float32(0.1)}
         metrics.write(step=12_345_678, **counted, norm=1e-9)
@@ -46,7 +46,7 @@ def test_figures_are_lines_of_rounded_numbers(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_the_same_figures(tmp_path: Path) -> None:
-    with closing(Metrics(tmp_path, step=0)) as metrics:
+    with closing(MetricsWriter(tmp_path, step=0)) as metrics:
         metrics.write(step=5, tokens=640, **{"fill-mask/loss": 9.5})
         metrics.write(step=10, tokens=1280, **{"fill-mask/loss": 8.25})
         metrics.write(step=10, **{"validation/fill-mask/loss": 8.5})
@@ -59,16 +59,16 @@ def test_tensorboard_has_the_same_figures(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
-    with closing(Metrics(tmp_path, step=0)) as metrics:
+    with closing(MetricsWriter(tmp_path, step=0)) as metrics:
         for step in (10, 20, 30, 40):
             metrics.write(step=step, loss=float(step))
             metrics.write_layers(step=step, layers=LAYERS)
     time.sleep(1.1)  # TensorBoard orders the files of different runs by their second
-    with closing(Metrics(tmp_path, step=20)) as metrics:
+    with closing(MetricsWriter(tmp_path, step=20)) as metrics:
         metrics.write(step=25, loss=25.5)
         metrics.write_layers(step=25, layers=LAYERS)
     time.sleep(1.1)
-    with closing(Metrics(tmp_path, step=25)) as metrics:
+    with closing(MetricsWriter(tmp_path, step=25)) as metrics:
         metrics.write(step=30, loss=30.5)
     expected = [(10, 10.0), (20, 20.0), (25, 25.5), (30, 30.5)]
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected
@@ -84,7 +84,7 @@ def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["metrics.jsonl", "layers.jsonl"])
 def test_a_truncated_line_is_removed(tmp_path: Path, name: str, damage: str) -> None:
     (tmp_path / name).write_text('{"step": 1}\n{"step": 2}\n' + damage)
-    with closing(Metrics(tmp_path, step=5)) as metrics:
+    with closing(MetricsWriter(tmp_path, step=5)) as metrics:
         metrics.write(step=6)
         metrics.write_layers(step=6, layers=LAYERS)
     lines = (tmp_path / name).read_text().splitlines()
@@ -92,7 +92,7 @@ def test_a_truncated_line_is_removed(tmp_path: Path, name: str, damage: str) -> 
 
 
 def test_every_figure_is_one_line_of_strict_json(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, step=0)
+    metrics = MetricsWriter(tmp_path, step=0)
     names = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name != "step")
 
     @settings(deadline=None)

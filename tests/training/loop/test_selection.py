@@ -7,7 +7,7 @@ import math
 import pytest
 
 from training.loop.progress import RunError
-from training.loop.selection import Selection
+from training.loop.selection import BestValidation
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from training.loop.selection import Selection
 def test_the_first_of_the_best(
     figure: str, values: list[float], best_steps: list[int | None]
 ) -> None:
-    selection = Selection(figure=figure)
+    selection = BestValidation(figure=figure)
     for step, (value, best_step) in enumerate(zip(values, best_steps, strict=True), start=1):
         is_best = selection.take(step, {figure: value, "other": 9.0})
         assert selection.best_step == best_step
@@ -29,17 +29,19 @@ def test_the_first_of_the_best(
 
 
 def test_patience_counts_validations_without_a_better_one() -> None:
-    selection = Selection(figure="accuracy", patience=2)
+    selection = BestValidation(figure="accuracy", patience=2)
     ends = []
     for step, value in enumerate([0.5, 0.4, 0.6, 0.6, 0.5]):
         selection.take(step, {"accuracy": value})
         ends.append(selection.is_over)
     assert ends == [False, False, False, False, True]
-    assert not Selection(figure="accuracy", num_since=9).is_over
+    assert not BestValidation(figure="accuracy", num_since=9).is_over
 
 
 def test_a_saved_state_goes_on() -> None:
-    one, other = (Selection(figure="loss", measured="loss of a.tsv", patience=2) for _ in range(2))
+    one, other = (
+        BestValidation(figure="loss", measured="loss of a.tsv", patience=2) for _ in range(2)
+    )
     one.take(3, {"loss": 0.5})
     one.take(6, {"loss": 0.6})
     other.restore(one.state())
@@ -49,14 +51,14 @@ def test_a_saved_state_goes_on() -> None:
 
 
 def test_a_state_of_other_figures_is_refused() -> None:
-    one = Selection(figure="loss", measured="loss of a.tsv")
-    other = Selection(figure="loss", measured="loss of b.tsv")
+    one = BestValidation(figure="loss", measured="loss of a.tsv")
+    other = BestValidation(figure="loss", measured="loss of b.tsv")
     with pytest.raises(RunError, match=r"by loss of a\.tsv, not loss of b\.tsv; resume it with"):
         other.restore(one.state())
 
 
 def test_the_end_of_a_run_counts_for_the_best_and_not_for_patience() -> None:
-    selection = Selection(figure="accuracy", patience=1)
+    selection = BestValidation(figure="accuracy", patience=1)
     assert selection.improve(1, {"accuracy": 0.5})
     assert not selection.improve(2, {"accuracy": 0.4})
     assert not selection.is_over
@@ -71,7 +73,7 @@ def test_the_end_of_a_run_counts_for_the_best_and_not_for_patience() -> None:
 def test_a_run_that_is_no_better_than_one_answer_has_collapsed(
     value: float, chance: float | None, has_collapsed: bool
 ) -> None:
-    selection = Selection(figure="accuracy", chance=chance)
+    selection = BestValidation(figure="accuracy", chance=chance)
     assert selection.has_collapsed
     selection.take(1, {"accuracy": math.nan})
     assert selection.has_collapsed

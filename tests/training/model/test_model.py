@@ -26,7 +26,7 @@ from tests.training.support import (
     our_model,
     ragged,
 )
-from training.model.albert import Albert, Batch, attend
+from training.model.albert import Albert, ModelInputs, attend
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, head_sizes
 
@@ -134,9 +134,11 @@ def test_padding_changes_no_real_position(
     for line, length in enumerate(lengths):
         ids[line, :length] = batch.ids[line, :length]
         types[line, :length] = batch.types[line, :length]
-    padded = double_model(Batch(ids=ids, types=types, lengths=batch.lengths))
+    padded = double_model(ModelInputs(ids=ids, types=types, lengths=batch.lengths))
     for line, length in enumerate(lengths):
-        alone = Batch(ids=ids[line : line + 1, :length], types=types[line : line + 1, :length])
+        alone = ModelInputs(
+            ids=ids[line : line + 1, :length], types=types[line : line + 1, :length]
+        )
         assert (padded[line, :length] - double_model(alone)[0]).abs().max() < 1e-12
 
 
@@ -156,7 +158,7 @@ def test_fresh_weights_are_as_the_original_s() -> None:
 
 
 def test_a_sequence_longer_than_the_positions() -> None:
-    batch = Batch(ids=torch.ones(1, 17, dtype=torch.long), types=torch.zeros(1, 17).long())
+    batch = ModelInputs(ids=torch.ones(1, 17, dtype=torch.long), types=torch.zeros(1, 17).long())
     with pytest.raises(ValueError, match="sequences of 17 tokens; the model has 16 positions"):
         our_model(TINY, ())(batch)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from albert_serve.config import AlbertConfig
 from tests.training.support import TINY, copies, equal, is_real, our_model, ragged
 from training.errors import TrainingError
-from training.model.albert import Batch
+from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 from training.model.similarity import LayerSimilarity, layer_similarity
 
@@ -25,7 +25,7 @@ CONFIGS: dict[str, AlbertConfig] = {
 }
 
 
-def by_hidden_states(model: Any, batches: tuple[Batch, ...]) -> LayerSimilarity:
+def by_hidden_states(model: Any, batches: tuple[ModelInputs, ...]) -> LayerSimilarity:
     """The paper's two measures, from the hidden states that `transformers` gives."""
     distances, angles = [], []
     for batch in batches:

@@ -21,8 +21,8 @@ from albert_serve.bundle.weights import NUM_BEAMS
 from tests.training.support import TINY, randomize
 from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
-from training.finetuning.questions import conditioned_scores
-from training.model.albert import Batch
+from training.finetuning.questions import conditioned_loss
+from training.model.albert import ModelInputs
 from training.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -113,7 +113,7 @@ def test_logits_are_those_of_transformers(
 ) -> None:
     """Starts, ends given each of the best starts, and answerability, of one window."""
     example = windows()[number]
-    batch = Batch(ids=torch.tensor([example.ids]), types=torch.tensor([example.types]))
+    batch = ModelInputs(ids=torch.tensor([example.ids]), types=torch.tensor([example.types]))
     rows = answerable(example)
     logits = ours.logits(TASK, ours(batch)[0, rows])
 
@@ -158,7 +158,7 @@ def test_the_loss_is_that_of_transformers_and_half_that_of_answerability(
         target = torch.tensor([float(example.target[0] == 0)], dtype=torch.float64)
         expected += loss + 0.5 * F.binary_cross_entropy_with_logits(logit, target)
 
-    score = conditioned_scores(ours, packed())[TASK]
+    score = conditioned_loss(ours, packed())[TASK]
 
     assert score.count == 3
     # Logits are rounded to fp32 before the loss.

@@ -90,6 +90,6 @@ def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(
     for number in range(12):
         before, steps = [each.detach().clone() for each in mine], run.num_steps.copy()
         run.step(done=number / 32)
-        (feed,) = run.num_steps - steps
-        has_changed[feed].add(not all(map(torch.equal, before, mine)))
+        (stream,) = run.num_steps - steps
+        has_changed[stream].add(not all(map(torch.equal, before, mine)))
     assert has_changed == {"pretraining": {False}, "sentence-order": {True}}

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from bentoml.exceptions import BentoMLException, NotFound, UnprocessableEntity
 
-from albert_serve.api.examples import EXAMPLES, Example
+from albert_serve.api.examples import EXAMPLES, RequestExample
 from albert_serve.api.schemas import Answer, FilledToken, InfoReply
 from albert_serve.errors import request_error
 from albert_serve.tasks import TASKS
@@ -52,7 +52,7 @@ def method(task: str) -> str:
 
 @pytest.mark.parametrize(("task", "example"), ALL)
 def test_bentomls_client_gets_what_http_does(
-    task: str, example: Example, native: Any, client: httpx.Client
+    task: str, example: RequestExample, native: Any, client: httpx.Client
 ) -> None:
     reply = getattr(native, method(task))(**example.body)
     assert_close(reply, client.post(f"/{task}", json=example.body).json())

@@ -26,6 +26,7 @@ from tests.albert_serve.support import (
     wait_until_started,
     workers_of,
 )
+from tests.devices import CUDA
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 SOON_S = 20.0
@@ -34,11 +35,14 @@ BODY = {"inputs": "the first [MASK] of the year", "parameters": {"top_k": 2}}
 FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, 1 << 17))"
 
 
-@pytest.fixture(scope="module")
-def workers(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service of two workers."""
+@pytest.fixture(scope="module", params=["cpu"])
+def workers(
+    bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Running]:
+    """A service of two workers on a device."""
     folder = tmp_path_factory.mktemp("workers")
     environment = service_environment(bundle_dir, folder / "home") | {
+        "ALBERT_SERVE_DEVICE": request.param,
         "ALBERT_SERVE_WORKERS": "2",
         "ALBERT_SERVE_CACHE": str(folder / "cache"),
     }
@@ -68,6 +72,7 @@ def test_services_of_one_user_have_metrics_of_their_own(workers: Running, servic
     assert (num_asked(service.url), num_asked(workers.url)) == (before[0], before[1] + 3)
 
 
+@pytest.mark.parametrize("workers", ["cpu", CUDA], indirect=True)
 def test_a_killed_worker_loses_its_own_requests_and_is_replaced(workers: Running) -> None:
     killed, other = workers_of(workers)
     with under_load(workers) as seen:

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES, Example
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES, RequestExample
 from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
@@ -44,7 +44,7 @@ def check_reply(reply: httpx.Response, path: str, document: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(("task", "example"), ALL)
 def test_every_example_is_answered(
-    task: str, example: Example, service_of: Callable[[str], Running]
+    task: str, example: RequestExample, service_of: Callable[[str], Running]
 ) -> None:
     url = service_of(task).url
     reply = httpx.post(f"{url}/{task}", json=example.body, timeout=30)
@@ -61,7 +61,7 @@ def test_every_example_is_answered(
     ],
 )
 def test_every_example_in_another_format_is_answered(
-    path: str, example: Example, client: httpx.Client, document: dict[str, Any]
+    path: str, example: RequestExample, client: httpx.Client, document: dict[str, Any]
 ) -> None:
     reply = client.post(path, json=example.body)
     check_reply(reply, path, document)

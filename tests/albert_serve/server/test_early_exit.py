@@ -10,8 +10,8 @@ import httpx
 import pytest
 import torch
 
-from albert_serve.api.schemas import DepthInfo, InfoReply, TextClassificationRequest
-from albert_serve.bundle.manifest import AdaptiveDepth, Bundle
+from albert_serve.api.schemas import EarlyExitInfo, InfoReply, TextClassificationRequest
+from albert_serve.bundle.manifest import Bundle, EarlyExitDefaults
 from albert_serve.client import AlbertClient
 from albert_serve.tasks import prepare_request
 from albert_serve.tasks.base import EarlyExit
@@ -57,7 +57,7 @@ def by_label(scores: list[Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("limits", "expected_depth"),
+    ("limits", "expected_exit"),
     [
         ({}, EarlyExit(max_layers=2, patience=1)),
         ({"patience": 4}, None),
@@ -69,10 +69,10 @@ def by_label(scores: list[Any]) -> dict[str, float]:
     ],
 )
 def test_the_models_defaults_are_of_requests_without_limits(
-    limits: dict[str, int], expected_depth: EarlyExit | None
+    limits: dict[str, int], expected_exit: EarlyExit | None
 ) -> None:
-    defaults = AdaptiveDepth(max_layers=2, patience=1)
-    assert resolve_early_exit(defaults, 4, **limits) == expected_depth
+    defaults = EarlyExitDefaults(max_layers=2, patience=1)
+    assert resolve_early_exit(defaults, 4, **limits) == expected_exit
 
 
 def test_texts_are_answered_after_the_layers_that_a_request_allows(
@@ -115,9 +115,9 @@ def test_a_caller_learns_that_an_engine_on_a_gpu_computes_all_layers(
 
 def test_info_has_the_layers_and_the_defaults(http: httpx.Client) -> None:
     info = InfoReply.model_validate(http.get("/info").json())
-    depths = {task.name: task.adaptive_depth for task in info.tasks}
-    assert depths.pop("text-classification") == DepthInfo(num_layers=NUM_LAYERS, max_layers=2)
-    assert set(depths.values()) == {None}
+    exits = {task.name: task.adaptive_depth for task in info.tasks}
+    assert exits.pop("text-classification") == EarlyExitInfo(num_layers=NUM_LAYERS, max_layers=2)
+    assert set(exits.values()) == {None}
 
 
 def test_a_client_asks_for_fewer_layers(bundle: Bundle, http: httpx.Client) -> None:

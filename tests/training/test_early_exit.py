@@ -1,4 +1,4 @@
-"""Classifiers after each layer: trained together, measured by depth and patience, and cut."""
+"""Classifiers after each layer: trained together, measured by layers and patience, and cut."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from training import evaluate
 from training.data.batch import ExampleBatch
 from training.evaluation.early_exit import early_exit_figures, layers_used
 from training.finetune import main
-from training.losses import adaptive_scores, classification_scores
-from training.model.albert import Batch
+from training.losses import classification_loss, early_exit_loss
+from training.model.albert import ModelInputs
 from training.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -98,7 +98,7 @@ def layer_logits(model: AlbertForTasks, batch: ExampleBatch) -> list[torch.Tenso
     return [output(head.pooler(state[:, 0])) for output, state in zip(outputs, states, strict=True)]
 
 
-def example_batch(model: AlbertForTasks, tokens: Batch | None = None) -> ExampleBatch:
+def example_batch(model: AlbertForTasks, tokens: ModelInputs | None = None) -> ExampleBatch:
     tokens = tokens or ragged()
     count, length = tokens.ids.shape
     return ExampleBatch(
@@ -116,7 +116,7 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     model = adaptive_model().train()
     batch = example_batch(model)
 
-    score = adaptive_scores(model, batch)["text-classification"]
+    score = early_exit_loss(model, batch)["text-classification"]
 
     each = [
         F.cross_entropy(logits, batch.targets, reduction="sum")
@@ -124,7 +124,7 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     ]
     expected = sum(number * loss for number, loss in enumerate(each, 1)) / 10
     torch.testing.assert_close(score.loss, expected)
-    last = classification_scores(model, batch)["text-classification"]
+    last = classification_loss(model, batch)["text-classification"]
     assert score.logits is not None
     assert last.logits is not None
     torch.testing.assert_close(score.logits, last.logits)
@@ -162,7 +162,7 @@ def test_figures_by_patience_are_those_of_the_layers_that_were_used() -> None:
     ]
 
 
-def test_from_training_to_figures_of_each_depth(
+def test_from_training_to_figures_after_each_layer(
     start: list[str], moods: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "run"
@@ -198,7 +198,7 @@ def test_from_training_to_figures_of_each_depth(
     # `transformers` reads the last layer's.
     theirs = hf_load("AlbertForSequenceClassification", folder / "best")
     ids = torch.tensor([[2, 10, 11, 3]])
-    batch = example_batch(model.eval(), Batch(ids=ids, types=torch.zeros_like(ids)))
+    batch = example_batch(model.eval(), ModelInputs(ids=ids, types=torch.zeros_like(ids)))
     with torch.inference_mode():
         expected = layer_logits(model, batch)[-1]
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=1e-5)
