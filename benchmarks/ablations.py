@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ _SHARED: Final[dict[Sharing, str]] = {
 _PAIR_TASKS: Final[tuple[SentenceTask, ...]] = ("nsp", "sop")
 _SENTENCE_TASKS: Final[tuple[SentenceTask, ...]] = ("none", "nsp", "sop")
 _ACCURACIES: Final = {"masked acc.": "masked", "NSP, own head": "nsp", "SOP, own head": "sop"}
+HEADINGS: Final = ("parameters", "tokens", "masked loss", *_ACCURACIES)
 _FIGURES_FILE: Final = "figures.json"
 # Settings that the figures depend on, beside both corpora.
 _SETTINGS: Final = (
@@ -69,7 +71,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Variant:
+class Variant:
     """One model of an ablation: the settings in which models differ."""
 
     sharing: Sharing
@@ -87,9 +89,9 @@ class _Variant:
         )
 
 
-def _table_rows(name: TableName, options: argparse.Namespace) -> dict[str, _Variant]:
+def _table_rows(name: TableName, options: argparse.Namespace) -> dict[str, Variant]:
     """Return the models of a table by label; they differ in one thing."""
-    base = _Variant(
+    base = Variant(
         sharing="all",
         embedding_size=options.embedding_size,
         sentence_task="sop",
@@ -111,48 +113,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = _settings(options)
+    settings = settings_of(options, _SETTINGS)
     if not is_known_run(options.output, {"ablation": settings}):
         record_run(options.output, {"ablation": settings})
     tables = {name: _table_rows(name, options) for name in dict.fromkeys(options.tables)}
     variants = dict.fromkeys(each for rows in tables.values() for each in rows.values())
     try:
         for variant in variants:
-            folder = options.output / "runs" / variant.name
-            if (folder / _FIGURES_FILE).is_file():
+            folder = _folder(variant, options)
+            if read_figures(folder) is not None:
                 continue
             print(f"run {variant.name}", flush=True)
-            if status := _make_run(variant, folder, options):
+            if status := make_run(variant, folder, options):
                 return status
         return 0
     finally:
         _write_tables(tables, options)
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that the figures depend on."""
+def settings_of(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that the figures depend on: both corpora, and options by name."""
     tokenizer = options.tokenizer / "tokenizer.json"
     corpora = {
         name: Shards.open(getattr(options, name), tokenizer).fingerprint
         for name in ("shards", "validation")
     }
-    return {**corpora, **{name: getattr(options, name) for name in _SETTINGS}}
+    return {**corpora, **{name: getattr(options, name) for name in names}}
 
 
-def _make_run(variant: _Variant, folder: Path, options: argparse.Namespace) -> int:
-    """Pretrain one model or resume its run, and measure it; return the exit status."""
+def make_run(variant: Variant, folder: Path, options: argparse.Namespace) -> int:
+    """Pretrain one model or resume its run, and write its figures; return the exit status.
+
+    `cpu_s` among them is the CPU time of the training in this process.
+    """
     torch.compiler.reset()  # compiled code is the previous model's
+    began = time.process_time()
     if status := pretrain.main(_pretraining(variant, folder, options)):
         return status
+    cpu_s = time.process_time() - began
     model = load_checkpoint(folder / "checkpoint").to(options.device)
     figures = _measure(model, variant.sentence_task, options)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    record = {"variant": asdict(variant), "tokens": last["tokens"], **figures}
+    record = {"variant": asdict(variant), "tokens": last["tokens"], "cpu_s": cpu_s, **figures}
     write_atomically(folder / _FIGURES_FILE, (json.dumps(record, indent=2) + "\n").encode())
     return 0
 
 
-def _pretraining(variant: _Variant, folder: Path, options: argparse.Namespace) -> list[str]:
+def _pretraining(variant: Variant, folder: Path, options: argparse.Namespace) -> list[str]:
     """Return the command line of `training.pretrain`."""
     steps = variant.num_steps
     # A divisor of the steps, so that the last one is reported.
@@ -213,17 +220,16 @@ def _accuracy(name: str, tally: Tally) -> dict[str, float]:
 
 
 def _write_tables(
-    tables: Mapping[TableName, Mapping[str, _Variant]], options: argparse.Namespace
+    tables: Mapping[TableName, Mapping[str, Variant]], options: argparse.Namespace
 ) -> None:
     """Write the tables of all finished runs."""
     lines = ["# Ablations", ""]
     for name, rows in tables.items():
-        all_figures = {label: _read_figures(row, options) for label, row in rows.items()}
+        all_figures = {label: read_figures(_folder(row, options)) for label, row in rows.items()}
         figures = {label: each for label, each in all_figures.items() if each is not None}
         if figures:
-            cells = [[label, *_cells(each)] for label, each in figures.items()]
-            headings = ["", "parameters", "tokens", "masked loss", *_ACCURACIES]
-            lines += [f"## {_TITLES[name]}", "", table(headings, cells), ""]
+            body = [[label, *cells(each)] for label, each in figures.items()]
+            lines += [f"## {_TITLES[name]}", "", table(["", *HEADINGS], body), ""]
     lines.append(
         "± is one standard error of sampling, without what another seed would change. Lengths of "
         "the segments alone tell more than half of the pairs (docs/measurements.md)."
@@ -233,9 +239,18 @@ def _write_tables(
     print(text)
 
 
-def _read_figures(variant: _Variant, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the figures of a run; None if it is not finished."""
-    file = options.output / "runs" / variant.name / _FIGURES_FILE
+def _folder(variant: Variant, options: argparse.Namespace) -> Path:
+    output: Path = options.output
+    return output / "runs" / variant.name
+
+
+def read_figures(folder: Path) -> dict[str, Any] | None:
+    """Return the figures of a run; None if it is not finished.
+
+    Raises:
+        BenchmarkError: they are damaged.
+    """
+    file = folder / _FIGURES_FILE
     if not file.is_file():
         return None
     try:
@@ -245,7 +260,8 @@ def _read_figures(variant: _Variant, options: argparse.Namespace) -> dict[str, A
     return figures
 
 
-def _cells(figures: Mapping[str, Any]) -> Iterator[str]:
+def cells(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the cells of `HEADINGS`."""
     yield f"{figures['parameters'] / 1e6:.2f}M"
     yield f"{figures['tokens'] / 1e6:.2f}M"
     yield f"{figures['masked_loss']:.3f}"
