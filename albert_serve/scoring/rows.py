@@ -214,8 +214,8 @@ def _columns_of(
         del columns["inputs"]
     if scored.texts:
         pair = others[0] if others else ""
-        found = find_texts(names, scored.texts, given.get(text), given.get(pair))
-        columns[text], columns[pair] = found or (None, None)
+        text_columns = find_texts(names, scored.texts, given.get(text), given.get(pair))
+        columns[text], columns[pair] = text_columns or (None, None)
         others = others[1:]
     for field in others if scored.texts else scored.fields:
         known = CHOICES if field == "choices" else (field,)
