@@ -42,7 +42,8 @@ def measure_layers(folder: Path, texts: Sequence[str], length: int) -> LayerSimi
     """
     import transformers
 
-    transformers.logging.set_verbosity_error()  # it lists the heads, which are not needed
+    quiet: Any = transformers.logging.set_verbosity_error
+    quiet()  # else it lists the heads, which are not read
     try:
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
