@@ -42,11 +42,14 @@ def measure_layers(folder: Path, texts: Sequence[str], length: int) -> LayerSimi
     """
     import transformers
 
+    quiet: Any = transformers.logging.set_verbosity_error
+    quiet()  # else it lists the heads, which are not read
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise BenchmarkError(f"{folder} is no encoder that transformers reads: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise BenchmarkError(f"{folder} is no encoder that transformers reads: {reason}") from error
 
     def states(text: str) -> list[torch.Tensor]:
         ids = tokenizer(text, truncation=True, max_length=length, return_tensors="pt")
