@@ -149,7 +149,7 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         batcher=Batcher(
             engine,
             max_queue_tokens=_UNLIMITED,
-            call_cost_tokens=engine.call_cost_tokens,
+            call_overhead_tokens=engine.call_overhead_tokens,
         ),
     )
 

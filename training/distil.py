@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from training.distillation.job import DistilConfig as DistilConfig
-from training.distillation.job import DistillationJob, Teaching, student_sizes
+from training.distillation.job import DistillationJob, TeacherSetup, student_sizes
 from training.distillation.teacher import load_teacher
 from training.errors import report_errors
 from training.run.driver import TrainedRun
@@ -51,7 +51,7 @@ def distil(config: DistilConfig) -> TrainedRun:
         teacher = load_teacher(config.teacher, config.device)
         defaults = student_sizes(config, recipe, teacher)
         sizes = architecture(config, recipe, start, start.open_tokenizer(), defaults)
-        teaching = Teaching.choose(config, recipe, sizes, teacher)
+        teaching = TeacherSetup.choose(config, recipe, sizes, teacher)
         return run_job(
             config,
             recipe,

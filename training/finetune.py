@@ -19,11 +19,11 @@ from typing import Final
 from albert_serve.config import AlbertConfig
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
+from training.finetuning.advice import advise, describe_passes
 from training.finetuning.build import prepare_finetuning
 from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
 from training.finetuning.embeddings import VECTORS
-from training.finetuning.outlook import advise, describe_passes
 from training.finetuning.recipes import default_rate
 from training.finetuning.settings import FinetuneSettings, settle
 from training.loop.distributed import join_world, setting_up

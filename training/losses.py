@@ -25,7 +25,7 @@ from training.model.heads import AlbertForTasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
+class LossSums:
     """Summed loss and number of right answers over `count` predictions.
 
     Attributes:
@@ -51,14 +51,14 @@ class Tally:
         self._logits: list[Tensor] = []
         self._targets: list[Tensor] = []
 
-    def add(self, score: Score) -> None:
-        """Add the score of one batch."""
-        self.count += score.count
-        sums = torch.stack([score.loss.detach().double(), score.right.double()])
+    def add(self, losses: LossSums) -> None:
+        """Add the losses of one batch."""
+        self.count += losses.count
+        sums = torch.stack([losses.loss.detach().double(), losses.right.double()])
         self._sums = sums if self._sums is None else self._sums + sums
-        if score.logits is not None and score.targets is not None:
-            self._logits.append(score.logits.detach())
-            self._targets.append(score.targets)
+        if losses.logits is not None and losses.targets is not None:
+            self._logits.append(losses.logits.detach())
+            self._targets.append(losses.targets)
 
     def merge(self, other: Tally) -> None:
         """Add another tally."""
@@ -99,13 +99,13 @@ class Tally:
         return torch.cat(self._logits).float().cpu(), torch.cat(self._targets).cpu()
 
 
-def score(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> Score:
+def cross_entropy(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> LossSums:
     """Return cross-entropy and accuracy of logits (R, K); targets of IGNORED are ignored.
 
     Args:
         count: the number of other targets, where it is known.
     """
-    return Score(
+    return LossSums(
         loss=F.cross_entropy(logits_RK.float(), targets_R, ignore_index=IGNORED, reduction="sum"),
         right=(logits_RK.argmax(-1) == targets_R).sum(),
         count=int((targets_R != IGNORED).sum()) if count is None else count,
@@ -149,27 +149,29 @@ HeadSums: TypeAlias = dict[LossName, tuple[Tensor, Tensor]]
 def _pretrain_sums(
     model: AlbertForTasks, tokens: ModelInputs, reading: PretrainTargets
 ) -> HeadSums:
-    """Return the sums for `pretrain_scores`; takes only tensors, so that it can be compiled."""
+    """Return the sums for `pretrain_loss`; takes only tensors, so that it can be compiled."""
     return head_sums(model, model(tokens, reading.positions), reading)
 
 
 def head_sums(model: AlbertForTasks, hidden_RH: Tensor, reading: PretrainTargets) -> HeadSums:
     """Return the sums of the heads over the hidden states at the positions that they read."""
     num_masked = len(reading.targets)
-    masked = score(model.logits("fill-mask", hidden_RH[:num_masked]), reading.targets, 0)
+    masked = cross_entropy(model.logits("fill-mask", hidden_RH[:num_masked]), reading.targets, 0)
     sums: HeadSums = {"fill-mask": (masked.loss, masked.right)}
     if reading.labels is not None:
-        order = score(model.logits("sentence-order", hidden_RH[num_masked:]), reading.labels, 0)
+        order = cross_entropy(
+            model.logits("sentence-order", hidden_RH[num_masked:]), reading.labels, 0
+        )
         sums["sentence-order"] = (order.loss, order.right)
     return sums
 
 
-def pretrain_scores(
+def pretrain_loss(
     model: AlbertForTasks,
     batch: PretrainBatch,
     sums: Callable[..., HeadSums] = _pretrain_sums,
-) -> dict[LossName, Score]:
-    """Return the scores of masked tokens and, with its head and labels, of the sentence task.
+) -> dict[LossName, LossSums]:
+    """Return the losses of masked tokens and, with its head and labels, of the sentence task.
 
     Paper, sections 3.1 and 4.1. Logits, and the last layer after its attention, are computed at
     the gathered positions only.
@@ -180,7 +182,7 @@ def pretrain_scores(
     reading = PretrainTargets.of(model, batch)
     if sums is not _pretrain_sums:
         mark_dynamic(reading)
-    return scores_of(batch, sums(model, batch.tokens, reading))
+    return losses_of(batch, sums(model, batch.tokens, reading))
 
 
 def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
@@ -194,10 +196,10 @@ def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
             torch._dynamo.maybe_mark_dynamic(each, dimension)
 
 
-def scores_of(batch: PretrainBatch, sums: HeadSums) -> dict[LossName, Score]:
-    """Return the scores of a batch from its sums."""
+def losses_of(batch: PretrainBatch, sums: HeadSums) -> dict[LossName, LossSums]:
+    """Return the losses of a batch from its sums."""
     return {
-        name: Score(loss=loss, right=right, count=batch.counts[name])
+        name: LossSums(loss=loss, right=right, count=batch.counts[name])
         for name, (loss, right) in sums.items()
     }
 
@@ -232,20 +234,20 @@ def exit_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 
 
-def classification_scores(
+def classification_loss(
     model: AlbertForTasks,
     batch: ExampleBatch,
     logits: LogitsFunction = cls_logits,
     class_weights: Tensor | None = None,
-) -> dict[LossName, Score]:
-    """Return the score of text classification: cross-entropy over the pooled [CLS] row.
+) -> dict[LossName, LossSums]:
+    """Return the loss of text classification: cross-entropy over the pooled [CLS] row.
 
     Args:
         class_weights: (K,) factors of the losses of each label's examples, in training only: the
             loss of held-out texts is the plain one.
     """
     logits_CK = logits(model, batch).float()
-    result = score(logits_CK, batch.targets, len(batch.targets))
+    result = cross_entropy(logits_CK, batch.targets, len(batch.targets))
     if class_weights is not None and model.training:
         loss = F.cross_entropy(
             logits_CK, batch.targets, class_weights.to(logits_CK.device), reduction="sum"
@@ -254,41 +256,41 @@ def classification_scores(
     return {batch.task: replace(result, logits=logits_CK, targets=batch.targets)}
 
 
-def adaptive_scores(
+def early_exit_loss(
     model: AlbertForTasks,
     batch: ExampleBatch,
     logits: LogitsFunction = exit_logits,
     class_weights: Tensor | None = None,
-) -> dict[LossName, Score]:
-    """Return the score of text classification after every layer.
+) -> dict[LossName, LossSums]:
+    """Return the loss of text classification after every layer.
 
     In training the loss is the mean of the layers' losses, each weighted by its number from 1
     (PABEE, arXiv 2006.04152, equation 6). Right answers, logits, and the loss of held-out texts are
     those of the last layer.
 
     Args:
-        class_weights: as for `classification_scores`.
+        class_weights: as for `classification_loss`.
     """
     logits_LCK = logits(model, batch)
     if not model.training:
-        return classification_scores(model, batch, lambda *_: logits_LCK[-1])
-    scores = [
-        classification_scores(model, batch, lambda *_, each=each: each, class_weights)
+        return classification_loss(model, batch, lambda *_: logits_LCK[-1])
+    losses = [
+        classification_loss(model, batch, lambda *_, each=each: each, class_weights)
         for each in logits_LCK
     ]
-    losses_L = torch.stack([each[batch.task].loss for each in scores])
-    layers_L = torch.arange(1, len(scores) + 1, device=losses_L.device)
+    losses_L = torch.stack([each[batch.task].loss for each in losses])
+    layers_L = torch.arange(1, len(losses) + 1, device=losses_L.device)
     loss = (losses_L * layers_L).sum() / layers_L.sum()
-    return {batch.task: replace(scores[-1][batch.task], loss=loss)}
+    return {batch.task: replace(losses[-1][batch.task], loss=loss)}
 
 
-def regression_scores(
+def regression_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
-) -> dict[LossName, Score]:
-    """Return the score of a regression: squared errors; right are numbers within 0.5."""
+) -> dict[LossName, LossSums]:
+    """Return the loss of a regression: squared errors; right are numbers within 0.5."""
     logits_C1 = logits(model, batch).float()
     errors_C = logits_C1[:, 0] - batch.targets
-    result = Score(
+    result = LossSums(
         loss=errors_C.square().sum(),
         right=(errors_C.abs() < 0.5).sum(),
         count=len(errors_C),
@@ -298,16 +300,16 @@ def regression_scores(
     return {batch.task: result}
 
 
-def multi_label_scores(
+def multi_label_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
-) -> dict[LossName, Score]:
-    """Return the score of texts with several labels: binary cross-entropy, the mean over labels.
+) -> dict[LossName, LossSums]:
+    """Return the loss of texts with several labels: binary cross-entropy, the mean over labels.
 
     Right are texts of which exactly the labels are predicted. The targets are 1 and 0, (C, K).
     """
     logits_CK = logits(model, batch).float()
     losses_CK = F.binary_cross_entropy_with_logits(logits_CK, batch.targets, reduction="none")
-    result = Score(
+    result = LossSums(
         loss=losses_CK.mean(-1).sum(),
         right=((logits_CK > 0) == (batch.targets > 0)).all(-1).sum(),
         count=len(logits_CK),
@@ -317,21 +319,23 @@ def multi_label_scores(
     return {batch.task: result}
 
 
-def span_scores(
+def span_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _span_logits
-) -> dict[LossName, Score]:
-    """Return the score of question answering: cross-entropy of start and end positions."""
+) -> dict[LossName, LossSums]:
+    """Return the loss of question answering: cross-entropy of start and end positions."""
     logits_CS2, count = logits(model, batch), len(batch.targets)
-    start, end = (score(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1))
+    start, end = (
+        cross_entropy(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1)
+    )
     # Start and end are halves of one prediction (the original's run_squad).
     loss, right = (start.loss + end.loss) / 2, (start.right + end.right) / 2
-    return {"question-answering": Score(loss=loss, right=right, count=count)}
+    return {"question-answering": LossSums(loss=loss, right=right, count=count)}
 
 
-def choice_scores(
+def choice_loss(
     model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = cls_logits
-) -> dict[LossName, Score]:
-    """Return the score of multiple choice: cross-entropy over the choices of each question.
+) -> dict[LossName, LossSums]:
+    """Return the loss of multiple choice: cross-entropy over the choices of each question.
 
     Each choice has a logit, from its [CLS] row.
     """
@@ -340,17 +344,17 @@ def choice_scores(
     is_choice_QK = places_K < batch.num_choices[:, None]
     missing_QK = torch.full(is_choice_QK.shape, -torch.inf, device=logits_C.device)
     logits_QK = missing_QK.masked_scatter(is_choice_QK, logits_C)
-    return {"multiple-choice": score(logits_QK, batch.targets, len(batch.targets))}
+    return {"multiple-choice": cross_entropy(logits_QK, batch.targets, len(batch.targets))}
 
 
-LossFunction: TypeAlias = Callable[[AlbertForTasks, Any], Mapping[LossName, Score]]
+LossFunction: TypeAlias = Callable[[AlbertForTasks, Any], Mapping[LossName, LossSums]]
 # The loss function of each micro-batch's task.
 LOSS_OF: Final[Mapping[str, LossFunction]] = MappingProxyType(
     {
-        "pretraining": pretrain_scores,
-        "text-classification": classification_scores,
-        "question-answering": span_scores,
-        "multiple-choice": choice_scores,
+        "pretraining": pretrain_loss,
+        "text-classification": classification_loss,
+        "question-answering": span_loss,
+        "multiple-choice": choice_loss,
     }
 )
 
@@ -361,10 +365,10 @@ def compiled_losses() -> dict[str, LossFunction]:
     Sizes that differ from step to step are dynamic.
     """
     return {
-        "pretraining": partial(pretrain_scores, sums=torch.compile(_pretrain_sums)),
-        "text-classification": partial(classification_scores, logits=compile_logits(cls_logits)),
-        "question-answering": partial(span_scores, logits=compile_logits(_span_logits)),
-        "multiple-choice": partial(choice_scores, logits=compile_logits(cls_logits)),
+        "pretraining": partial(pretrain_loss, sums=torch.compile(_pretrain_sums)),
+        "text-classification": partial(classification_loss, logits=compile_logits(cls_logits)),
+        "question-answering": partial(span_loss, logits=compile_logits(_span_logits)),
+        "multiple-choice": partial(choice_loss, logits=compile_logits(cls_logits)),
     }
 
 
@@ -404,6 +408,6 @@ class Objective(nn.Module):
         self.device = device
         self.loss_of = loss_of
 
-    def forward(self, batch: MicroBatch) -> Mapping[LossName, Score]:
-        """Return the scores of one micro-batch."""
+    def forward(self, batch: MicroBatch) -> Mapping[LossName, LossSums]:
+        """Return the losses of one micro-batch."""
         return self.loss_of[batch.task](self.model, batch.to(self.device))

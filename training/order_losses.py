@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.data.examples import IGNORED
 from training.data.order import OrderBatch
-from training.losses import LossFunction, Score, mark_dynamic
+from training.losses import LossFunction, LossSums, mark_dynamic
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 
@@ -27,13 +27,17 @@ def _order_logits(model: AlbertForTasks, tokens: ModelInputs, firsts: Tensor) ->
 
 def order_loss(*, compiles: bool) -> LossFunction:
     """Return the loss function, compiled or not."""
-    return partial(order_scores, logits=torch.compile(_order_logits)) if compiles else order_scores
+    return (
+        partial(paired_order_loss, logits=torch.compile(_order_logits))
+        if compiles
+        else paired_order_loss
+    )
 
 
-def order_scores(
+def paired_order_loss(
     model: AlbertForTasks, batch: OrderBatch, logits: Callable[..., Tensor] = _order_logits
-) -> dict[LossName, Score]:
-    """Return both scores of pairs in both orders.
+) -> dict[LossName, LossSums]:
+    """Return both losses of pairs in both orders.
 
     With s the log-odds of "in order", `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2),
     which ignores what the pair's content adds to both, and `sentence-order` the cross-entropy of
@@ -54,12 +58,12 @@ def order_scores(
     signed_2C = (signs_21 * odds_2C)[:, is_pair_C]
     margin_C = signed_2C.mean(0)
     return {
-        "sentence-order": Score(
+        "sentence-order": LossSums(
             loss=F.softplus(-signed_2C).sum(),
             right=(signed_2C > 0).sum(),
             count=batch.counts["sentence-order"],
         ),
-        "paired-order": Score(
+        "paired-order": LossSums(
             loss=F.softplus(-margin_C).sum(),
             right=(margin_C > 0).sum(),
             count=batch.counts["paired-order"],

@@ -103,7 +103,7 @@ class Batcher:
 
     Args:
         max_queue_tokens: the limit of queued tokens; batch jobs may fill half of it.
-        call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
+        call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
         clock: in seconds; deadlines are checked against it before anything is computed.
@@ -114,7 +114,7 @@ class Batcher:
         engine: _BatchRunner,
         *,
         max_queue_tokens: int,
-        call_cost_tokens: int = 16,
+        call_overhead_tokens: int = 16,
         observer: BatchObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -122,7 +122,7 @@ class Batcher:
         self._observer = observer or BatchObserver()
         self._clock = clock
         self._scheduler: Scheduler[_PendingRequest] = Scheduler(
-            max_batch_tokens=engine.max_batch_tokens, call_cost_tokens=call_cost_tokens
+            max_batch_tokens=engine.max_batch_tokens, call_overhead_tokens=call_overhead_tokens
         )
         self._admission = QueueAdmission(self._scheduler, max_tokens=max_queue_tokens)
         self._lock = threading.Lock()  # guards the scheduler and _is_working
@@ -234,8 +234,8 @@ class Batcher:
             with self._lock:
                 batch = self._scheduler.take(self._clock())
                 self._is_working = bool(batch.members)
-            if batch.given_up:
-                _post(loop, _settle, [(call, _late()) for call in batch.given_up])
+            if batch.expired:
+                _post(loop, _settle, [(call, _late()) for call in batch.expired])
             if not batch.members:
                 return
             self._compute(loop, batch.members)

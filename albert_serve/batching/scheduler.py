@@ -62,13 +62,13 @@ class ScheduledBatch(Generic[_RequestT]):
 
     Attributes:
         members: pairs of a request and the index of one of its inputs.
-        given_up: requests that were removed because their deadline has passed.
+        expired: requests that were removed because their deadline has passed.
         longest: tokens of the longest input.
         num_padding_tokens: padding tokens of the other inputs, in all.
     """
 
     members: list[tuple[_RequestT, int]] = field(default_factory=list)
-    given_up: list[_RequestT] = field(default_factory=list)
+    expired: list[_RequestT] = field(default_factory=list)
     longest: int = 0
     num_padding_tokens: int = 0
 
@@ -96,13 +96,13 @@ class Scheduler(Generic[_RequestT]):
 
     Args:
         max_batch_tokens: the limit of a batch, padding included; a longer input runs alone.
-        call_cost_tokens: the overhead of an engine call, as tokens of compute; a batch has no more
+        call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
             padding than that.
     """
 
-    def __init__(self, *, max_batch_tokens: int, call_cost_tokens: int) -> None:
+    def __init__(self, *, max_batch_tokens: int, call_overhead_tokens: int) -> None:
         self.max_batch_tokens = max_batch_tokens
-        self._call_cost_tokens = call_cost_tokens
+        self._call_overhead_tokens = call_overhead_tokens
         self._queues: dict[Priority, _Queue[_RequestT]] = {
             name: _Queue(max_batch_tokens) for name in PRIORITIES
         }
@@ -157,7 +157,7 @@ class Scheduler(Generic[_RequestT]):
                 continue
             both_priorities, both_sizes = all(self._queues.values()), queue.has_both_sizes
             self._fill(batch, request, now_s)
-            cost_tokens = batch.num_padded_tokens + self._call_cost_tokens
+            cost_tokens = batch.num_padded_tokens + self._call_overhead_tokens
             if both_priorities:
                 self._account(priority, cost_tokens)
             queue.end_slot(request, cost_tokens if both_sizes else 0)
@@ -184,7 +184,7 @@ class Scheduler(Generic[_RequestT]):
         if request.ends_s > now_s:
             return False
         self.remove(request)
-        batch.given_up.append(request)
+        batch.expired.append(request)
         return True
 
     def _fill(self, batch: ScheduledBatch[_RequestT], seed: _RequestT, now_s: float) -> None:
@@ -207,7 +207,7 @@ class Scheduler(Generic[_RequestT]):
         fitting = [
             (padding, length)
             for length in queue.lengths_around(batch.longest)
-            if (padding := batch.padding_with(length)) <= self._call_cost_tokens
+            if (padding := batch.padding_with(length)) <= self._call_overhead_tokens
             and num_members * length <= self.max_batch_tokens
         ]
         return min(fitting)[1] if fitting else None

@@ -47,7 +47,7 @@ from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.grouping import group_by_length
 
 # The overhead of an encoder call, as tokens of compute (docs/decisions.md).
-_CALL_COST_TOKENS: Final = {"cpu": 16, "cuda": 1024}
+_CALL_OVERHEAD_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
 
 _CUDA_FAILURE: Final = re.compile(r"CU\w+ failure \d+: .*?(?= ; )")
@@ -65,7 +65,7 @@ class Engine:
         tasks: the heads that the bundle holds, by `EncoderInput.task`, and feature extraction.
         max_batch_tokens: the limit of tokens, padding included, of one encoder call; a longer
             single input runs alone.
-        call_cost_tokens: the overhead of an encoder call, as tokens of compute.
+        call_overhead_tokens: the overhead of an encoder call, as tokens of compute.
     """
 
     # Whether an engine of this process has answered on CUDA.
@@ -83,7 +83,7 @@ class Engine:
         self.device = device
         self.tasks = (*heads, FEATURE_EXTRACTION)
         self.max_batch_tokens = best_batch_tokens(config, device)
-        self.call_cost_tokens = _CALL_COST_TOKENS[device]
+        self.call_overhead_tokens = _CALL_OVERHEAD_TOKENS[device]
         self._encoder = encoder
         self._heads = heads
         if device == "cuda":
@@ -170,7 +170,7 @@ class Engine:
         logits: list[Logits | None] = [None] * len(inputs)
         lengths = [len(item.ids) for item in inputs]
         groups = group_by_length(
-            lengths, self.max_batch_tokens, max_padding_tokens=self.call_cost_tokens
+            lengths, self.max_batch_tokens, max_padding_tokens=self.call_overhead_tokens
         )
         for group, answers in zip(groups, self._run_groups(inputs, groups), strict=True):
             for index, rows in zip(group, answers, strict=True):

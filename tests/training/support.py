@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
-from training.data.shards import Part, Shards
+from training.data.shards import Shard, Shards
 from training.loop.checkpointing import load_state, step_of
 from training.loop.step import Run, StepResult
 from training.model.albert import ModelInputs, Packing
@@ -72,20 +72,20 @@ SIZES: Final[dict[Task, int]] = {
 }
 
 
-def make_part(documents: Sequence[Sequence[int]], vocab_size: int = 1 << 20) -> Part:
+def make_part(documents: Sequence[Sequence[int]], vocab_size: int = 1 << 20) -> Shard:
     """A part of a corpus from the lengths of each document's sentences, in tokens.
 
     Its ids ascend from the first that is not special, over and over where the vocabulary ends.
     """
     lengths = [length for document in documents for length in document]
-    return Part(
+    return Shard(
         tokens=np.arange(sum(lengths), dtype=np.int32) % (vocab_size - 5) + 5,
         sentences=np.array([0, *accumulate(lengths)]),
         documents=np.array([0, *accumulate(map(len, documents))]),
     )
 
 
-def make_shards(*parts: Part) -> Shards:
+def make_shards(*parts: Shard) -> Shards:
     """A corpus of these parts, as if it had been read from a disk."""
     return Shards(parts=parts, tokenizer_sha256="", fingerprint="")
 

@@ -26,7 +26,7 @@ from training import evaluate
 from training.data.batch import ExampleBatch
 from training.evaluation.early_exit import early_exit_figures, layers_used
 from training.finetune import main
-from training.losses import adaptive_scores, classification_scores
+from training.losses import classification_loss, early_exit_loss
 from training.model.albert import ModelInputs
 from training.model.checkpoint import (
     CheckpointError,
@@ -116,7 +116,7 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     model = adaptive_model().train()
     batch = example_batch(model)
 
-    score = adaptive_scores(model, batch)["text-classification"]
+    score = early_exit_loss(model, batch)["text-classification"]
 
     each = [
         F.cross_entropy(logits, batch.targets, reduction="sum")
@@ -124,7 +124,7 @@ def test_the_loss_is_the_mean_over_layers_weighted_by_their_numbers() -> None:
     ]
     expected = sum(number * loss for number, loss in enumerate(each, 1)) / 10
     torch.testing.assert_close(score.loss, expected)
-    last = classification_scores(model, batch)["text-classification"]
+    last = classification_loss(model, batch)["text-classification"]
     assert score.logits is not None
     assert last.logits is not None
     torch.testing.assert_close(score.logits, last.logits)

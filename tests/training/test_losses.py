@@ -28,15 +28,15 @@ from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
 from training.losses import (
-    Score,
+    LossSums,
     Tally,
-    choice_scores,
-    classification_scores,
+    choice_loss,
+    classification_loss,
     cls_logits,
     compile_logits,
-    pretrain_scores,
-    regression_scores,
-    score,
+    cross_entropy,
+    pretrain_loss,
+    regression_loss,
 )
 from training.model.albert import ModelInputs
 from training.model.checkpoint import parameters
@@ -59,7 +59,7 @@ def make_batch(rows: list[list[Example]], *, has_labels: bool = True) -> Pretrai
 @pytest.mark.parametrize("num_rows", [0, 3])
 def test_no_target_costs_nothing_and_has_a_gradient(num_rows: int) -> None:
     logits = torch.randn(num_rows, 4, requires_grad=True)
-    got = score(logits, torch.full((num_rows,), IGNORED))
+    got = cross_entropy(logits, torch.full((num_rows,), IGNORED))
     assert (got.loss.item(), got.right.item(), got.count) == (0, 0, 0)
     got.loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
@@ -81,11 +81,11 @@ def test_class_weights_weigh_the_losses_of_training_alone() -> None:
     model, batch = classified(2, [0, 1, 1])
     each = F.cross_entropy(cls_logits(model, batch), batch.targets, reduction="none")
     weights = torch.tensor([1.0, 3.0])
-    weighted = classification_scores(model.train(), batch, class_weights=weights)
+    weighted = classification_loss(model.train(), batch, class_weights=weights)
     expected = each[0] + 3 * each[1] + 3 * each[2]
     got = weighted["text-classification"]
     assert got.loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    plain = classification_scores(model.eval(), batch, class_weights=weights)
+    plain = classification_loss(model.eval(), batch, class_weights=weights)
     assert plain["text-classification"].loss.item() == pytest.approx(each.sum().item(), rel=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_a_regression_is_scored_by_squared_errors() -> None:
     model, batch = classified(1, [0.5, 3.0, 5.0])
     numbers = cls_logits(model, batch)[:, 0]
     errors = (numbers - torch.tensor([0.5, 3.0, 5.0])).tolist()
-    got = regression_scores(model, batch)["text-classification"]
+    got = regression_loss(model, batch)["text-classification"]
     assert got.loss.item() == pytest.approx(sum(error**2 for error in errors), rel=1e-5)
     assert got.right.item() == sum(abs(error) < 0.5 for error in errors)
     assert got.count == 3
@@ -119,7 +119,7 @@ def asked(tokenizer: AlbertTokenizer, *numbers: int, target: int = 1) -> ChoiceB
 def test_multiple_choice_has_the_gradient_of_transformers(tokenizer: AlbertTokenizer) -> None:
     ours, theirs = copies(TINY, "AlbertForMultipleChoice")
     batch = asked(tokenizer, 4, 4)
-    got = choice_scores(ours, batch)["multiple-choice"]
+    got = choice_loss(ours, batch)["multiple-choice"]
     assert got.count == 2
     (got.loss / got.count).backward()  # type: ignore[no-untyped-call]
     shape = (len(batch.sizes), int(batch.sizes.max()))
@@ -141,8 +141,8 @@ def test_multiple_choice_has_the_gradient_of_transformers(tokenizer: AlbertToken
         assert difference <= 1e-5 * expected[name].grad.abs().max() + 1e-7, name
 
 
-def one(loss: float, right: int, count: int) -> Score:
-    return Score(loss=torch.tensor(loss), right=torch.tensor(right), count=count)
+def one(loss: float, right: int, count: int) -> LossSums:
+    return LossSums(loss=torch.tensor(loss), right=torch.tensor(right), count=count)
 
 
 def test_tallies_are_merged_as_if_they_were_one() -> None:
@@ -193,7 +193,7 @@ def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
     model = our_model(TINY, BOTH)
     batch = make_batch(ROWS)
     assert batch.num_masked < len(batch.rows)
-    got = pretrain_scores(model, batch)
+    got = pretrain_loss(model, batch)
     assert {name: each.count for name, each in got.items()} == {
         "fill-mask": batch.num_masked,
         "sentence-order": 2,
@@ -211,7 +211,7 @@ def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     shapes: list[tuple[int, ...]] = []
     head.decoder.register_forward_hook(lambda *arguments: shapes.append(tuple(arguments[2].shape)))
     batch = make_batch(ROWS * 16)
-    pretrain_scores(model, batch)
+    pretrain_loss(model, batch)
     assert 64 < batch.num_masked < 128 < batch.num_tokens
     assert shapes == [(128, 50)]
 
@@ -226,7 +226,7 @@ def test_predictions_that_are_right_are_counted() -> None:
             bias = head.get_submodule(name).get_parameter("bias")
             bias.fill_(0.0)
             bias[index] = 1e4
-    got = pretrain_scores(model, batch)
+    got = pretrain_loss(model, batch)
     assert got["fill-mask"].right.item() == (batch.targets == 7).sum()
     assert got["sentence-order"].right.item() == 1
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from training.data.examples import IGNORED
 from training.data.order import OrderBatch
 from training.model.albert import ModelInputs
-from training.order_losses import order_scores
+from training.order_losses import paired_order_loss
 
 # Log-odds of "in order" for each pair as it is, and swapped.
 IN_ORDER, SWAPPED = [2.0, -1.0, 3.0, 0.5], [-2.0, -3.0, 3.5, 1.5]
@@ -33,7 +33,7 @@ def batch_of(num_pairs: int, rounded_to: int) -> OrderBatch:
 
 def scores(logits: Tensor, num_pairs: int, rounded_to: int) -> dict[Any, Any]:
     batch = batch_of(num_pairs, rounded_to)
-    return dict(order_scores(cast("Any", None), batch, logits=lambda *_: logits))
+    return dict(paired_order_loss(cast("Any", None), batch, logits=lambda *_: logits))
 
 
 def value(score: Any) -> float:

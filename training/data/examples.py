@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from training.data.shards import Part
+from training.data.shards import Shard
 
 SentenceTask = Literal["sop", "nsp", "none"]
 # Pairs of segments for sentence order without masks (training/data/order.py).
@@ -70,7 +70,7 @@ class Example(NamedTuple):
     bounds: tuple[int, int, int, int]
     label: int
 
-    def tokens(self, part: Part) -> tuple[NDArray[np.int64], int]:
+    def tokens(self, part: Shard) -> tuple[NDArray[np.int64], int]:
         """Return [CLS] A [SEP] B [SEP], and the begin of B (the end if there is none)."""
         first_begin, first_end, second_begin, second_end = self.bounds
         cls, sep = [part.cls_id], [part.sep_id]
@@ -109,7 +109,7 @@ class Examples:
 
 
 def build_examples(
-    part: Part, settings: ExampleSettings, *, seed: int, epoch: int, number: int = 0
+    part: Shard, settings: ExampleSettings, *, seed: int, epoch: int, number: int = 0
 ) -> Examples:
     """Build the examples of one epoch from part `number`.
 
@@ -135,7 +135,7 @@ def build_examples(
     return Examples(bounds, labels)
 
 
-def _targets(part: Part, rng: np.random.Generator, settings: ExampleSettings) -> list[int]:
+def _targets(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -> list[int]:
     """Draw the target length in tokens of each document's chunks."""
     is_short = rng.random(part.num_documents) < settings.short_rate
     short = rng.integers(2, settings.room + 1, part.num_documents)
@@ -143,7 +143,7 @@ def _targets(part: Part, rng: np.random.Generator, settings: ExampleSettings) ->
     return targets
 
 
-def _documents(part: Part) -> Iterator[list[int]]:
+def _documents(part: Shard) -> Iterator[list[int]]:
     """Yield the bounds of each document's sentences, in tokens."""
     documents = part.documents.tolist()
     for first, last in pairwise(documents):
@@ -151,7 +151,7 @@ def _documents(part: Part) -> Iterator[list[int]]:
 
 
 def _chunk_bounds(
-    part: Part, rng: np.random.Generator, settings: ExampleSettings
+    part: Shard, rng: np.random.Generator, settings: ExampleSettings
 ) -> NDArray[np.int64]:
     """Return (N, 3) begin, cut and end of each chunk; cut equals end if it has one segment."""
     cuts = iter(rng.random(len(part.sentences)).tolist())
@@ -168,7 +168,7 @@ def _chunk_bounds(
     return np.array(chunks, np.int64).reshape(-1, 3)
 
 
-def _whole_pairs(part: Part, rng: np.random.Generator, settings: ExampleSettings) -> Examples:
+def _whole_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -> Examples:
     """Cut chunks of whole sentences into two segments at a random sentence, all of label 0.
 
     A sentence with which no chunk of enough sentences fits is skipped.
@@ -190,7 +190,7 @@ def _whole_pairs(part: Part, rng: np.random.Generator, settings: ExampleSettings
 
 
 def _next_or_not(
-    part: Part, rng: np.random.Generator, settings: ExampleSettings
+    part: Shard, rng: np.random.Generator, settings: ExampleSettings
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield bounds of both segments and the label (0 the next one, 1 a random document's).
 
@@ -218,7 +218,7 @@ def _next_or_not(
 
 
 def _random_segment(
-    part: Part, rng: np.random.Generator, not_document: int, target: int
+    part: Shard, rng: np.random.Generator, not_document: int, target: int
 ) -> tuple[int, int]:
     """Draw sentences of another document, of `target` tokens if it has as many; return bounds."""
     document = int(rng.integers(part.num_documents - 1))

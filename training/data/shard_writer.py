@@ -22,9 +22,9 @@ from training.data.shards import (
     PARTIAL_FILE,
     SHARDS_FILE,
     CorpusManifest,
-    Part,
-    PartRecord,
+    Shard,
     ShardError,
+    ShardRecord,
 )
 from training.data.tokenization import Tokenised
 
@@ -89,7 +89,7 @@ class ShardWriter:
     def _write_part(self) -> None:
         name = f"part-{len(self.manifest.parts):05}"
         part = _join(self._documents, self._dtype)
-        record = PartRecord(
+        record = ShardRecord(
             name=name,
             num_tokens=part.num_tokens,
             num_sentences=part.num_sentences,
@@ -127,8 +127,8 @@ def check_same_corpus(folder: Path, known: CorpusManifest, fingerprint: str) -> 
         )
 
 
-def _join(documents: list[Tokenised], dtype: np.dtype[Any]) -> Part:
-    return Part(
+def _join(documents: list[Tokenised], dtype: np.dtype[Any]) -> Shard:
+    return Shard(
         tokens=np.concatenate([document.tokens.astype(dtype) for document in documents]),
         sentences=_bounds(np.concatenate([document.lengths for document in documents])),
         documents=_bounds(np.array([len(document.lengths) for document in documents])),

@@ -42,7 +42,7 @@ class ShardError(TrainingError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Part:
+class Shard:
     """Consecutive whole documents of a tokenised corpus.
 
     Attributes:
@@ -75,7 +75,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartRecord:
+class ShardRecord:
     """The entry of a part in `shards.json`.
 
     Attributes:
@@ -104,7 +104,7 @@ class CorpusManifest:
     fingerprint: str
     cls_id: int = ALBERT_IDS.cls
     sep_id: int = ALBERT_IDS.sep
-    parts: tuple[PartRecord, ...] = ()
+    parts: tuple[ShardRecord, ...] = ()
 
     def to_json(self) -> bytes:
         """Serialise the manifest."""
@@ -138,7 +138,7 @@ class Shards:
         fingerprint: hash of the corpus, the tokenizer and all else that the tokens depend on.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Shard, ...]
     tokenizer_sha256: str
     fingerprint: str
 
@@ -188,12 +188,12 @@ class Shards:
         )
 
 
-def _pieces(part: Part) -> Iterator[NDArray[Any]]:
+def _pieces(part: Shard) -> Iterator[NDArray[Any]]:
     for begin in range(0, part.num_tokens, _TOKENS_A_COUNT):
         yield part.tokens[begin : begin + _TOKENS_A_COUNT]
 
 
-def _open_part(folder: Path, record: PartRecord, manifest: CorpusManifest) -> Part:
+def _open_part(folder: Path, record: ShardRecord, manifest: CorpusManifest) -> Shard:
     """Memory-map a part, and check it against its record."""
     part_folder = folder / record.name
     try:
@@ -206,7 +206,7 @@ def _open_part(folder: Path, record: PartRecord, manifest: CorpusManifest) -> Pa
             f"{part_folder} lacks files, or they are damaged: {error}; delete {folder} and prepare "
             "it again"
         ) from error
-    part = Part(**arrays, cls_id=manifest.cls_id, sep_id=manifest.sep_id)
+    part = Shard(**arrays, cls_id=manifest.cls_id, sep_id=manifest.sep_id)
     sizes = (part.num_tokens, part.num_sentences, part.num_documents)
     if (
         part.tokens.dtype not in _TOKEN_DTYPES

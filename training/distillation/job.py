@@ -49,7 +49,7 @@ def _parse_pair(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Teaching(Options, title="teacher"):
+class _TeacherOptions(Options, title="teacher"):
     """The teacher, and what is learnt from it."""
 
     teacher: str = flag("a model's folder, or its name on the Hugging Face hub", MISSING)
@@ -74,7 +74,7 @@ class _Teaching(Options, title="teacher"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilConfig(CorpusRunConfig, _Teaching):
+class DistilConfig(CorpusRunConfig, _TeacherOptions):
     """Configuration of a distillation run, by the names of the command's flags.
 
     Raises:
@@ -104,7 +104,7 @@ def student_sizes(config: DistilConfig, recipe: Recipe, teacher: Teacher) -> dic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Teaching:
+class TeacherSetup:
     """A teacher, and how it teaches a student.
 
     Attributes:
@@ -119,7 +119,7 @@ class Teaching:
     @classmethod
     def choose(
         cls, config: DistilConfig, recipe: Recipe, sizes: AlbertConfig, teacher: Teacher
-    ) -> Teaching:
+    ) -> TeacherSetup:
         """Choose the layers to match and to start from, where the configuration leaves them open.
 
         Raises:
@@ -159,7 +159,7 @@ class Teaching:
 class DistillationJob(PretrainingJob):
     """A distillation run: a pretraining run with a teacher."""
 
-    teaching: Teaching
+    teaching: TeacherSetup
 
     def masked_stream(self) -> PackedStream:
         """Return the task stream of masked rows, and of the same text for the teacher.

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from training.data.batch import LossName
 from training.distillation.batches import DistilBatch, SpanRows
 from training.distillation.teacher import LayerStates, Teacher
-from training.losses import HeadSums, PretrainTargets, Score, head_sums, mark_dynamic, scores_of
+from training.losses import HeadSums, LossSums, PretrainTargets, head_sums, losses_of, mark_dynamic
 from training.model.albert import Attention, ModelInputs, project
 from training.model.heads import AlbertForTasks
 
@@ -71,8 +71,8 @@ def student_states(
 
 def compare(
     objectives: Objectives, student: LayerStates, teacher: LayerStates, batch: DistilBatch
-) -> dict[LossName, Score]:
-    """Compare a student's states with its teacher's, span by span, and return the scores.
+) -> dict[LossName, LossSums]:
+    """Compare a student's states with its teacher's, span by span, and return the losses.
 
     The loss of hidden states is the unexplained fraction of the variance, mean over the layers, and
     its accuracy the explained one; the loss of relations is their divergence (nats), mean over
@@ -87,14 +87,14 @@ def compare(
                 mean_states(their, batch.teacher_rows, num_tokens),
             )
 
-    scores: dict[LossName, Score] = {}
+    losses: dict[LossName, LossSums] = {}
     if objectives.layers:
         parts = [
             unexplained_variance(states_TH, targets_TH, batch.is_span)
             for states_TH, targets_TH in both(student.hidden, teacher.hidden)
         ]
         error = torch.stack(parts).mean()
-        scores["hidden-states"] = Score(
+        losses["hidden-states"] = LossSums(
             loss=error * count, right=(1 - error.detach()) * count, count=count
         )
     if objectives.num_relation_heads:
@@ -112,10 +112,10 @@ def compare(
             for states_TH, targets_TH in both(student.attention, teacher.attention)
         ]
         divergence, agreement = (torch.stack(each).mean() for each in zip(*results, strict=True))
-        scores["attention-relations"] = Score(
+        losses["attention-relations"] = LossSums(
             loss=divergence * count, right=agreement * count, count=count
         )
-    return scores
+    return losses
 
 
 def unexplained_variance(states_TH: Tensor, targets_TH: Tensor, is_span_T: Tensor) -> Tensor:
@@ -180,8 +180,8 @@ class DistillationLoss:
     objectives: Objectives
     student: Callable[..., tuple[HeadSums, LayerStates]] = student_states
 
-    def __call__(self, model: AlbertForTasks, batch: DistilBatch) -> dict[LossName, Score]:
-        """Return the scores of a batch by the loss' name."""
+    def __call__(self, model: AlbertForTasks, batch: DistilBatch) -> dict[LossName, LossSums]:
+        """Return the losses of a batch by the loss' name."""
         teacher = self.teacher.states(
             batch.teacher_tokens,
             [layer for _, layer in self.objectives.layers],
@@ -191,4 +191,4 @@ class DistillationLoss:
         if self.student is not student_states:
             mark_dynamic(reading)
         sums, student = self.student(self.objectives, model, batch.tokens, reading)
-        return {**scores_of(batch, sums), **compare(self.objectives, student, teacher, batch)}
+        return {**losses_of(batch, sums), **compare(self.objectives, student, teacher, batch)}

@@ -36,7 +36,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.distillation.teacher import describe_model, load_encoder, num_positions
 from training.loop.distributed import World
-from training.losses import LogitsFunction, LossFunction, Score, cls_logits
+from training.losses import LogitsFunction, LossFunction, LossSums, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
 
@@ -254,14 +254,14 @@ class PseudoLabelLoss:
     held_out: LossFunction
     logits: LogitsFunction = cls_logits
 
-    def __call__(self, model: AlbertForTasks, batch: ExampleBatch) -> Mapping[LossName, Score]:
-        """Return the score of a batch, whose targets are logits (C, K) in training."""
+    def __call__(self, model: AlbertForTasks, batch: ExampleBatch) -> Mapping[LossName, LossSums]:
+        """Return the loss of a batch, whose targets are logits (C, K) in training."""
         if not model.training:
             return self.held_out(model, batch)
         logits_BK = self.logits(model, batch).float()
         loss = distillation_loss(logits_BK, batch.targets, self.problem, self.temperature)
         right = agreement(logits_BK, batch.targets, self.problem)
-        return {batch.task: Score(loss=loss, right=right, count=len(logits_BK))}
+        return {batch.task: LossSums(loss=loss, right=right, count=len(logits_BK))}
 
 
 def distillation_loss(

@@ -14,7 +14,7 @@ from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.data.labelled.columns import Columns
-from training.data.shards import Part
+from training.data.shards import Shard
 from training.errors import EvaluationError
 from training.glue.tasks import GlueTask
 
@@ -65,7 +65,7 @@ class RealText:
         """The distinct sentences of all documents."""
         return list(dict.fromkeys(chain.from_iterable(self.paragraphs)))
 
-    def tokenize(self, tokenizer: AlbertTokenizer) -> Part:
+    def tokenize(self, tokenizer: AlbertTokenizer) -> Shard:
         """Tokenise the documents as a part of a corpus; sentences without tokens are dropped."""
         counted = progress(self.documents, title="tokenising", unit="documents")
         documents = [
@@ -74,7 +74,7 @@ class RealText:
         ]
         documents = [sentences for sentences in documents if sentences]
         sentences = list(chain.from_iterable(documents))
-        return Part(
+        return Shard(
             tokens=np.array(list(chain.from_iterable(sentences)), np.int32),
             sentences=np.array([0, *accumulate(map(len, sentences))]),
             documents=np.array([0, *accumulate(map(len, documents))]),

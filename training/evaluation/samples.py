@@ -41,7 +41,7 @@ from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.texts import Label, LabelledText, read_labelled
 from training.data.masking import NgramMasking
 from training.data.questions import Question, read_squad
-from training.data.shards import Part
+from training.data.shards import Shard
 from training.errors import EvaluationError
 from training.evaluation.choices import choice_inputs
 from training.evaluation.glue import read_for_model
@@ -125,7 +125,7 @@ class _Drawing:
         return read_real_text(self.data.text, _CHARACTERS_A_TOKEN * _MOST_TOKENS)
 
     @cached_property
-    def part(self) -> Part:
+    def part(self) -> Shard:
         """The text's tokens."""
         return self.text.tokenize(self.tokenizer)
 

@@ -19,11 +19,11 @@ from albert_serve.progress import progress
 from training.data.examples import ExampleSettings, build_examples
 from training.data.order import OrderBatch, OrderCollator
 from training.data.packing import Plan
-from training.data.shards import Part, Shards
+from training.data.shards import Shard, Shards
 from training.evaluation.validation import measure
 from training.losses import Objective
 from training.model.heads import AlbertForTasks
-from training.order_losses import order_scores
+from training.order_losses import paired_order_loss
 from training.system.precision import PrecisionName
 
 # Fixed, so that all models are asked for the same pairs.
@@ -51,7 +51,7 @@ def order_figures(
     settings = replace(settings, sentence_task="pairs")
     device = next(model.parameters()).device
     batches = list(_held_out_pairs(shards, settings))
-    objective = Objective(model, device, {"sentence-order": order_scores})
+    objective = Objective(model, device, {"sentence-order": paired_order_loss})
     shown = progress(batches, title="sentence order", unit="batches")
     tallies = measure(objective, shown, ("sentence-order", "paired-order"), device, products)
     assert tallies is not None
@@ -107,7 +107,7 @@ def probe_accuracy(shards: Shards, settings: ExampleSettings) -> float:
 
 
 def _features(
-    part: Part, settings: ExampleSettings, number: int, vocab_size: int
+    part: Shard, settings: ExampleSettings, number: int, vocab_size: int
 ) -> tuple[Any, NDArray[np.int64]]:
     """Return the features (N, V + 3) of each pair of a part, and the number of its document."""
     bounds = build_examples(part, settings, seed=_SEED, epoch=0, number=number).bounds
@@ -120,7 +120,7 @@ def _features(
 
 
 def _segments(
-    part: Part, begins: NDArray[np.int64], ends: NDArray[np.int64], vocab_size: int
+    part: Shard, begins: NDArray[np.int64], ends: NDArray[np.int64], vocab_size: int
 ) -> Any:
     """Return the features of segments: logarithms of token counts, lengths and sentences."""
     from scipy import sparse

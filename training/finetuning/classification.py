@@ -42,13 +42,13 @@ from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,
     LossFunction,
-    adaptive_scores,
-    classification_scores,
+    classification_loss,
     cls_logits,
     compile_logits,
+    early_exit_loss,
     exit_logits,
-    multi_label_scores,
-    regression_scores,
+    multi_label_loss,
+    regression_loss,
 )
 from training.model.checkpoint import label_keys
 from training.model.heads import Task
@@ -256,11 +256,11 @@ def _loss(
     exits_early: bool = False,
 ) -> LossFunction:
     """Return the loss function of labelled texts."""
-    single = adaptive_scores if exits_early else classification_scores
+    single = early_exit_loss if exits_early else classification_loss
     losses: dict[ProblemType, LossFunction] = {
         "single_label_classification": partial(single, logits=logits, class_weights=class_weights),
-        "multi_label_classification": partial(multi_label_scores, logits=logits),
-        "regression": partial(regression_scores, logits=logits),
+        "multi_label_classification": partial(multi_label_loss, logits=logits),
+        "regression": partial(regression_loss, logits=logits),
     }
     return losses[problem]
 

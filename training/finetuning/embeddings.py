@@ -32,7 +32,7 @@ from training.evaluation.validation import Validation
 from training.finetuning.config import EmbeddingLoss
 from training.finetuning.data import TRAINING, DataContext
 from training.loop.progress import RunError
-from training.losses import LogitsFunction, LossFunction, Score, compile_logits
+from training.losses import LogitsFunction, LossFunction, LossSums, compile_logits
 from training.model.heads import AlbertForTasks, Task
 
 TASK: Final = "embeddings"
@@ -188,7 +188,7 @@ def build_embeddings(context: DataContext) -> EmbeddingData:
     return EmbeddingData(
         examples=examples,
         held_out=held_out,
-        loss=partial(_scores, training=loss, vectors=vectors),
+        loss=partial(_vector_loss, training=loss, vectors=vectors),
     )
 
 
@@ -280,18 +280,18 @@ def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
         return F.normalize(is_in_CT.float() @ hidden_TH, dim=-1)
 
 
-_VectorScore: TypeAlias = dict[LossName, Score]
+_VectorLoss: TypeAlias = dict[LossName, LossSums]
 
 
-def _scores(
+def _vector_loss(
     model: AlbertForTasks, batch: ExampleBatch, training: LossFunction, vectors: LogitsFunction
-) -> _VectorScore:
-    """Return the score of a batch by the loss of training; of held-out pairs their cosines."""
+) -> _VectorLoss:
+    """Return the loss of a batch by the loss of training; of held-out pairs their cosines."""
     if model.training:
         return dict(training(model, batch))
     cosines_Q = _cosines(_by_example(vectors(model, batch), batch))[:, 0]
     return {
-        TASK: Score(
+        TASK: LossSums(
             loss=(cosines_Q - batch.targets).square().sum(),
             right=cosines_Q.new_zeros(()),
             count=len(cosines_Q),
@@ -313,7 +313,7 @@ def _cosines(vectors_QKH: Tensor) -> Tensor:
 
 def _distillation_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
-) -> _VectorScore:
+) -> _VectorLoss:
     """Return the score of vectors against a teacher's; "right" is the sum of their cosines.
 
     The squared distance of both vectors, where they have the same size, plus the cross-entropy of
@@ -333,12 +333,12 @@ def _distillation_loss(
     if vectors_CH.shape == targets_CD.shape:
         cosines_C = (vectors_CH * targets_CD).sum(-1)
         loss = loss + _SCALE * (1 - cosines_C).sum()
-    return {TASK: Score(loss=loss, right=cosines_C.detach().sum(), count=len(vectors_CH))}
+    return {TASK: LossSums(loss=loss, right=cosines_C.detach().sum(), count=len(vectors_CH))}
 
 
 def _ranking_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
-) -> _VectorScore:
+) -> _VectorLoss:
     """Return the score of telling an anchor's positive from all other texts of the batch.
 
     MultipleNegativesRankingLoss of sentence-transformers (Henderson et al. 2017, section 4.4);
@@ -352,7 +352,7 @@ def _ranking_loss(
     is_same_QN[every, every] = False
     logits_QN = (_SCALE * anchors_QH @ others_NH.T).masked_fill(is_same_QN, -torch.inf)
     return {
-        TASK: Score(
+        TASK: LossSums(
             loss=F.cross_entropy(logits_QN, every, reduction="sum"),
             right=(logits_QN.argmax(-1) == every).sum(),
             count=len(every),
@@ -362,11 +362,11 @@ def _ranking_loss(
 
 def _triplet_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
-) -> _VectorScore:
+) -> _VectorLoss:
     """Return the score of triplets: the positive's cosine is to be the negative's and a margin."""
     positives_Q, negatives_Q = _cosines(_by_example(vectors(model, batch), batch)).unbind(-1)
     return {
-        TASK: Score(
+        TASK: LossSums(
             loss=(negatives_Q - positives_Q + _MARGIN).relu().sum(),
             right=(positives_Q > negatives_Q).sum(),
             count=len(positives_Q),
@@ -376,7 +376,7 @@ def _triplet_loss(
 
 def _cosent_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
-) -> _VectorScore:
+) -> _VectorLoss:
     """Return the score of the order of cosines by their pairs' scores (CoSENTLoss).
 
     The loss is of the whole batch; "right" are the fraction of its pairs of pairs in order.
@@ -387,17 +387,19 @@ def _cosent_loss(
     loss = F.pad(_SCALE * differences, (1, 0)).logsumexp(0)
     right = (differences < 0).sum() / max(len(differences), 1)
     count = len(cosines_Q)
-    return {TASK: Score(loss=loss * count, right=right * count, count=count)}
+    return {TASK: LossSums(loss=loss * count, right=right * count, count=count)}
 
 
 def _cosine_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
-) -> _VectorScore:
+) -> _VectorLoss:
     """Return the squared error of cosines (CosineSimilarityLoss); "right" are those within 0.1."""
     cosines_Q = _cosines(_by_example(vectors(model, batch), batch))[:, 0]
     errors_Q = (cosines_Q - batch.targets).abs()
     return {
-        TASK: Score(loss=errors_Q.square().sum(), right=(errors_Q < 0.1).sum(), count=len(errors_Q))
+        TASK: LossSums(
+            loss=errors_Q.square().sum(), right=(errors_Q < 0.1).sum(), count=len(errors_Q)
+        )
     }
 
 

@@ -27,10 +27,10 @@ from training.finetuning.data import DataContext, check_metric, validation_batch
 from training.losses import (
     LogitsFunction,
     LossFunction,
-    Score,
+    LossSums,
     compile_logits,
     example_rows,
-    span_scores,
+    span_loss,
 )
 from training.model.heads import AlbertForTasks, Task
 from training.model.start_conditioned import StartConditionedHead
@@ -152,19 +152,19 @@ def _conditioned_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     return torch.stack([start_CS, end_CS, answer_C[:, None].expand_as(start_CS)], dim=-1)
 
 
-def conditioned_scores(
+def conditioned_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _conditioned_logits
-) -> dict[LossName, Score]:
-    """Return the score of question answering by a start-conditioned head (run_squad_v2).
+) -> dict[LossName, LossSums]:
+    """Return the loss of question answering by a start-conditioned head (run_squad_v2).
 
-    To the loss of `span_scores`, with the end given the true start, half the binary cross-entropy
+    To the loss of `span_loss`, with the end given the true start, half the binary cross-entropy
     of "no answer" is added; a window has none where it points at [CLS].
 
     Args:
         logits: `_conditioned_logits`, optionally compiled.
     """
     logits_CS3 = logits(model, batch)
-    spans = span_scores(model, batch, lambda *_: logits_CS3[..., :2])["question-answering"]
+    spans = span_loss(model, batch, lambda *_: logits_CS3[..., :2])["question-answering"]
     has_none_C = (batch.targets[:, 0] == 0).float()
     answerability = F.binary_cross_entropy_with_logits(
         logits_CS3[:, 0, 2], has_none_C, reduction="sum"
@@ -172,8 +172,8 @@ def conditioned_scores(
     return {"question-answering": replace(spans, loss=spans.loss + answerability / 2)}
 
 
-def conditioned_loss(*, compiles: bool) -> LossFunction:
+def conditioned_loss_function(*, compiles: bool) -> LossFunction:
     """Return the loss function of questions for a start-conditioned head."""
     if not compiles:
-        return conditioned_scores
-    return partial(conditioned_scores, logits=compile_logits(_conditioned_logits))
+        return conditioned_loss
+    return partial(conditioned_loss, logits=compile_logits(_conditioned_logits))

@@ -23,7 +23,7 @@ from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.questions import (
     QuestionData,
     build_held_out_questions,
-    conditioned_loss,
+    conditioned_loss_function,
     question_examples,
 )
 from training.finetuning.settings import FinetuneSettings
@@ -149,7 +149,9 @@ class Streams:
         if self.settings.order_share:
             loss_of["sentence-order"] = order_loss(compiles=self.context.compiles)
         if self.question_head == "start-conditioned":
-            loss_of["question-answering"] = conditioned_loss(compiles=self.context.compiles)
+            loss_of["question-answering"] = conditioned_loss_function(
+                compiles=self.context.compiles
+            )
         return loss_of
 
     @property

@@ -23,7 +23,7 @@ from training.loop.loss_scale import LossScale
 from training.loop.progress import Progress, RunError
 from training.loop.reproducibility import reproducible
 from training.loop.selection import BestValidation
-from training.losses import Score, Tally
+from training.losses import LossSums, Tally
 from training.model.checkpoint import parameters
 from training.model.dropout import MOST
 from training.model.heads import AlbertForTasks
@@ -174,14 +174,16 @@ class Run:
         for number, batch in enumerate(batches):
             with accumulating(self.objective, is_last=number == len(batches) - 1):
                 with precision(self.world.device, self.precision):
-                    scores = self.objective(batch.with_dropout_of(int(seed) & MOST))
-                loss = self._loss(scores, totals) * self._scale
+                    losses = self.objective(batch.with_dropout_of(int(seed) & MOST))
+                loss = self._loss(losses, totals) * self._scale
                 loss.backward()  # type: ignore[no-untyped-call]
             for name, tally in tallies.items():
-                tally.add(scores[name])
+                tally.add(losses[name])
         return tallies
 
-    def _loss(self, scores: Mapping[LossName, Score], totals: Mapping[LossName, float]) -> Tensor:
+    def _loss(
+        self, losses: Mapping[LossName, LossSums], totals: Mapping[LossName, float]
+    ) -> Tensor:
         """Return a micro-batch's share of the step's loss, the mean over all its predictions.
 
         The factor `world.size` undoes the averaging of gradients over processes. A head that the
@@ -191,8 +193,8 @@ class Run:
             self.mixture.loss_weights.get(name, 1.0)
             * self.world.size
             / max(totals.get(name, 0), 1)
-            * score.loss
-            for name, score in scores.items()
+            * each.loss
+            for name, each in losses.items()
         ]
         return torch.stack(parts).sum()
 

@@ -10,7 +10,7 @@ from training.data.mask_rate import MaskRates
 from training.loop.progress import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
 from training.run.flags import Options, flag
-from training.run.options import DEVICE_HELP, Count, Device, Duration, Part, Positive, Seed
+from training.run.options import DEVICE_HELP, Count, Device, Duration, Fraction, Positive, Seed
 from training.system.precision import PrecisionName
 
 COMPILE_HELP: Final = "compile the model: faster steps after some minutes at the start"
@@ -61,11 +61,11 @@ class Optimization(Options, title="optimization"):
     optimizer: OptimizerName | None = flag("muon trains the layers' matrices, and AdamW the rest")
     lr: Positive | None = flag("peak learning rate; with muon of the layers' matrices")
     adamw_lr: Positive | None = flag("with muon, the peak learning rate of the rest")
-    weight_decay: Part | None = flag("weight decay of matrices")
+    weight_decay: Fraction | None = flag("weight decay of matrices")
     schedule: ScheduleName | None = flag("learning-rate schedule")
-    warmup: Part | None = flag("fraction of the run that is warm-up")
-    decay: Part | None = flag("fraction of the run that is decay, with wsd")
-    sentence_weight: Part | None = flag(
+    warmup: Fraction | None = flag("fraction of the run that is warm-up")
+    decay: Fraction | None = flag("fraction of the run that is decay, with wsd")
+    sentence_weight: Fraction | None = flag(
         "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
     )
     clip_norm: Positive | None = flag("maximum gradient norm")
@@ -80,13 +80,13 @@ class ObjectiveOptions(Options, title="masked tokens and sentence order"):
         RunError: there are more than two mask rates, or no step is left to masked tokens.
     """
 
-    mask_rate: tuple[Part, ...] = flag(
+    mask_rate: tuple[Fraction, ...] = flag(
         "fraction of the tokens that is predicted; two, such as 0.3 0.15, for one that changes "
         "linearly over the run",
         (),
         metavar="RATE",
     )
-    order_share: Part | None = flag(
+    order_share: Fraction | None = flag(
         "fraction of the steps of pretraining that learn sentence order from both orders of a "
         "pair, without masks, in place of the masked rows' sentence task (0)"
     )

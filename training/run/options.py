@@ -109,7 +109,7 @@ Count: TypeAlias = Annotated[int, _COUNTS]
 Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
 Weight: TypeAlias = Annotated[float, _WEIGHTS]
-Part: TypeAlias = Annotated[float, _PARTS]
+Fraction: TypeAlias = Annotated[float, _PARTS]
 Finite: TypeAlias = Annotated[float, _FINITE]
 # In seconds.
 Duration: TypeAlias = Annotated[float, Parsed(parse_duration)]

@@ -218,7 +218,7 @@ class Models:
         batcher = Batcher(
             engine,
             max_queue_tokens=self.settings.max_queue_tokens,
-            call_cost_tokens=engine.call_cost_tokens,
+            call_overhead_tokens=engine.call_overhead_tokens,
             observer=observer,
         )
         self._options[name] = options

@@ -164,7 +164,7 @@ def test_clients_that_come_back_at_once_are_refused_about_once_a_second() -> Non
 def test_the_least_time_for_which_a_request_is_admitted(
     queued: list[int], batches: list[tuple[int, float]], lengths: list[int], least_s: float
 ) -> None:
-    scheduler: Scheduler[QueuedRequest] = Scheduler(max_batch_tokens=64, call_cost_tokens=16)
+    scheduler: Scheduler[QueuedRequest] = Scheduler(max_batch_tokens=64, call_overhead_tokens=16)
     for length in queued:
         scheduler.add(QueuedRequest(lengths=[length], ends_s=1e9))
     admission = QueueAdmission(scheduler, max_tokens=10_000)

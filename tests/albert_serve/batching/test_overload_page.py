@@ -38,7 +38,7 @@ def without_numbers(text: str) -> str:
 
 def admission() -> QueueAdmission:
     """A queue of 100 tokens, of which 90 are taken, at a token a second."""
-    scheduler: Scheduler[QueuedRequest] = Scheduler(max_batch_tokens=512, call_cost_tokens=16)
+    scheduler: Scheduler[QueuedRequest] = Scheduler(max_batch_tokens=512, call_overhead_tokens=16)
     scheduler.add(QueuedRequest(lengths=[90], ends_s=1000.0))
     admission = QueueAdmission(scheduler, max_tokens=100)
     admission.measure(10, 10.0)

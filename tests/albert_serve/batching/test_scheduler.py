@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from albert_serve.batching.scheduler import PRIORITIES, Priority, QueuedRequest, Scheduler
 
-CALL_COST = 16
+CALL_OVERHEAD = 16
 MAX_BATCH_TOKENS = 64
 SHORT_TOKENS = 16
 BATCH_SHARE = 0.2
@@ -30,7 +30,7 @@ class Arrival:
     patience_s: float = math.inf
     request: QueuedRequest = field(init=False)
     taken: list[int] = field(default_factory=list)
-    given_up: bool = False
+    expired: bool = False
 
     def __post_init__(self) -> None:
         self.request = QueuedRequest(
@@ -57,7 +57,7 @@ class Step:
     now_s: float
     waiting: list[Arrival]
     members: list[tuple[Arrival, int]]
-    given_up: list[Arrival]
+    expired: list[Arrival]
 
     @property
     def priority(self) -> Priority:
@@ -74,11 +74,11 @@ class Step:
 
     @property
     def cost_tokens(self) -> int:
-        return CALL_COST + max(self.lengths) * len(self.lengths)
+        return CALL_OVERHEAD + max(self.lengths) * len(self.lengths)
 
 
 def make_scheduler() -> Scheduler[QueuedRequest]:
-    return Scheduler(max_batch_tokens=MAX_BATCH_TOKENS, call_cost_tokens=CALL_COST)
+    return Scheduler(max_batch_tokens=MAX_BATCH_TOKENS, call_overhead_tokens=CALL_OVERHEAD)
 
 
 def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
@@ -102,10 +102,10 @@ def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
             now_s=now_s,
             waiting=list(waiting),
             members=[(of[request], index) for request, index in batch.members],
-            given_up=[of[request] for request in batch.given_up],
+            expired=[of[request] for request in batch.expired],
         )
-        for arrival in step.given_up:
-            arrival.given_up = True
+        for arrival in step.expired:
+            arrival.expired = True
             waiting.remove(arrival)
         for arrival, index in step.members:
             arrival.taken.append(index)
@@ -156,20 +156,20 @@ impatient_crowds = st.lists(impatient, min_size=1, max_size=25)
 @given(arrivals=crowds | impatient_crowds)
 def test_every_input_is_taken_once_unless_its_request_is_dropped(arrivals: list[Arrival]) -> None:
     for step in simulate(arrivals):
-        assert all(arrival.request.ends_s <= step.now_s for arrival in step.given_up)
+        assert all(arrival.request.ends_s <= step.now_s for arrival in step.expired)
         for arrival, _ in step.members:
             assert arrival.request.ends_s > step.now_s
             assert arrival.leaves_s > step.now_s
     for arrival in arrivals:
         assert len(set(arrival.taken)) == len(arrival.taken)
-        is_gone = arrival.given_up or arrival.leaves_s < math.inf
+        is_gone = arrival.expired or arrival.leaves_s < math.inf
         assert is_gone or sorted(arrival.taken) == list(range(len(arrival.lengths)))
 
 
 def fits(members: Sequence[int]) -> bool:
     longest = max(members)
     padding = sum(longest - length for length in members)
-    return len(members) * longest <= MAX_BATCH_TOKENS and padding <= CALL_COST
+    return len(members) * longest <= MAX_BATCH_TOKENS and padding <= CALL_OVERHEAD
 
 
 @settings(max_examples=100, deadline=None)
@@ -217,7 +217,7 @@ def test_short_requests_get_no_more_compute_than_large_ones_that_wait(
     arrivals: list[Arrival],
 ) -> None:
     """So a large one waits at most twice as long for them, and two batches."""
-    most = CALL_COST + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
+    most = CALL_OVERHEAD + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
     leads = dict.fromkeys(PRIORITIES, 0)  # the greatest over any time until now
     for step in simulate(arrivals):
         mine = [arrival for arrival in step.waiting if arrival.priority == step.priority]
@@ -256,7 +256,7 @@ def test_a_short_request_is_in_the_next_batch_but_one_however_many_large_ones_th
 def test_batch_jobs_have_their_share_while_interactive_requests_wait_and_no_more(
     arrivals: list[Arrival],
 ) -> None:
-    most = CALL_COST + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
+    most = CALL_OVERHEAD + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
     ratio = BATCH_SHARE / (1 - BATCH_SHARE)
     owed = lowest = 0.0  # what batch jobs are behind their share, since they began to wait
     for step in simulate(arrivals):

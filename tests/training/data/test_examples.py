@@ -19,7 +19,7 @@ from training.data.examples import (
     SentenceTask,
     build_examples,
 )
-from training.data.shards import Part, Shards
+from training.data.shards import Shard, Shards
 
 TASKS: tuple[SentenceTask, ...] = ("sop", "nsp", "none")
 each_task = pytest.mark.parametrize("task", TASKS)
@@ -86,7 +86,7 @@ def document_bounds(documents: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def part(shards: Shards) -> Part:
+def part(shards: Shards) -> Shard:
     return shards.parts[0]
 
 
@@ -244,7 +244,7 @@ def test_short_targets_are_drawn_for_a_tenth_of_the_documents() -> None:
 
 @each_task
 def test_an_epoch_of_a_part_is_the_same_each_time_and_unlike_others(
-    part: Part, task: SentenceTask
+    part: Shard, task: SentenceTask
 ) -> None:
     chosen = ExampleSettings(length=64, sentence_task=task, short_rate=0.5)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from tests.training.support import make_shards
-from training.data.shards import Part, ShardError, Shards
+from training.data.shards import Shard, ShardError, Shards
 from training.prepare import prepare
 
 
@@ -31,7 +31,7 @@ def folder(tokenizer_file: Path, tmp_path: Path) -> Path:
 def shards_of(*tokens: list[int]) -> Shards:
     return make_shards(
         *(
-            Part(
+            Shard(
                 tokens=np.array(part, np.uint16),
                 sentences=np.array([0, len(part)]),
                 documents=np.array([0, 1]),

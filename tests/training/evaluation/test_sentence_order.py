@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.training.support import TINY, randomize
 from training.data.batch import pad
 from training.data.examples import Example, ExampleSettings, build_examples
-from training.data.shards import Part, Shards
+from training.data.shards import Shard, Shards
 from training.evaluation.sentence_order import order_figures, probe_accuracy
 from training.model.heads import AlbertForTasks, head_sizes
 
@@ -31,7 +31,7 @@ def model() -> AlbertForTasks:
 
 def shards_of(documents: list[list[NDArray[np.int64]]]) -> Shards:
     sentences = [sentence for document in documents for sentence in document]
-    part = Part(
+    part = Shard(
         tokens=np.concatenate(sentences).astype(np.int32),
         sentences=np.cumsum([0, *map(len, sentences)]),
         documents=np.cumsum([0, *map(len, documents)]),

@@ -18,7 +18,7 @@ from training.data.examples import IGNORED, ExampleSettings, build_examples
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
 from training.evaluation.validation import held_out, measure, unigram_entropy
-from training.losses import Objective, pretrain_scores
+from training.losses import Objective, pretrain_loss
 from training.model.heads import Task
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def test_a_compiled_objective_is_not_compiled_again() -> None:
     batches = all_batches(max_rows=2)
     assert measure(Objective(model, CPU), batches, BOTH, CPU) is not None
     assert compiled["graphs"] == 0
-    pretrain_scores(model, batches[0])
+    pretrain_loss(model, batches[0])
     assert compiled["graphs"] > 0
 
 

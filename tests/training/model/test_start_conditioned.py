@@ -21,7 +21,7 @@ from albert_serve.bundle.weights import NUM_BEAMS
 from tests.training.support import TINY, randomize
 from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
-from training.finetuning.questions import conditioned_scores
+from training.finetuning.questions import conditioned_loss
 from training.model.albert import ModelInputs
 from training.model.checkpoint import (
     CheckpointError,
@@ -158,7 +158,7 @@ def test_the_loss_is_that_of_transformers_and_half_that_of_answerability(
         target = torch.tensor([float(example.target[0] == 0)], dtype=torch.float64)
         expected += loss + 0.5 * F.binary_cross_entropy_with_logits(logit, target)
 
-    score = conditioned_scores(ours, packed())[TASK]
+    score = conditioned_loss(ours, packed())[TASK]
 
     assert score.count == 3
     # Logits are rounded to fp32 before the loss.
