@@ -142,8 +142,8 @@ def _answer(title: str, name: str, paper: str) -> Figure:
     return Figure(title=title, key=f"question_answering_{name}", paper=paper, unit=1)
 
 
-# At the default rate a few thousand texts undo the fitted classifier before they teach anything, and
-# a run of minutes may undo a head that the checkpoint has.
+# At the default rate a few thousand texts undo the fitted classifier before they teach anything,
+# and a run of minutes may undo a head that the checkpoint has.
 _LOW_RATE: Final = ("--lr", "5e-5")
 
 # The smallest first.
