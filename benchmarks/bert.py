@@ -287,6 +287,9 @@ def _make_served(
 def _pretrain(model: _Model, options: Namespace) -> dict[str, dict[str, Any]]:
     """Return the figures of both models after as many steps, and of ALBERT after as much time."""
     albert = Variant(
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.hidden_size // _HEAD_SIZE,
         sharing="all",
         embedding_size=model.embedding_size,
         sentence_task="sop",
@@ -308,9 +311,7 @@ def _train(model: _Model, variant: Variant, options: Namespace) -> dict[str, Any
     folder = options.output / "runs" / model.name / variant.name
     if read_figures(folder) is None:
         shutil.rmtree(folder, ignore_errors=True)
-        sizes = {"hidden_size": model.hidden_size, "layers": model.num_layers}
-        sizes["heads"] = model.hidden_size // _HEAD_SIZE
-        if status := make_run(variant, folder, Namespace(**{**vars(options), **sizes})):
+        if status := make_run(variant, folder, options):
             raise BenchmarkError(f"the run in {folder} ended with status {status}")
     figures = read_figures(folder)
     assert figures is not None
@@ -339,7 +340,7 @@ def _quality_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
             label,
             f"{each['variant']['num_steps']:,}",
             f"{each['cpu_s']:.0f}",
-            *list(cells(each))[_QUALITY],
+            *list(cells([each]))[_QUALITY],
         ]
         for label, each in figures.items()
     ]
@@ -359,7 +360,7 @@ def _parser() -> argparse.ArgumentParser:
     measured = "held-out text to measure on, in rows of --length tokens (%(default)s)"
     add("--held-out-tokens", type=parse_count, default=1 << 18, help=measured)
     add_trainer_options(parser, "runs/benchmark-bert", 3)
-    parser.set_defaults(sentence_weight=_SENTENCE_WEIGHT)
+    parser.set_defaults(sentence_weight=_SENTENCE_WEIGHT, initialize_from=None)
     return parser
 
 

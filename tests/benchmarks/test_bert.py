@@ -36,7 +36,7 @@ def test_both_shapes_are_measured_and_trained_once(vocab_dir: Path, tmp_path: Pa
         assert all(value > 0 for value in costs.values())
 
     runs = [
-        json.loads((folder / f"share-{name}-steps-seed0" / "figures.json").read_bytes())
+        json.loads((folder / f"{HIDDEN}x2-share-{name}-steps-seed0" / "figures.json").read_bytes())
         for name in (f"all-e32-sop-{STEPS}", f"none-e{HIDDEN}-sop-{STEPS}")
     ]
     assert runs[0]["tokens"] == runs[1]["tokens"]
