@@ -1,17 +1,18 @@
-"""The paper's ablations at small scale: sharing, size of the embeddings, sentence task.
+"""The paper's ablations at small scale: sharing, embeddings, sentence task, depth and width.
 
 Every model is pretrained on the same number of tokens and measured on the same held-out text.
-Writes `runs/` and `ablations.md`, a table of figures with standard errors of sampling for each
-ablation, into the output folder. The same command resumes an ablation that was stopped and
-repeats no finished run; with more `--tables` or another `--seed` it adds runs.
+Writes `runs/` and `ablations.md`, a table for each ablation of the means of all seeds and their
+ranges, into the output folder. The same command resumes an ablation that was stopped and repeats
+no finished run; with more `--tables` or `--seeds` it adds runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import statistics
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.page import table
 from benchmarks.harness.process import BenchmarkError
 from training import pretrain
+from training.conversion.source import open_checkpoint
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
@@ -32,16 +34,18 @@ from training.errors import report_errors
 from training.evaluation.validation import held_out, measure
 from training.loop.progress import is_known_run, record_run
 from training.losses import Objective, Tally
-from training.model.checkpoint import load_checkpoint
+from training.model.checkpoint import check_config, load_checkpoint, read_config
 from training.model.heads import AlbertForTasks
 from training.run.options import add_device, parse_count, parse_part
 from training.system.command_line import make_parser
 
-TableName = Literal["sentence", "sharing", "embedding"]
+TableName = Literal["sentence", "sharing", "embedding", "depth", "width"]
 _TITLES: Final[dict[TableName, str]] = {
     "sentence": "Sentence task (Table 5)",
     "sharing": "What the layers share (Table 4)",
     "embedding": "Size of the embeddings (Table 3)",
+    "depth": "Number of layers (Table 11)",
+    "width": "Hidden size (Table 12)",
 }
 _SHARED: Final[dict[Sharing, str]] = {
     "all": "all shared",
@@ -52,26 +56,29 @@ _SHARED: Final[dict[Sharing, str]] = {
 _PAIR_TASKS: Final[tuple[SentenceTask, ...]] = ("nsp", "sop")
 _SENTENCE_TASKS: Final[tuple[SentenceTask, ...]] = ("none", "nsp", "sop")
 _ACCURACIES: Final = {"masked acc.": "masked", "NSP, own head": "nsp", "SOP, own head": "sop"}
+HEADINGS: Final = ("parameters", "tokens", "masked loss", *_ACCURACIES)
 _FIGURES_FILE: Final = "figures.json"
 # Settings that the figures depend on, beside both corpora.
 _SETTINGS: Final = (
-    *("hidden_size", "layers", "heads", "length", "batch_size", "sentence_weight"),
-    "held_out_tokens",
+    *("heads", "initialize_from", "length", "batch_size", "sentence_weight", "held_out_tokens"),
 )
 _REPORTS_A_RUN: Final = 50
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
       --tokenizer vocab/ --output runs/ablations --steps 2000
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
-      --tokenizer vocab/ --output runs/sentence --tables sentence --seed 1 --steps 1000 \
-      --hidden-size 128 --layers 4 --length 64 --batch-size 64
+      --tokenizer vocab/ --output runs/sentence --tables sentence --seeds 0 1 2 \
+      --initialize-from runs/distilled/checkpoint --steps 1000
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Variant:
+class Variant:
     """One model of an ablation: the settings in which models differ."""
 
+    hidden_size: int
+    num_layers: int
+    num_heads: int
     sharing: Sharing
     embedding_size: int
     sentence_task: SentenceTask
@@ -82,26 +89,42 @@ class _Variant:
     def name(self) -> str:
         """Tells it from the others; the name of its run's folder."""
         return (
-            f"share-{self.sharing}-e{self.embedding_size}-{self.sentence_task}"
-            f"-{self.num_steps}-steps-seed{self.seed}"
+            f"{self.hidden_size}x{self.num_layers}-share-{self.sharing}-e{self.embedding_size}"
+            f"-{self.sentence_task}-{self.num_steps}-steps-seed{self.seed}"
         )
 
 
-def _table_rows(name: TableName, options: argparse.Namespace) -> dict[str, _Variant]:
-    """Return the models of a table by label; they differ in one thing."""
-    base = _Variant(
+def _table_rows(name: TableName, options: argparse.Namespace) -> dict[str, Variant]:
+    """Return the models of a table by label, with the first seed; they differ in one thing."""
+    width, heads = options.hidden_size, options.heads
+    base = Variant(
+        hidden_size=width,
+        num_layers=options.layers,
+        num_heads=heads,
         sharing="all",
         embedding_size=options.embedding_size,
         sentence_task="sop",
         num_steps=options.steps,
-        seed=options.seed,
+        seed=options.seeds[0],
     )
-    if name == "sharing":
-        return {label: replace(base, sharing=shared) for shared, label in _SHARED.items()}
-    if name == "embedding":
-        sizes = sorted({*options.embedding_sizes, options.hidden_size})
-        return {f"E = {size}": replace(base, embedding_size=size) for size in sizes}
-    return {f"{task} trained": replace(base, sentence_task=task) for task in _SENTENCE_TASKS}
+    match name:
+        case "sharing":
+            return {label: replace(base, sharing=shared) for shared, label in _SHARED.items()}
+        case "embedding":
+            sizes = sorted({*options.embedding_sizes, width})
+            return {f"E = {size}": replace(base, embedding_size=size) for size in sizes}
+        case "depth":
+            depths = sorted({*options.depths, options.layers})
+            return {f"{depth} layers": replace(base, num_layers=depth) for depth in depths}
+        case "width":
+            # Heads are as wide in all of them.
+            return {
+                f"H = {size}": replace(base, hidden_size=size, num_heads=size * heads // width)
+                for size in sorted({*options.widths, width})
+            }
+        case "sentence":
+            tasks = _SENTENCE_TASKS
+            return {f"{task} trained": replace(base, sentence_task=task) for task in tasks}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,48 +134,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = _settings(options)
+    if options.initialize_from is not None:
+        _take_sizes(options)
+    settings = settings_of(options, _SETTINGS)
     if not is_known_run(options.output, {"ablation": settings}):
         record_run(options.output, {"ablation": settings})
     tables = {name: _table_rows(name, options) for name in dict.fromkeys(options.tables)}
     variants = dict.fromkeys(each for rows in tables.values() for each in rows.values())
+    runs = [replace(each, seed=seed) for seed in options.seeds for each in variants]
     try:
-        for variant in variants:
-            folder = options.output / "runs" / variant.name
-            if (folder / _FIGURES_FILE).is_file():
+        for variant in runs:
+            folder = _folder(variant, options)
+            if read_figures(folder) is not None:
                 continue
             print(f"run {variant.name}", flush=True)
-            if status := _make_run(variant, folder, options):
+            if status := make_run(variant, folder, options):
                 return status
         return 0
     finally:
         _write_tables(tables, options)
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that the figures depend on."""
+def _take_sizes(options: argparse.Namespace) -> None:
+    """Set the options of the sizes to those of the initial checkpoint."""
+    if options.tables != ["sentence"]:
+        raise BenchmarkError("--initialize-from is for the sentence tasks: give --tables sentence")
+    with open_checkpoint(options.initialize_from) as checkpoint:
+        config = check_config(read_config(checkpoint.folder), options.initialize_from)
+    options.hidden_size, options.layers = config.hidden_size, config.num_layers
+    options.heads, options.embedding_size = config.num_heads, config.embedding_size
+
+
+def settings_of(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that the figures depend on: both corpora, and options by name."""
     tokenizer = options.tokenizer / "tokenizer.json"
     corpora = {
         name: Shards.open(getattr(options, name), tokenizer).fingerprint
         for name in ("shards", "validation")
     }
-    return {**corpora, **{name: getattr(options, name) for name in _SETTINGS}}
+    return {**corpora, **{name: getattr(options, name) for name in names}}
 
 
-def _make_run(variant: _Variant, folder: Path, options: argparse.Namespace) -> int:
-    """Pretrain one model or resume its run, and measure it; return the exit status."""
+def make_run(variant: Variant, folder: Path, options: argparse.Namespace) -> int:
+    """Pretrain one model or resume its run, and write its figures; return the exit status.
+
+    `cpu_s` among them is the CPU time of the training in this process.
+    """
     torch.compiler.reset()  # compiled code is the previous model's
+    began = time.process_time()
     if status := pretrain.main(_pretraining(variant, folder, options)):
         return status
+    cpu_s = time.process_time() - began
     model = load_checkpoint(folder / "checkpoint").to(options.device)
     figures = _measure(model, variant.sentence_task, options)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    record = {"variant": asdict(variant), "tokens": last["tokens"], **figures}
+    record = {"variant": asdict(variant), "tokens": last["tokens"], "cpu_s": cpu_s, **figures}
     write_atomically(folder / _FIGURES_FILE, (json.dumps(record, indent=2) + "\n").encode())
     return 0
 
 
-def _pretraining(variant: _Variant, folder: Path, options: argparse.Namespace) -> list[str]:
+def _pretraining(variant: Variant, folder: Path, options: argparse.Namespace) -> list[str]:
     """Return the command line of `training.pretrain`."""
     steps = variant.num_steps
     # A divisor of the steps, so that the last one is reported.
@@ -160,16 +201,26 @@ def _pretraining(variant: _Variant, folder: Path, options: argparse.Namespace) -
     report_every = max(size for size in range(1, most + 1) if steps % size == 0)
     return [
         *("--shards", str(options.shards), "--tokenizer", str(options.tokenizer)),
-        *("--output", str(folder), "--preset", "small", "--recipe", "small"),
-        *("--hidden-size", str(options.hidden_size), "--layers", str(options.layers)),
-        *("--heads", str(options.heads), "--max-positions", str(options.length)),
+        *("--output", str(folder), "--recipe", "small"),
+        *_sizes(variant, options),
         *("--length", str(options.length), "--batch-size", str(options.batch_size)),
         *("--sentence-weight", str(options.sentence_weight), "--steps", str(steps)),
-        *("--embedding-size", str(variant.embedding_size), "--sharing", variant.sharing),
         *("--sentence-task", variant.sentence_task, "--seed", str(variant.seed)),
         *("--device", str(options.device), "--keep", "1", "--save-every", "2m"),
         *("--report-every", str(report_every)),
         "--compile" if options.compile else "--no-compile",
+    ]
+
+
+def _sizes(variant: Variant, options: argparse.Namespace) -> list[str]:
+    """Return the options of the model's sizes, or of the checkpoint that has them."""
+    if options.initialize_from is not None:
+        return ["--initialize-from", options.initialize_from]
+    return [
+        *("--preset", "small", "--max-positions", str(options.length)),
+        *("--hidden-size", str(variant.hidden_size), "--layers", str(variant.num_layers)),
+        *("--heads", str(variant.num_heads), "--sharing", variant.sharing),
+        *("--embedding-size", str(variant.embedding_size)),
     ]
 
 
@@ -206,36 +257,45 @@ def _measure(
 
 
 def _accuracy(name: str, tally: Tally) -> dict[str, float]:
-    """Return an accuracy, its standard error of sampling, and the number of predictions."""
-    accuracy, count = tally.accuracy, tally.count
-    error = math.sqrt(accuracy * (1 - accuracy) / count)
-    return {f"{name}_accuracy": accuracy, f"{name}_error": error, f"{name}_count": count}
+    """Return an accuracy and the number of predictions."""
+    return {f"{name}_accuracy": tally.accuracy, f"{name}_count": tally.count}
 
 
 def _write_tables(
-    tables: Mapping[TableName, Mapping[str, _Variant]], options: argparse.Namespace
+    tables: Mapping[TableName, Mapping[str, Variant]], options: argparse.Namespace
 ) -> None:
     """Write the tables of all finished runs."""
     lines = ["# Ablations", ""]
     for name, rows in tables.items():
-        all_figures = {label: _read_figures(row, options) for label, row in rows.items()}
-        figures = {label: each for label, each in all_figures.items() if each is not None}
-        if figures:
-            cells = [[label, *_cells(each)] for label, each in figures.items()]
-            headings = ["", "parameters", "tokens", "masked loss", *_ACCURACIES]
-            lines += [f"## {_TITLES[name]}", "", table(headings, cells), ""]
+        body = []
+        for label, row in rows.items():
+            runs = [_folder(replace(row, seed=seed), options) for seed in options.seeds]
+            figures = [each for run in runs if (each := read_figures(run)) is not None]
+            if figures:
+                body.append([label, str(len(figures)), *cells(figures)])
+        if body:
+            lines += [f"## {_TITLES[name]}", "", table(["", "seeds", *HEADINGS], body), ""]
     lines.append(
-        "± is one standard error of sampling, without what another seed would change. Lengths of "
-        "the segments alone tell more than half of the pairs (docs/measurements.md)."
+        "Means of the seeds, and from the lowest to the highest. Lengths of the segments alone "
+        "tell more than half of the pairs (docs/measurements.md)."
     )
     text = "\n".join(lines)
     write_atomically(options.output / "ablations.md", text.encode())
     print(text)
 
 
-def _read_figures(variant: _Variant, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the figures of a run; None if it is not finished."""
-    file = options.output / "runs" / variant.name / _FIGURES_FILE
+def _folder(variant: Variant, options: argparse.Namespace) -> Path:
+    output: Path = options.output
+    return output / "runs" / variant.name
+
+
+def read_figures(folder: Path) -> dict[str, Any] | None:
+    """Return the figures of a run; None if it is not finished.
+
+    Raises:
+        BenchmarkError: they are damaged.
+    """
+    file = folder / _FIGURES_FILE
     if not file.is_file():
         return None
     try:
@@ -245,16 +305,21 @@ def _read_figures(variant: _Variant, options: argparse.Namespace) -> dict[str, A
     return figures
 
 
-def _cells(figures: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{figures['parameters'] / 1e6:.2f}M"
-    yield f"{figures['tokens'] / 1e6:.2f}M"
-    yield f"{figures['masked_loss']:.3f}"
+def cells(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the cells of `HEADINGS` for runs that differ in their seed."""
+    yield f"{runs[0]['parameters'] / 1e6:.2f}M"
+    yield f"{runs[0]['tokens'] / 1e6:.2f}M"
+    yield _spread([run["masked_loss"] for run in runs], 3)
     for name in _ACCURACIES.values():
-        if f"{name}_accuracy" in figures:
-            accuracy, error = figures[f"{name}_accuracy"], figures[f"{name}_error"]
-            yield f"{100 * accuracy:.1f} ± {100 * error:.1f}"
-        else:
-            yield "–"
+        key = f"{name}_accuracy"
+        yield _spread([100 * run[key] for run in runs], 1) if key in runs[0] else "–"
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -267,7 +332,7 @@ def _parser() -> argparse.ArgumentParser:
     names = get_args(TableName)
     add("--tables", nargs="+", choices=names, default=names, help="(all)")
     add("--steps", type=parse_count, required=True, help="of each run")
-    add("--seed", type=int, default=0, help="of each run (0)")
+    add("--seeds", nargs="+", type=int, default=[0], help="each trains all models (0)")
     add = parser.add_argument_group("the models").add_argument
     add("--hidden-size", type=parse_count, default=256, help="(%(default)s)")
     add("--layers", type=parse_count, default=6, help="(%(default)s)")
@@ -276,6 +341,12 @@ def _parser() -> argparse.ArgumentParser:
     sizes = "sizes of the embedding table, beside the hidden size (64 128 256)"
     widths = [64, 128, 256]
     add("--embedding-sizes", nargs="+", type=parse_count, default=widths, metavar="E", help=sizes)
+    depths = "in the table of depth, beside --layers (3 12)"
+    add("--depths", nargs="+", type=parse_count, default=[3, 12], metavar="LAYERS", help=depths)
+    hidden = "in the table of width, beside --hidden-size (128 512)"
+    add("--widths", nargs="+", type=parse_count, default=[128, 512], metavar="H", help=hidden)
+    start = "the sizes and first weights of all models of the table of sentence tasks"
+    add("--initialize-from", metavar="CHECKPOINT", help=start)
     add("--length", type=parse_count, default=128, help="tokens a row (%(default)s)")
     add("--batch-size", type=parse_count, default=32, help="rows a step (%(default)s)")
     add("--sentence-weight", type=parse_part, default=1.0, help="of the sentence task's loss (1)")

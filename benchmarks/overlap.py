@@ -59,13 +59,13 @@ def shares_in(texts: Sequence[str], corpus: Sequence[Path], num_words: int) -> l
     sought = np.unique(np.concatenate(of_texts))
     if not len(sought):
         return [0.0] * len(texts)
-    is_found = np.zeros(len(sought), bool)
+    is_shared = np.zeros(len(sought), bool)
     for document in progress(read_documents(corpus), title="reading the corpus", unit="documents"):
         hashes = ngrams.hashes(document)
         places = np.searchsorted(sought, hashes).clip(max=len(sought) - 1)
-        is_found[places[sought[places] == hashes]] = True
-    found = sought[is_found]
-    return [float(np.isin(each, found).mean()) if len(each) else 0.0 for each in of_texts]
+        is_shared[places[sought[places] == hashes]] = True
+    shared = sought[is_shared]
+    return [float(np.isin(each, shared).mean()) if len(each) else 0.0 for each in of_texts]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

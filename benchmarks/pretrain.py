@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from albert_serve.compute import train_flops_per_token
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.page import describe_machine
@@ -39,7 +40,7 @@ from training.data.packing import Plan
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.distributed import World
-from training.loop.flops import mfu, peak_flops, train_flops_per_token
+from training.loop.flops import mfu, peak_flops
 from training.loop.step import Run
 from training.prepare import prepare
 from training.pretrain import PretrainConfig
@@ -73,7 +74,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _PretrainingCase:
+class PretrainingCase:
     """One model at one length, and its data.
 
     Attributes:
@@ -178,7 +179,7 @@ def _markdown(results: Sequence[TrainerResult], peak: float) -> str:
     """Return the table of a case, with its title."""
     ours = results[0]
     case = ours.job.case
-    assert isinstance(case, _PretrainingCase)
+    assert isinstance(case, PretrainingCase)
     mean_size = sum(len(each["input_ids"]) for each in case.examples) / len(case.examples)
     part = mean_size / case.length
     title = f"{ours.job.title}; rows padded to the full length hold {part:.0%} real tokens"
@@ -210,7 +211,7 @@ def _jobs(
     tokenizer: Path = options.tokenizer.resolve()
     num_pieces = AlbertTokenizer.from_file(tokenizer / "tokenizer.json").vocab_size
     num_examples = _BATCHES_OF_EXAMPLES * num_rows
-    case = _PretrainingCase(
+    case = PretrainingCase(
         config=sized_config(shape, length, num_pieces),
         length=length,
         num_rows=num_rows,

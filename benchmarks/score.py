@@ -258,7 +258,7 @@ def _write_texts(texts: Sequence[str], file: Path) -> Path:
 def _make_models(options: argparse.Namespace) -> dict[str, Path]:
     """Make a checkpoint at random, and its bundles."""
     folder: Path = options.output.resolve()
-    checkpoint = make_checkpoint(options.preset, folder / "checkpoint", _TASK)
+    checkpoint = make_checkpoint(PRESETS[options.preset], folder / "checkpoint", _TASK)
     made = {"checkpoint": checkpoint}
     for precision in _PRECISIONS:
         target = folder / f"bundle-{precision}"

@@ -12,11 +12,11 @@ from typing import Any, Final
 from albert_serve.bundle.card import read_figure, read_stages
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.compute import train_flops_per_token
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
 from training.evaluation.markdown import table
 from training.evaluation.questions import BEST_F1_THRESHOLD
-from training.loop.flops import train_flops_per_token
 
 CARD_FILE: Final = "README.md"
 # The beginnings of the figures' names, and the Hub's names of their tasks.

@@ -70,11 +70,11 @@ def _faults(source: Source) -> dict[str, str]:
     figures = before if isinstance(before, dict) else {}
     reasons: dict[str, str] = {}
     for task in source.tasks:
-        told, lost = _compare(source.evaluation, task, figures.get(task))
+        note, lost = _compare(source.evaluation, task, figures.get(task))
         if task not in names:
-            reasons[task] = f"the last run did not train it{told}"
+            reasons[task] = f"the last run did not train it{note}"
         elif lost > _MOST_LOST:
-            reasons[task] = f"it lost {100 * lost:.0f} % of its figure in the last run{told}"
+            reasons[task] = f"it lost {100 * lost:.0f} % of its figure in the last run{note}"
     return reasons
 
 
@@ -83,9 +83,9 @@ def _compare(evaluation: Mapping[str, Any], task: str, before: object) -> tuple[
     after = evaluated_figure(evaluation, task)
     if not isinstance(before, dict) or not isinstance(before.get("percent"), int | float):
         return "", 0.0
-    told = f": {before.get('metric')} {before['percent']:.1f} % before it"
+    note = f": {before.get('metric')} {before['percent']:.1f} % before it"
     if after is None:
-        return f"{told}, after it not measured", 0.0
-    told += f", {after.percent:.1f} % after it"
+        return f"{note}, after it not measured", 0.0
+    note += f", {after.percent:.1f} % after it"
     is_same = all(before.get(key) == getattr(after, key) for key in ("metric", "count"))
-    return told, 1 - after.percent / before["percent"] if is_same and before["percent"] > 0 else 0.0
+    return note, 1 - after.percent / before["percent"] if is_same and before["percent"] > 0 else 0.0

@@ -1,13 +1,14 @@
-"""`albert-serve info | doctor | import`: one bundle, described, measured, or stored."""
+"""`albert-serve info | doctor | import`: a bundle, described, measured, or stored."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
-from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle, read_manifest
 from albert_serve.bundle.store import import_bundle, locate
 from albert_serve.cli.options import (
     add_runtime_options,
@@ -19,16 +20,23 @@ from albert_serve.cli.options import (
     make_parser,
     one_bundle,
 )
+from albert_serve.compute import PretrainingSize, compare_compute
+from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.doctor.description import describe_bundle
 from albert_serve.doctor.layout import content_text
 from albert_serve.doctor.measurement import measure_bundle
+from albert_serve.errors import ConfigError
+from albert_serve.files import read_small_file
 from albert_serve.models_file import STORE_PREFIX
 from albert_serve.settings import Settings
 
+_MAX_CONFIG_BYTES: Final = 1 << 20
 _INFO_EXAMPLES: Final = """\
 examples:
   albert-serve info models/base
   albert-serve info models/base --json | jq .sharing
+  albert-serve info --compute
+  albert-serve info --compute xlarge runs/base/checkpoint --steps 10000 --batch-size 256
 """
 _DOCTOR_EXAMPLES: Final = """\
 examples:
@@ -52,8 +60,15 @@ tasks, precision and sizes; BENTOML_HOME is the folder of the store. docs/serve.
 def info_parser(purpose: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
     info = make_parser("info", purpose, _INFO_EXAMPLES)
-    info.add_argument("bundle", type=bundle_path, metavar="BUNDLE")
+    one = info.add_mutually_exclusive_group(required=True).add_argument
+    one("bundle", type=bundle_path, nargs="?", metavar="BUNDLE")
+    what = "parameters and FLOPs of models, by name or folder (all names), each beside BERT's shape"
+    one("--compute", nargs="*", metavar="MODEL", help=what)
     info.add_argument("--json", action="store_true", help="for programs instead of people")
+    add = info.add_argument_group("the pretraining run that --compute counts").add_argument
+    for name, value in asdict(PretrainingSize()).items():
+        option = name.removeprefix("num_").replace("_", "-")
+        add(f"--{option}", dest=name, type=_count, default=value, metavar="N", help="(%(default)s)")
     info.set_defaults(run=_info)
     return info
 
@@ -91,9 +106,49 @@ def import_parser(purpose: str) -> argparse.ArgumentParser:
     return importing
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
 def _info(options: argparse.Namespace) -> int:
+    if options.compute is not None:
+        _print({"compute": _compute(options)}, options)
+        return 0
     _print(describe_bundle(Bundle.open(locate(downloaded(options.bundle)))), options)
     return 0
+
+
+def _compute(options: argparse.Namespace) -> list[dict[str, Any]]:
+    size = PretrainingSize(
+        num_steps=options.num_steps, batch_size=options.batch_size, length=options.length
+    )
+    rows = [
+        row
+        for name in options.compute or PRESETS
+        for row in compare_compute(name, _named_config(name), size)
+    ]
+    return [asdict(row) for row in rows]
+
+
+def _named_config(name: str) -> AlbertConfig:
+    """Return the sizes of a preset, a bundle, a checkpoint's folder or a `config.json`."""
+    if name in PRESETS:
+        return PRESETS[name]
+    path = Path(name).expanduser()
+    if (path / MANIFEST_FILE).is_file():
+        return AlbertConfig.from_hf(read_manifest(path).config)
+    try:
+        file = path / "config.json" if path.is_dir() else path
+        hf = json.loads(read_small_file(file, _MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"--compute {name}: {error}; give {', '.join(PRESETS)}, or a model's folder"
+        ) from error
+    if not isinstance(hf, dict):
+        raise ConfigError(f"--compute {name}: {file} is not a JSON object")
+    return AlbertConfig.from_hf(hf)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
 from albert_serve.client.concurrency import AnyIterable, async_in_order, async_iterate
-from albert_serve.client.replies import Received
+from albert_serve.client.replies import RawReply
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
     PASSING,
@@ -263,7 +263,7 @@ class AsyncExchange:
                 return call.answer(received)
             await asyncio.sleep(retries.delay_s(call.error(received), received.retry_after_s))
 
-    async def _receive(self, call: Call[Any], deadline: Deadline) -> Received:
+    async def _receive(self, call: Call[Any], deadline: Deadline) -> RawReply:
         """Send a request once."""
         timeout_s = deadline.left_s()
         with deadline.errors():
@@ -278,7 +278,7 @@ class AsyncExchange:
                 ) as response,
             ):
                 content = await self._read(response, deadline)
-        return Received(
+        return RawReply(
             url=str(response.url),
             status=response.status_code,
             headers=response.headers,

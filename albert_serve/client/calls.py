@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 
 from albert_serve.api.schemas import InfoReply, num_items_of
-from albert_serve.client.replies import Received, log_warnings, renumbered, service_error
+from albert_serve.client.replies import RawReply, log_warnings, renumbered, service_error
 from albert_serve.errors import BodyTooLargeError, RequestError, TooMuchAtOnceError
 
 ReplyT = TypeVar("ReplyT")
@@ -28,7 +28,7 @@ class Call(Generic[ReplyT]):
     path: str
     body: dict[str, Any] | None
     read: Callable[[bytes], ReplyT]
-    on_reply: Callable[[Received, int], None] = log_warnings
+    on_reply: Callable[[RawReply, int], None] = log_warnings
     start: int = 0
 
     @property
@@ -46,7 +46,7 @@ class Call(Generic[ReplyT]):
         items: list[Any] = (self.body or {})["inputs"] if self.has_list else []
         return items
 
-    def answer(self, received: Received) -> ReplyT:
+    def answer(self, received: RawReply) -> ReplyT:
         """Return the answer in a reply, or raise the service's error.
 
         Raises:
@@ -70,7 +70,7 @@ class Call(Generic[ReplyT]):
             )
         return answer
 
-    def error(self, received: Received) -> RequestError:
+    def error(self, received: RawReply) -> RequestError:
         """Return the error of a reply that is no success, with indices of the caller's list."""
         error = service_error(received)
         message = renumbered(str(error), self.start)

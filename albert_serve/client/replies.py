@@ -29,7 +29,7 @@ _logger = logging.getLogger("albert_serve.client.transport")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class RawReply:
     """A complete response."""
 
     url: str
@@ -56,7 +56,7 @@ class Received:
         return float(value) if value.isdecimal() else None
 
 
-def service_error(received: Received) -> RequestError:
+def service_error(received: RawReply) -> RequestError:
     """Return the error of a reply that is no success."""
     try:
         reply = ErrorReply.model_validate_json(received.content)
@@ -72,7 +72,7 @@ def service_error(received: Received) -> RequestError:
     return error
 
 
-def log_warnings(received: Received, start: int) -> None:
+def log_warnings(received: RawReply, start: int) -> None:
     """Log the warnings of a successful reply to the items of a list from `start` on."""
     try:
         warnings = json.loads(received.headers.get(WARNINGS_HEADER, "[]"))

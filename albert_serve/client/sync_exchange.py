@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from albert_serve.api.schemas import InfoReply
 from albert_serve.client.calls import Call, ReplyT
 from albert_serve.client.concurrency import in_order, iterate
-from albert_serve.client.replies import Received
+from albert_serve.client.replies import RawReply
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
     PASSING,
@@ -261,7 +261,7 @@ class Exchange:
                 return call.answer(received)
             time.sleep(retries.delay_s(call.error(received), received.retry_after_s))
 
-    def _receive(self, call: Call[Any], deadline: Deadline) -> Received:
+    def _receive(self, call: Call[Any], deadline: Deadline) -> RawReply:
         """Send a request once."""
         timeout_s = deadline.left_s()
         with (
@@ -275,7 +275,7 @@ class Exchange:
             ) as response,
         ):
             content = self._read(response, deadline)
-        return Received(
+        return RawReply(
             url=str(response.url),
             status=response.status_code,
             headers=response.headers,

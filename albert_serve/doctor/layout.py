@@ -23,7 +23,7 @@ def content_text(content: Mapping[str, Any]) -> str:
     plain = {
         name: value for name, value in content.items() if not isinstance(value, Mapping | list)
     }
-    return "\n\n".join(["\n".join(_lines(plain)), *parts])
+    return "\n\n".join(part for part in ["\n".join(_lines(plain)), *parts] if part)
 
 
 def _printable(text: str) -> str:

@@ -24,7 +24,7 @@ from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.client.async_exchange import AsyncExchange
 from albert_serve.client.calls import Call
-from albert_serve.client.replies import Received, renumbered_places
+from albert_serve.client.replies import RawReply, renumbered_places
 from albert_serve.client.requests import INFO
 from albert_serve.client.retries import PASSING
 from albert_serve.client.server import (
@@ -167,7 +167,7 @@ class RemoteScorer:
         return await self._until_answered(lambda: self._exchange.send(INFO))
 
     async def _answer(self, request: TaskRequest) -> RowResult:
-        replies: list[tuple[Received, int]] = []
+        replies: list[tuple[RawReply, int]] = []
         call: Call[Any] = Call(
             method="POST",
             path=f"/{self.task}",
@@ -227,7 +227,7 @@ def _heads(task: TaskInfo) -> list[str]:
     return [head.name for head in task.heads or ()] or [DEFAULT_HEAD]
 
 
-def _notes(replies: Iterable[tuple[Received, int]]) -> dict[str, Any]:
+def _notes(replies: Iterable[tuple[RawReply, int]]) -> dict[str, Any]:
     """Return the notes of a call's replies, each of a part of its list."""
     warnings: list[str] = []
     num_truncated = 0

@@ -20,7 +20,6 @@ from albert_serve.scoring.options import ScoreOptions
 from albert_serve.tables import is_utf8
 from albert_serve.tasks import TASKS
 
-_REQUEST_FIELDS: Final = ("inputs", "parameters")
 # The limit of a part's text in memory.
 _MAX_PART_BYTES: Final = 4 << 20
 # How much more memory than a text its answer has, where that is a vector for each token.
@@ -215,8 +214,8 @@ def _columns_of(
         del columns["inputs"]
     if scored.texts:
         pair = others[0] if others else ""
-        found = find_texts(names, scored.texts, given.get(text), given.get(pair))
-        columns[text], columns[pair] = found or (None, None)
+        text_columns = find_texts(names, scored.texts, given.get(text), given.get(pair))
+        columns[text], columns[pair] = text_columns or (None, None)
         others = others[1:]
     for field in others if scored.texts else scored.fields:
         known = CHOICES if field == "choices" else (field,)

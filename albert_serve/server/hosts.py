@@ -35,19 +35,19 @@ class AllowedHosts:
         if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("host", "")
-        if self._allows(given):
+        host = Headers(scope=scope).get("host", "")
+        if self._allows(host):
             await self.app(scope, receive, send)
             return
         error = MalformedRequestError(
-            f"the host is {given[:80]!r}, and the service answers to {', '.join(self._hosts)}; "
+            f"the host is {host[:80]!r}, and the service answers to {', '.join(self._hosts)}; "
             f"{HOSTS_VARIABLE} of the service names others"
         )
         await error_response(error, scope)(scope, receive, send)
 
-    def _allows(self, given: str) -> bool:
+    def _allows(self, host: str) -> bool:
         try:
-            host = urlsplit(f"//{given}").hostname or ""
+            host = urlsplit(f"//{host}").hostname or ""
         except ValueError:  # brackets without an address
             return False
         return any(

@@ -25,7 +25,7 @@ from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task
 from albert_serve.tasks.feature_extraction import MIN_LENGTH, FeatureExtraction
 from albert_serve.tasks.probability import finite, sigmoid
 from albert_serve.tasks.text_classification import TextClassification
-from albert_serve.tasks.truncation import Fitted, Truncator, named
+from albert_serve.tasks.truncation import FittedEncoding, Truncator, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Rerank:
         )
         with named("query"):
             query = truncator.encode(item.query)  # once: it may be long, and the texts many
-        pairs: list[Fitted] = []
+        pairs: list[FittedEncoding] = []
         for number, text in enumerate(item.texts):
             with named(f"query and texts[{number}] together"):
                 pairs.append(truncator.fit(query, truncator.encode(text)))

@@ -21,7 +21,7 @@ _CHOICE_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fitted:
+class FittedEncoding:
     """An encoding that fits the model.
 
     Attributes:
@@ -76,7 +76,7 @@ class Truncator:
 
         return self.tokenizer.encode_plain(text, check_length)
 
-    def fit_texts(self, text: str, pair: str | None = None) -> Fitted:
+    def fit_texts(self, text: str, pair: str | None = None) -> FittedEncoding:
         """Encode and fit a text or a pair."""
         return self.fit(self.encode(text), None if pair is None else self.encode(pair))
 
@@ -85,7 +85,7 @@ class Truncator:
         first: Encoding,
         second: Encoding | None = None,
         direction: TruncationDirection = "right",
-    ) -> Fitted:
+    ) -> FittedEncoding:
         """Fit encodings without special tokens; the ends are cut, of the longer text first.
 
         Args:
@@ -95,26 +95,26 @@ class Truncator:
         num_tokens = len(first) + (0 if second is None else len(second)) + num_special
         num_excess = num_tokens - self.max_positions
         if num_excess <= 0:
-            return Fitted(encoding=self.tokenizer.build(first, second))
+            return FittedEncoding(encoding=self.tokenizer.build(first, second))
         if self.mode == "error":
             raise self._too_many(num_tokens)
         if second is None:
             start = num_excess if direction == "left" else 0
             kept = len(first) - num_excess
-            return Fitted(
+            return FittedEncoding(
                 encoding=self.tokenizer.build(first.slice(start, start + kept)),
                 num_truncated=num_excess,
                 cut_at=(first.offsets[start][0] if start else cut_at(first, kept),),
             )
         room = self.max_positions - num_special
         num_first, num_second = _longest_first(len(first), len(second), room)
-        return Fitted(
+        return FittedEncoding(
             encoding=self.tokenizer.build(first.slice(0, num_first), second.slice(0, num_second)),
             num_truncated=num_excess,
             cut_at=(cut_at(first, num_first), cut_at(second, num_second)),
         )
 
-    def fit_choice(self, context: Encoding, choice: Encoding) -> Fitted:
+    def fit_choice(self, context: Encoding, choice: Encoding) -> FittedEncoding:
         """Fit a context and one choice of a question, cut as `split_choice` says.
 
         Of the choice, `cut_at` is the offset of the first character that is kept.
@@ -125,7 +125,7 @@ class Truncator:
         num_context, num_choice = split_choice(len(context), len(choice), self.max_positions)
         begin = len(choice) - num_choice
         kept = choice.slice(begin, len(choice))
-        return Fitted(
+        return FittedEncoding(
             encoding=self.tokenizer.build(context.slice(0, num_context), kept),
             num_truncated=max(num_excess, 0),
             cut_at=(cut_at(context, num_context), choice.offsets[begin][0] if begin else None),

@@ -93,7 +93,7 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     config = PRESETS[options.preset]
     _check_shapes(shapes, config)
     folder = (options.output / "models").resolve()
-    checkpoint = make_checkpoint(options.preset, folder / "checkpoint", "text-classification")
+    checkpoint = make_checkpoint(config, folder / "checkpoint", "text-classification")
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
     num_drawn = options.num_texts + _NUM_CALIBRATION
     drawn = draw_texts(options.texts, tokenizer, num_drawn, config.max_positions)

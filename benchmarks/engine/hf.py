@@ -17,7 +17,7 @@ from training.system.precision import DTYPES
 # Ways to compile: for all shapes, or once for each shape, on a GPU as a graph of CUDA.
 _COMPILED: Final[dict[str, dict[str, Any]]] = {
     "dynamic": {"dynamic": True},
-    "static": {"mode": "reduce-overhead"},
+    "static": {"mode": "reduce-overhead", "dynamic": False},
 }
 
 

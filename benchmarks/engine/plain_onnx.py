@@ -19,7 +19,8 @@ def open_player(job: ModelJob) -> Player:
     """Open a session over the exported graph."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = job.num_threads
-    ort.preload_dlls(directory="")  # CUDA from NVIDIA's pip packages, if they are installed
+    if job.device == "cuda":
+        ort.preload_dlls(directory="")  # from NVIDIA's pip packages, if they are installed
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[job.device]
     session = ort.InferenceSession(str(job.model / GRAPH_FILE), options, providers=[provider])
     if provider not in session.get_providers():  # it goes on with the CPU, unasked

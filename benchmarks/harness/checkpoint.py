@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from albert_serve.config import PRESETS
+from albert_serve.config import AlbertConfig
 from albert_serve.default_bundle import shipped_bundle
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
@@ -16,26 +16,22 @@ from training.model.heads import AlbertForTasks, Task, head_sizes
 _SEED: Final = 0
 
 
-def make_checkpoint(preset: str, folder: Path, *tasks: Task, vocab_size: int | None = None) -> Path:
-    """Write a Hugging Face directory with heads for these tasks and the shipped tokenizer.
+def make_checkpoint(
+    sizes: AlbertConfig, folder: Path, *tasks: Task, tokenizer: Path | None = None
+) -> Path:
+    """Write a Hugging Face directory with heads for these tasks and a tokenizer.
 
     A standard deviation of H^-0.5 keeps the size of what goes through a matrix, so that the answers
     depend on the text; with the 0.02 of training's start they hardly do.
 
     Args:
-        preset: whose sizes it has.
-        vocab_size: rows of the embeddings; those of the preset without it.
+        tokenizer: folder of the tokenizer; without it the shipped model's is taken.
 
     Returns:
         The folder.
     """
-    sizes = PRESETS[preset]
-    config = replace(
-        sizes,
-        vocab_size=vocab_size or sizes.vocab_size,
-        initializer_range=sizes.hidden_size**-0.5,
-    )
+    config = replace(sizes, initializer_range=sizes.hidden_size**-0.5)
     torch.manual_seed(_SEED)
     model = AlbertForTasks(config, head_sizes(config, tasks))
-    save_checkpoint(model, folder, tokenizer_from=shipped_bundle())
+    save_checkpoint(model, folder, tokenizer_from=tokenizer or shipped_bundle())
     return folder

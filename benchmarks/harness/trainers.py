@@ -244,7 +244,7 @@ def compare_trainers(
         for jobs in cases:
             # On a GPU, whose memory they would share, they run one after the other.
             groups = [[job] for job in jobs] if jobs[0].device == "cuda" else [jobs]
-            case = [each for group in groups for each in _measure_in_turns(group, options, bar)]
+            case = [each for group in groups for each in measure_in_turns(group, options, bar)]
             text = f"{text}\n\n{markdown(case)}"
             cases_done.append({"title": jobs[0].title, "results": [each.record() for each in case]})
             content = json.dumps({"machine": list(machine), "cases": cases_done}, indent=1)
@@ -255,9 +255,14 @@ def compare_trainers(
     return text
 
 
-def _measure_in_turns(
+def measure_in_turns(
     jobs: Sequence[TrainerJob], options: argparse.Namespace, bar: tqdm[Any]
 ) -> list[TrainerResult]:
+    """Measure jobs in turns of the options of `add_trainer_options`.
+
+    Raises:
+        BenchmarkError: a job failed.
+    """
     with ExitStack() as stack:
         started: list[tuple[Worker, TrainerResult]] = []
         for job in jobs:

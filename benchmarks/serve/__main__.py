@@ -19,7 +19,7 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE
-from albert_serve.config import PRESETS
+from albert_serve.config import PRESETS, preset
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
@@ -116,9 +116,8 @@ def _measure(options: argparse.Namespace) -> ServeReport:
     today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     machine = [*describe_machine(options.threads), today]
     num_pieces = AlbertTokenizer.from_file(shipped_bundle() / TOKENIZER_FILE).vocab_size
-    checkpoint = make_checkpoint(
-        options.preset, folder / "checkpoint", *TASKS, vocab_size=num_pieces
-    )
+    config = preset(options.preset, vocab_size=num_pieces)
+    checkpoint = make_checkpoint(config, folder / "checkpoint", *TASKS)
     stream = make_stream(checkpoint, options.texts, options.num_requests)
     services = [peer_service(checkpoint, options.threads), *_our_services(checkpoint, options)]
     results = [ServedResult(service=service) for service in services]

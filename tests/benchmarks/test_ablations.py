@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -23,34 +22,51 @@ def test_an_ablation_writes_tables_and_repeats_no_run(
         *("--shards", str(corpus), "--validation", str(corpus), "--tokenizer", str(vocab_dir)),
         *("--hidden-size", "16", "--layers", "2", "--heads", "2", "--embedding-size", "8"),
         *("--embedding-sizes", "8", "--length", "48", "--batch-size", "8", "--steps", "4"),
-        *("--held-out-tokens", "3000", "--no-compile", "--device", "cpu", "--tables", "embedding"),
-        *("--output", str(output)),
+        *("--held-out-tokens", "3000", "--no-compile", "--device", "cpu"),
+        *("--output", str(output), "--seeds", "0", "1"),
     ]
-    assert main([*command, "--validation", str(tmp_path / "nowhere")]) == 1
+    embedding = [*command, "--tables", "embedding"]
+    assert main([*embedding, "--validation", str(tmp_path / "nowhere")]) == 1
     assert "nowhere" in capsys.readouterr().err
     assert not output.exists()
-    assert main(command) == 0
-    names = ["share-all-e8-sop-4-steps-seed0", "share-all-e16-sop-4-steps-seed0"]
+    assert main(embedding) == 0
+    names = ["16x2-share-all-e8-sop-4-steps-seed0", "16x2-share-all-e16-sop-4-steps-seed0"]
     runs = [output / "runs" / name / "figures.json" for name in names]
     small, wide = (json.loads(file.read_bytes()) for file in runs)
     assert small["tokens"] == wide["tokens"] > 4 * 8 * 40
     # 800 words, 48 positions and 2 types of 8 more dimensions, their norm and their map to H.
     assert wide["parameters"] - small["parameters"] == 8 * (800 + 48 + 2) + 2 * 8 + 8 * 16
     table = (output / "ablations.md").read_text()
-    assert "| E = 8 |" in table
-    accuracy, pairs = wide["sop_accuracy"], wide["sop_count"]
-    error = math.sqrt(accuracy * (1 - accuracy) / pairs)
-    assert f"| {100 * accuracy:.1f} ± {100 * error:.1f} |" in table
+    assert "| E = 8 | 2 |" in table
+    again = json.loads(
+        (output / "runs" / names[1].replace("seed0", "seed1") / "figures.json").read_bytes()
+    )
+    accuracies = [100 * run["sop_accuracy"] for run in (wide, again)]
+    spread = f"({min(accuracies):.1f} to {max(accuracies):.1f})"
+    assert f"| {sum(accuracies) / 2:.1f} {spread} |" in table
     assert wide["nsp_count"] > 20
     assert small["masked_count"] == wide["masked_count"] > 100
 
     files = sorted((output / "runs").rglob("*"))
     before = [file.stat().st_mtime_ns for file in files]
-    assert main(command) == 0
+    assert main(embedding) == 0
     assert [file.stat().st_mtime_ns for file in files] == before
-    assert main([*command, "--layers", "3"]) == 1
-    assert "layers 2, not 3" in capsys.readouterr().err
+    assert main([*embedding, "--batch-size", "4"]) == 1
+    assert "batch_size 8, not 4" in capsys.readouterr().err
     damaged = runs[0]
     damaged.write_bytes(damaged.read_bytes()[:100])
-    assert main(command) == 1
+    assert main(embedding) == 1
     assert f"delete {damaged} to measure again" in capsys.readouterr().err
+
+    # Depth and width differ in nothing else, and sentence tasks go on from a checkpoint.
+    shapes = ["--tables", "depth", "width", "--depths", "1", "--widths", "8", "--steps", "2"]
+    assert main([*command, *shapes]) == 0
+    table = (output / "ablations.md").read_text()
+    assert "| 1 layers | 2 |" in table
+    assert "| H = 8 | 2 |" in table
+    start = ["--initialize-from", str(runs[1].parent / "checkpoint"), "--output"]
+    assert main([*command, *start, str(tmp_path / "pairs"), "--seeds", "0"]) == 1
+    assert "give --tables sentence" in capsys.readouterr().err
+    pairs = [*command, "--tables", "sentence", *start, str(tmp_path / "pairs"), "--seeds", "0"]
+    assert main(pairs) == 0
+    assert "| nsp trained | 1 |" in (tmp_path / "pairs" / "ablations.md").read_text()

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from albert_serve.config import PRESETS
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.process import run_in_process
 from benchmarks.score import (
@@ -21,7 +22,7 @@ TEXTS = ["An earned run.", "A fielding error.", "A long day at the game.", "An e
 
 
 def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("small", tmp_path / "checkpoint", "text-classification")
+    checkpoint = make_checkpoint(PRESETS["small"], tmp_path / "checkpoint", "text-classification")
     bundle = export_bundle(checkpoint, tmp_path / "bundle").bundle.folder
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))

@@ -151,9 +151,9 @@ def answer_questions(
         EvaluationError: as `question_parameters` and `lay_questions`.
     """
     max_positions = model.config.max_positions
-    found = question_head_of("question-answering", model.tasks["question-answering"])
+    head = question_head_of("question-answering", model.tasks["question-answering"])
     task = QuestionAnswering(
-        tokenizer=tokenizer, max_positions=max_positions, head=found or "independent"
+        tokenizer=tokenizer, max_positions=max_positions, head=head or "independent"
     )
     parameters = question_parameters(
         max_positions, may_be_empty=True, max_answer_length=max_answer_length, length=length

@@ -154,8 +154,8 @@ def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any]) -> AlbertCo
         "attention_dropout": settings.dropout,
         "classifier_dropout": settings.classifier_dropout,
     }
-    given = {name: value for name, value in changes.items() if value is not None}
-    config = replace(AlbertConfig.from_hf(hf), **given)
+    chosen = {name: value for name, value in changes.items() if value is not None}
+    config = replace(AlbertConfig.from_hf(hf), **chosen)
     # Without --length, windows of questions have 384 tokens, or as many as the model has positions.
     has_default = settings.has_questions_alone and settings.question_length != settings.length
     if not has_default and not MIN_LENGTH <= settings.length <= config.max_positions:

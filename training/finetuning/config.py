@@ -125,7 +125,7 @@ class _EarlyStopping(Options, title="validation"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Teacher(Options, title="teacher"):
+class _TeacherOptions(Options, title="teacher"):
     teacher: str | None = flag(
         "a finetuned encoder of transformers, a folder or a name on the hub, whose logits replace "
         "the labels; --text-classification may then be .txt files, one text per line"
@@ -134,7 +134,7 @@ class _Teacher(Options, title="teacher"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Questions(Options, title="questions"):
+class _QuestionOptions(Options, title="questions"):
     question_answering: tuple[Path, ...] = flag("SQuAD files", ())
     question_head: QuestionHead | None = flag(
         "start and end of an answer by themselves, or the end given the start with a beam search, "
@@ -144,7 +144,7 @@ class _Questions(Options, title="questions"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Embeddings(Options, title="embeddings"):
+class _EmbeddingOptions(Options, title="embeddings"):
     embeddings: tuple[Path, ...] = flag(
         "files of texts whose vectors are learnt: pairs that belong together (anchor, positive), "
         "triplets (and negative), pairs with a score (sentence1, sentence2, score), or with "
@@ -166,7 +166,7 @@ class _Embeddings(Options, title="embeddings"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pretraining(ObjectiveOptions, title="continued pretraining"):
+class _PretrainingOptions(ObjectiveOptions, title="continued pretraining"):
     pretraining: tuple[Path, ...] = flag("text for continued pretraining", ())
     order_short_rate: Fraction | None = flag(
         "fraction of the documents cut into pairs of a random shorter length (0.1)"
@@ -174,7 +174,7 @@ class _Pretraining(ObjectiveOptions, title="continued pretraining"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Training(Optimization, title="training"):
+class _TrainingOptions(Optimization, title="training"):
     recipe: Literal["paper"] | None = flag(
         "the paper's hyperparameters (table 14) of --task, or of --question-answering alone"
     )
@@ -222,13 +222,13 @@ class _StoppingCriteria(StoppingCriteria, title=StoppingCriteria.title):
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(
     RunFolder,
-    _Training,
+    _TrainingOptions,
     _StoppingCriteria,
-    _Pretraining,
-    _Embeddings,
-    _Questions,
+    _PretrainingOptions,
+    _EmbeddingOptions,
+    _QuestionOptions,
     ChoiceFiles,
-    _Teacher,
+    _TeacherOptions,
     _EarlyStopping,
     ClassifierConfig,
     title="start",

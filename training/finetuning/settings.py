@@ -100,8 +100,8 @@ def settle(config: FinetuneConfig) -> FinetuneSettings:
         with collecting(errors):
             heads.append(_with_files(with_task_data(head)))
     raise_listed(errors)
-    given = {field.name: getattr(config, field.name) for field in fields(FinetuneConfig)}
-    settings = FinetuneSettings(**{**given, **values, "heads": tuple(heads)})
+    configured = {field.name: getattr(config, field.name) for field in fields(FinetuneConfig)}
+    settings = FinetuneSettings(**{**configured, **values, "heads": tuple(heads)})
     _check_validation(settings)
     return settings
 

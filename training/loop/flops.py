@@ -1,4 +1,4 @@
-"""FLOPs of a token in pretraining, peak FLOPs of the device, and model FLOPs utilisation (MFU)."""
+"""Peak FLOPs of the device, and model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 
 import torch
 
-from albert_serve.config import AlbertConfig
 from training.system.precision import PrecisionName, product_dtype
 
 # Data sheets: dense products in bf16 (fp16 on V100 and T4, which have no bf16), floating-point
@@ -38,45 +37,6 @@ _MEASURE_S: Final = 0.5
 _PRODUCT_S: Final = 0.02
 _SMALLEST: Final = 256
 _LARGEST: Final = 8192
-
-
-def train_flops_per_token(
-    config: AlbertConfig,
-    *,
-    length: float,
-    masked_rate: float,
-    num_sentence_outputs: int = 2,
-    read_rate: float = 1.0,
-) -> float:
-    """Return the FLOPs per token of the matrix products of the forward and backward pass.
-
-    Three times the forward pass, since each product has two in the backward pass; 2 operations
-    for each multiply-add, of which a real token has
-
-        E*H                          the map of embeddings to hidden states
-        + n * (4H² + 2HF + 2HS)      n applications of a layer; 2HS are the attention's scores and
-                                     sums over a sequence of S tokens
-        - (1 - read) * (H² + 2HF)    where the last layer, after its attention, is applied to the
-                                     gathered positions only
-        + masked * (HE + EV)         fill-mask, at the masked tokens alone
-        + (H² + HK) / S              pooler and sentence head of K outputs, once a sequence
-
-    Lookups, norms, activations and softmax are not counted, nor are padding and recomputed
-    activations.
-
-    Args:
-        length: S, real tokens of a sequence. For sequences of several lengths give the mean over
-            their tokens, the sum of squares over the sum.
-        masked_rate: fraction of the tokens that is predicted.
-        read_rate: fraction of the positions that is gathered; 1 where all are computed.
-        num_sentence_outputs: K; 0 for a run without a sentence task, which has no pooler either.
-    """
-    e, h, f, v = config.embedding_size, config.hidden_size, config.ffn_size, config.vocab_size
-    layers = len(config.layer_plan) * (4 * h * h + 2 * h * f + 2 * h * length)
-    layers -= (1 - read_rate) * (h * h + 2 * h * f)
-    fill_mask = masked_rate * (h * e + e * v)
-    sentence = (h * h + h * num_sentence_outputs) / length if num_sentence_outputs else 0.0
-    return 3 * 2 * (e * h + layers + fill_mask + sentence)
 
 
 def mfu(*, tokens_per_s: float, flops_per_token: float, peak_flops: float) -> float:

@@ -1,12 +1,12 @@
 """Distance of each layer's input and output embeddings (Figure 1 of the paper).
 
-Shape legend: B rows, S positions, H hidden size, R real tokens.
+Shape legend: B rows, S positions, H hidden size, R real tokens, L layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -47,29 +47,44 @@ def layer_similarity(model: AlbertForTasks, batches: Iterable[ModelInputs]) -> L
     Raises:
         TrainingError: the batches have no real token.
     """
-    device = next(model.parameters()).device
-    num_layers, num_tokens = len(model.config.layer_plan), 0
-    distance, angle = [0.0] * num_layers, [0.0] * num_layers
-    was_training = model.training
+    device, was_training = next(model.parameters()).device, model.training
+
+    def states(batch: ModelInputs) -> Iterator[Tensor]:
+        moved = batch.to(device)
+        real_BS = moved.real_BS
+        return (state_BSH[real_BS].float() for state_BSH in model.albert.states(moved))
+
     model.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            for batch in batches:
-                moved = batch.to(device)
-                real_BS = moved.real_BS
-                num_tokens += int(real_BS.sum())
-                rows = (state_BSH[real_BS].float() for state_BSH in model.albert.states(moved))
-                for layer, (before_RH, after_RH) in enumerate(pairwise(rows)):
-                    distance[layer] += float((after_RH - before_RH).norm(dim=-1).sum())
-                    angle[layer] += float(_angle_degrees(before_RH, after_RH).sum())
+            return compare_layers(map(states, batches))
     finally:
         model.train(was_training)
+
+
+def compare_layers(states: Iterable[Iterable[Tensor]]) -> LayerSimilarity:
+    """Compare the inputs and outputs of layers.
+
+    Args:
+        states: of each batch the hidden states (R, H) before the first layer and after each.
+
+    Raises:
+        TrainingError: there is no token.
+    """
+    sums: list[Tensor] = []
+    num_tokens = 0
+    for rows in states:
+        moves = [
+            torch.stack([(after_RH - before_RH).norm(dim=-1), _angle_degrees(before_RH, after_RH)])
+            for before_RH, after_RH in pairwise(rows)
+        ]
+        num_tokens += moves[0].shape[-1]
+        sums.append(torch.stack(moves).double().sum(-1))
     if not num_tokens:
         raise TrainingError("there is no token to compare layers at; give a batch that has some")
-    return LayerSimilarity(
-        distance=tuple(total / num_tokens for total in distance),
-        angle_degrees=tuple(total / num_tokens for total in angle),
-    )
+    means_L2 = torch.stack(sums).sum(0) / num_tokens
+    distance, angle = means_L2.T.tolist()
+    return LayerSimilarity(distance=tuple(distance), angle_degrees=tuple(angle))
 
 
 def _angle_degrees(x_RH: Tensor, y_RH: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from albert_serve.compute import train_flops_per_token
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName
@@ -19,7 +20,7 @@ from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out, unigram_entropy
 from training.loop.distributed import World, join_world
-from training.loop.flops import peak_flops, train_flops_per_token
+from training.loop.flops import peak_flops
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names

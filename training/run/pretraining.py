@@ -30,7 +30,7 @@ from training.run.recipes import Dropout, PresetName, Recipe, scaled_lr
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Corpus(Options, title="data"):
+class _CorpusOptions(Options, title="data"):
     """The text to train on, as files or as shards.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Corpus(Options, title="data"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes(Options, title="model (defaults are the preset's)"):
+class ModelOptions(Options, title="model (defaults are the preset's)"):
     """The sizes of the model, or the checkpoint that it starts from."""
 
     preset: PresetName | None = flag("(base)")
@@ -134,7 +134,7 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Machine(Options, title="machine"):
+class _MachineOptions(Options, title="machine"):
     """What suits a machine, and changes results in their last digits at most."""
 
     micro_batch_size: Count | None = flag("most rows of a forward pass, or as many tokens of pairs")
@@ -147,7 +147,9 @@ class _Machine(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusRunConfig(_Machine, RunFolder, _RecipeChanges, StoppingCriteria, Sizes, _Corpus):
+class CorpusRunConfig(
+    _MachineOptions, RunFolder, _RecipeChanges, StoppingCriteria, ModelOptions, _CorpusOptions
+):
     """All that `training.pretrain` and `training.distil` have in common."""
 
 

@@ -30,7 +30,7 @@ from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.fill_mask.target_scoring import score_targets
 from albert_serve.tasks.fill_mask.targets import read_first_pieces, read_whole
 from albert_serve.tasks.probability import best, softmax
-from albert_serve.tasks.truncation import Fitted, Truncator
+from albert_serve.tasks.truncation import FittedEncoding, Truncator
 
 # The approximate text of a token.
 _BYTES_PER_TOKEN: Final = 8
@@ -84,7 +84,7 @@ class FillMask:
             answer_bytes=len(text.masks) * num_choices * entry_bytes,
         )
 
-    def _fit(self, text: str, truncation: Truncation, num_more: int) -> Fitted:
+    def _fit(self, text: str, truncation: Truncation, num_more: int) -> FittedEncoding:
         """Fit the text, and leave room for `num_more` further masks."""
         max_positions = self.setup.max_positions
         truncator = Truncator(self.setup.tokenizer, max_positions, truncation)
@@ -101,7 +101,7 @@ class FillMask:
             )
         return replace(truncator, max_positions=max_positions - num_more).fit(encoding)
 
-    def _find_masks(self, fitted: Fitted) -> MaskedText:
+    def _find_masks(self, fitted: FittedEncoding) -> MaskedText:
         tokenizer, ids = self.setup.tokenizer, fitted.encoding.ids
         masks = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
         if masks:
