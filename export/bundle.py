@@ -43,9 +43,10 @@ from export.errors import ExportError
 from export.examples import check_tasks
 from export.graph import CUDA_FORM, Compute, Form
 from export.heads import build_head
-from export.precision import restore_weights, write_weights
+from export.precision import write_weights
 from export.quality import MeasuredQuality, check_quality, measure_quality
 from export.selection import select_tasks, tasks_with_data
+from export.smoothing import largest_inputs
 from export.source import (
     HUGGING_FACE_FILES,
     Source,
@@ -60,7 +61,9 @@ from export.verify import (
     check_references,
     measure_cuda_parity,
     measure_parity,
+    special_ids,
 )
+from training.conversion.shipped import restore_weights
 from training.conversion.source import open_checkpoint
 from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
@@ -199,8 +202,8 @@ def export_bundle(
         shown = examples or {}
         check_tasks(shown, source.tasks)
         form = replace(CUDA_FORM, compute=cuda_precision)
-        unused = _write_files(source, folder, precision, kept_fp32, form)
         model = load_checkpoint(source.folder, source.num_outputs)
+        unused = _write_files(source, folder, model, precision, kept_fp32, form)
         parity, cuda_parity = _compare(source, folder, model, precision, form, limits)
         manifest = Manifest(
             config=source.config.to_hf(),
@@ -243,7 +246,12 @@ def export_bundle(
 
 
 def _write_files(
-    source: Source, folder: Path, precision: Precision, kept_fp32: Collection[Part], form: Form
+    source: Source,
+    folder: Path,
+    model: AlbertForTasks,
+    precision: Precision,
+    kept_fp32: Collection[Part],
+    form: Form,
 ) -> list[str]:
     """Write the tokenizer, weights and graphs; return the weights that no head reads."""
     _write_tokenizer(source, folder)
@@ -251,7 +259,8 @@ def _write_files(
         _copy_hugging_face_files(source, folder)
         _link_or_copy(source.weights_file, folder / WEIGHTS_FILE)
     else:
-        write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32)
+        largest = largest_inputs(model, special_ids(folder), source.stored)
+        write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32, largest)
     graphs = _write_graphs(source, folder, form)
     check_references(graphs, read_header(folder / WEIGHTS_FILE))
     return sorted(source.stored.keys() - source.known)

@@ -24,7 +24,7 @@ from onnx import (
 
 import albert_serve
 from albert_serve.bundle.manifest import WEIGHTS_FILE, ComputePrecision
-from albert_serve.bundle.weights import SCALE_SUFFIX, StoredTensor, stored_name
+from albert_serve.bundle.weights import SCALE_SUFFIX, SMOOTHING_SUFFIX, StoredTensor, stored_name
 
 CONTRIB: Final = "com.microsoft"
 # 24 is the first whose Attention takes the lengths of right-padded sequences.
@@ -89,6 +89,11 @@ class Initializers:
         """Return the stored type (safetensors' name) of the weight of this Hugging Face name."""
         return self._stored[stored_name(name, self._stored)].dtype
 
+    def smoothing(self, name: str) -> str | None:
+        """Add the factors (I) of the inputs of this int8 weight, if it has any."""
+        factors = name + SMOOTHING_SUFFIX
+        return self.stored(factors) if stored_name(factors, self._stored) in self._stored else None
+
     def stored(self, name: str) -> str:
         """Add the weight of this Hugging Face name as stored; return the initializer's name.
 
@@ -114,6 +119,9 @@ class Initializers:
                 "DequantizeLinear", [initializer, scale], f"{initializer}/restored", axis=1
             )
             full = self._convert("Transpose", [restored], f"{initializer}/full", perm=[1, 0])
+            factors = self.smoothing(name)
+            if factors is not None:
+                full = self._convert("Mul", [full, factors], f"{initializer}/unsmoothed")
             initializer, dtype = full, "F32"
         if dtype == self.form.dtype:
             return initializer

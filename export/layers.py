@@ -149,6 +149,9 @@ def _words(nodes: Nodes, ids_BS: str) -> str:
 
 def _multiply_int8(nodes: Nodes, x_RI: str, weight: str) -> str:
     """Scale the rows after the product, since the kernel takes one scale for all rows only."""
+    factors_I = nodes.initializers.smoothing(weight)
+    if factors_I is not None:
+        x_RI = nodes.add("Mul", [x_RI, factors_I])
     quantized_RI, scale_R1 = _quantize_rows(nodes, x_RI)
     one = nodes.constant("one", np.array(1, np.float32))
     zero = nodes.constant("zero", np.array(_ZERO, np.uint8))

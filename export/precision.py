@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from albert_serve.bundle.manifest import Part, Precision
-from albert_serve.bundle.weights import SCALE_SUFFIX
+from albert_serve.bundle.weights import SCALE_SUFFIX, SMOOTHING_SUFFIX
 from albert_serve.progress import progress
 from export.errors import ExportError
 from export.source import Source, read_weight
@@ -37,8 +37,17 @@ _LARGEST_FP16: Final = float(np.finfo(np.float16).max)
 _Array = NDArray[Any]
 
 
-def write_weights(source: Source, file: Path, precision: Precision, kept: Collection[Part]) -> None:
+def write_weights(
+    source: Source,
+    file: Path,
+    precision: Precision,
+    kept: Collection[Part],
+    largest_inputs: Mapping[str, _Array],
+) -> None:
     """Write the weights that the tasks need; those of the parts `kept` stay fp32.
+
+    Args:
+        largest_inputs: of each input (I) of the matrices whose inputs are smoothed in int8.
 
     Raises:
         ExportError: a weight is too large for fp16.
@@ -46,29 +55,12 @@ def write_weights(source: Source, file: Path, precision: Precision, kept: Collec
     """
     names = progress(source.names, title=f"to {precision}", unit="weights")
     tensors = {
-        stored: array for name in names for stored, array in _convert(source, name, precision, kept)
+        stored: array
+        for name in names
+        for stored, array in _convert(source, name, precision, kept, largest_inputs)
     }
-    _save(tensors, file)
-
-
-def restore_weights(file: Path, target: Path) -> None:
-    """Write the fp32 values that a bundle's weights of any precision stand for.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    stored = load_file(file)
-    tensors = {
-        name: _restore(array, stored.get(name + SCALE_SUFFIX))
-        for name, array in stored.items()
-        if not name.endswith(SCALE_SUFFIX)
-    }
-    _save(tensors, target)
-
-
-def _save(tensors: Mapping[str, _Array], file: Path) -> None:
     try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
+        save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
     file.chmod(0o644)  # safetensors makes a file that only its owner may read
@@ -91,19 +83,32 @@ def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
     return np.ascontiguousarray(steps_OI.T.astype(np.int8)), scale_O.astype(np.float32)
 
 
-def _restore(array: _Array, scale_O: _Array | None) -> _Array:
-    restored = array if scale_O is None else (array * scale_O).T
-    return np.ascontiguousarray(restored, np.float32)
+def smoothing(largest_I: _Array) -> _Array:
+    """Return the factors (I) by which inputs are smoothed, from the largest value of each.
+
+    A row has one scale, which an outlier channel takes from all others. Half of what it is over
+    the median, as a power, goes over into its weights (SmoothQuant, Xiao et al. 2023).
+    """
+    median = np.median(largest_I)
+    return np.sqrt(median / np.maximum(largest_I, median)) if median > 0 else 0 * largest_I + 1
 
 
 def _convert(
-    source: Source, name: str, precision: Precision, kept: Collection[Part]
+    source: Source,
+    name: str,
+    precision: Precision,
+    kept: Collection[Part],
+    largest_inputs: Mapping[str, _Array],
 ) -> Iterator[tuple[str, _Array]]:
-    weight = read_weight(source.weights_file, source.stored[name])
+    weight: _Array = read_weight(source.weights_file, source.stored[name])
     part = part_of(name)
     if part is None or part in kept or precision == "fp32":
         yield name, np.array(weight)
     elif precision == "int8":
+        if name in largest_inputs:
+            factors_I = smoothing(largest_inputs[name])
+            weight = weight / factors_I
+            yield name + SMOOTHING_SUFFIX, factors_I
         int8_IO, scale_O = quantize(weight)
         yield name, int8_IO
         yield name + SCALE_SUFFIX, scale_O

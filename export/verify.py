@@ -71,7 +71,7 @@ def measure_parity(
         ExportError: the runtime cannot load or run a graph.
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
-    measured = _measure(folder / ENCODER_FILE, files, model, _special_ids(folder))
+    measured = _measure(folder / ENCODER_FILE, files, model, special_ids(folder))
     return {name: found.share for name, found in measured.items()}
 
 
@@ -97,7 +97,7 @@ def measure_cuda_parity(
     graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
     onnx.save(rounded(graph, form), emulated)
     try:
-        measured = _measure(emulated, files, model, _special_ids(folder))
+        measured = _measure(emulated, files, model, special_ids(folder))
         return {name: found.share for name, found in measured.items()}
     finally:
         emulated.unlink()
@@ -121,7 +121,12 @@ class _Difference:
         )
 
 
-def _special_ids(folder: Path) -> SpecialIds:
+def special_ids(folder: Path) -> SpecialIds:
+    """Return the special tokens of a folder's tokenizer.
+
+    Raises:
+        ExportError: it cannot be read.
+    """
     try:
         return AlbertTokenizer.from_file(folder / TOKENIZER_FILE).special
     except BundleError as error:
@@ -136,7 +141,7 @@ def _measure(
     try:
         encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
-        batches = list(_random_batches(model.config, special))
+        batches = list(random_batches(model.config, special))
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, found in _differences(model, heads, batch, hidden_BSH):
@@ -215,7 +220,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from _tensors(attribute.g)
 
 
-def _random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[PaddedBatch]:
+def random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[PaddedBatch]:
     """Random ids: a ragged batch, an unpadded one, and one sequence of all positions.
 
     As in real inputs, each begins with [CLS] and ends with [SEP], and one token is [MASK]: it is
@@ -255,7 +260,7 @@ def _differences(
     hidden_BSH: _Floats,
 ) -> Iterator[tuple[str, _Difference]]:
     """Return the largest difference from torch on this batch, of the encoder and each head."""
-    expected_RH = model(_torch_batch(batch)).flatten(0, 1)
+    expected_RH = model(torch_batch(batch)).flatten(0, 1)
     real = _real_rows(batch)
     got_RH = hidden_BSH.reshape(expected_RH.shape)
     yield "encoder", _compare(expected_RH[real], got_RH[real])
@@ -296,7 +301,7 @@ def _beam_difference(
 @torch.inference_mode()
 def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBatch) -> _Difference:
     """Return the same of the classifier after each layer, each of texts that end there."""
-    tokens = _torch_batch(batch)
+    tokens = torch_batch(batch)
     count, num_positions = batch.ids.shape
     firsts_B = torch.arange(count) * num_positions
     logits_LBK = model.exit_logits(model.albert.rows_by_layer(tokens, firsts_B))
@@ -314,7 +319,8 @@ def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBa
     return largest
 
 
-def _torch_batch(batch: PaddedBatch) -> ModelInputs:
+def torch_batch(batch: PaddedBatch) -> ModelInputs:
+    """Return the same ids, types and lengths in torch."""
     return ModelInputs(
         ids=torch.from_numpy(batch.ids),
         types=torch.from_numpy(batch.types),

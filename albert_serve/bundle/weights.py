@@ -34,6 +34,8 @@ HEAD_NAME: Final = "[a-z0-9][a-z0-9_-]{0,63}"
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
 # The suffix of the name of an int8 matrix's scales, one for each output.
 SCALE_SUFFIX: Final = "_scale"
+# That of the factors of its inputs, where rows are smoothed before they are quantised.
+SMOOTHING_SUFFIX: Final = "_smoothing_scale"
 # 100,000 tensors; the safetensors library reads six times as much.
 _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_DIMENSIONS: Final = 8
@@ -223,7 +225,8 @@ def check_shapes(stored: Mapping[str, StoredTensor], expected: Mapping[str, Shap
     """See that each expected weight is stored, in the expected shape and in a form we read.
 
     Vectors are fp32. Matrices are fp32 or fp16 as torch has them, [out, in], or int8 the other way
-    round, [in, out], with one fp32 scale for each output beside them.
+    round, [in, out], with one fp32 scale for each output beside them, and perhaps a factor for each
+    input.
 
     Raises:
         BundleCorruptError: one is missing, of another shape or of another type.

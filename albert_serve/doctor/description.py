@@ -21,6 +21,7 @@ from albert_serve.bundle.manifest import (
 )
 from albert_serve.bundle.weights import (
     SCALE_SUFFIX,
+    SMOOTHING_SUFFIX,
     Shape,
     StoredTensor,
     read_header,
@@ -89,7 +90,8 @@ def _count_sharing(bundle: Bundle, stored: Mapping[str, StoredTensor]) -> dict[s
     expected = needed_shapes(config, bundle.manifest)
     unshared = needed_shapes(replace(config, sharing="none"), bundle.manifest)
     weights = {stored_name(name, stored) for name in expected}
-    scales = {name + SCALE_SUFFIX for name in weights} & stored.keys()
+    suffixes = (SCALE_SUFFIX, SMOOTHING_SUFFIX)
+    scales = {name + suffix for name in weights for suffix in suffixes} & stored.keys()
     unused = stored.keys() - weights - scales
     return {
         "num_layers_applied": len(config.layer_plan),

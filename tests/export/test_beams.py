@@ -43,7 +43,7 @@ def bundle(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_graph(precision: Precision, source: Source, tmp_path: Path) -> None:
-    write_weights(source, tmp_path / "model.safetensors", precision, ())
+    write_weights(source, tmp_path / "model.safetensors", precision, (), {})
     stored = read_header(tmp_path / "model.safetensors")
     model = build_head(TINY, TASK, QUESTION_OUTPUTS["start-conditioned"], stored)
     assert_golden(model, f"{TASK}.start-conditioned.{precision}")

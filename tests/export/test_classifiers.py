@@ -20,9 +20,9 @@ from albert_serve.tasks.base import EncoderInput
 from export.__main__ import main
 from export.bundle import export_bundle
 from export.errors import ExportError
-from export.precision import restore_weights
 from export.source import read_source
 from tests.export.exporting import randomize
+from training.conversion.shipped import restore_weights
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks

@@ -16,9 +16,9 @@ from albert_serve.config import AlbertConfig
 from export.bundle import export_bundle
 from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
-from export.precision import restore_weights
 from export.verify import external_tensors
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
+from training.conversion.shipped import restore_weights
 from training.model.albert import ModelInputs
 
 CONFIGS = [

@@ -21,9 +21,9 @@ from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EarlyExit, EncoderInput, Logits
 from export.__main__ import main
 from export.bundle import LayerOptions, export_bundle
-from export.precision import restore_weights
 from export.source import read_source, with_early_exit
 from tests.export.exporting import TINY, ragged, randomize, run_encoder, write_checkpoint
+from training.conversion.shipped import restore_weights
 from training.evaluation.early_exit import layers_used
 from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint

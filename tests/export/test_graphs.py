@@ -38,7 +38,7 @@ def weights_of(folder: Path, precision: str, config: AlbertConfig = TWO_LAYERS) 
     if precision == "fp32":
         return folder / "model.safetensors"
     file = folder / f"{precision}.safetensors"
-    write_weights(read_source(folder), file, precision, ())  # type: ignore[arg-type]
+    write_weights(read_source(folder), file, precision, (), {})  # type: ignore[arg-type]
     return file
 
 

@@ -139,7 +139,7 @@ def test_a_weight_over_fp16s_largest_is_refused(checkpoint: Path, tmp_path: Path
 def test_an_int8_weight_without_its_scale_is_no_bundle(
     checkpoint: Path, tmp_path: Path, wrong: str
 ) -> None:
-    write_weights(read_source(checkpoint), tmp_path / "weights", "int8", ())
+    write_weights(read_source(checkpoint), tmp_path / "weights", "int8", (), {})
     stored = read_header(tmp_path / "weights")
     name = f"{LAYER}.ffn.weight"
     if wrong == "scale gone":
@@ -150,3 +150,17 @@ def test_an_int8_weight_without_its_scale_is_no_bundle(
         stored[name] = replace(stored[name], shape=stored[name].shape[::-1])
     with pytest.raises(BundleCorruptError, match=r"ffn\.weight"):
         check_shapes(stored, expected_shapes(CONFIG, {}))
+
+
+def test_an_outlier_channel_does_not_take_the_scale_from_the_others(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """As the hidden states of [CLS] have one, here those of all tokens."""
+    model = write_checkpoint(checkpoint, CONFIG)
+    unit = dict(model.named_parameters())
+    with torch.no_grad():
+        unit["albert.encoder.ffns.0.up.bias"][0] = 50.0
+        unit["albert.encoder.ffns.0.down.weight"][:, 0] /= 50.0
+    save_checkpoint(model, checkpoint)
+    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8").bundle
+    assert bundle.manifest.parity["encoder"] < 0.2

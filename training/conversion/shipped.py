@@ -1,15 +1,17 @@
-"""The model that ships, to finetune where no other is named; a wheel holds it in int8."""
+"""The checkpoint of a bundle in lower precision, such as the model that ships, which is in int8."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, read_manifest
-from albert_serve.bundle.weights import CLASSIFICATION, SCALE_SUFFIX
+from albert_serve.bundle.weights import CLASSIFICATION, SCALE_SUFFIX, SMOOTHING_SUFFIX
 from training.model.checkpoint import label_keys, write_weights
 
 
@@ -26,14 +28,27 @@ def write_from_int8(bundle: Path, folder: Path) -> None:
     labels = label_keys(classifier.labels or ()) if classifier is not None else {}
     config = json.dumps({**manifest.config, **labels}, indent=2)
     (folder / "config.json").write_text(config, encoding="utf-8")
-    stored = load_file(bundle / WEIGHTS_FILE)
-    weights = {
-        # Matrices of int8 lie the other way round, [in, out], with a scale for each output.
-        name: (tensor * stored[scale]).T if (scale := name + SCALE_SUFFIX) in stored else tensor
-        for name, tensor in stored.items()
-        if not name.endswith(SCALE_SUFFIX)
-    }
-    write_weights(
-        {name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS_FILE
-    )
+    restore_weights(bundle / WEIGHTS_FILE, folder / WEIGHTS_FILE)
     shutil.copyfile(bundle / TOKENIZER_FILE, folder / TOKENIZER_FILE)
+
+
+def restore_weights(file: Path, target: Path) -> None:
+    """Write the fp32 values that a bundle's weights of any precision stand for.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    stored = load_file(file)
+    names = (name for name in stored if not name.endswith(SCALE_SUFFIX))
+    write_weights({name: _restore(name, stored) for name in names}, target)
+
+
+def _restore(name: str, stored: Mapping[str, Tensor]) -> Tensor:
+    """Matrices of int8 lie the other way round, [in, out]."""
+    scale_O, factors_I = stored.get(name + SCALE_SUFFIX), stored.get(name + SMOOTHING_SUFFIX)
+    weight = stored[name].float()
+    if scale_O is not None:
+        weight = (weight * scale_O).T
+    if factors_I is not None:
+        weight = weight * factors_I
+    return weight.contiguous()

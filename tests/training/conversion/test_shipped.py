@@ -26,7 +26,9 @@ def test_the_checkpoint_of_the_wheel_is_the_model_that_ships_but_for_rounding(
         assert exact.keys() == rounded.keys()
         for name, weight in exact.items():
             step = float(weight.abs().max()) / 127
-            torch.testing.assert_close(rounded[name], weight, rtol=0, atol=0.51 * step)
+            # Smoothed matrices have larger steps where an input is an outlier.
+            worst = 5 if any(part in name for part in ("ffn", "pooler")) else 0.51
+            torch.testing.assert_close(rounded[name], weight, rtol=0, atol=worst * step)
         configs = [read_config(each.folder) for each in (shipped, packaged)]
         labels = [read_labels(config, 2, "text-classification") for config in configs]
     assert labels[0] == labels[1]
