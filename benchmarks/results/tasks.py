@@ -209,7 +209,7 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
                     options=_TAB,
                 ),
             ),
-            options=(*_TAB, *_LOW_RATE, "--epochs", "4"),
+            options=(*_TAB, *_LOW_RATE, "--epochs", "3"),
             note="Three-way entailment; the paper has MNLI, which is a larger and harder task.",
         ),
         "banking77": ResultTask(
