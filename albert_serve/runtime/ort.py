@@ -24,6 +24,10 @@ _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
+# The log of the process: its warnings name no fault (each CUDA session has one), and its errors are
+# raised, too.
+ort.set_default_logger_severity(4)
+
 
 def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
     """Return the session options of an encoder on a CPU."""
