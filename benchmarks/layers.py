@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # slow to import
 _SIZE_INCHES: Final = (10.0, 3.8)
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.layers "albert-small-en=models/albert-small-en" \
-      "BERT, 128x4=runs/benchmark-bert/runs/128x4/share-none-e128-sop-800-steps-seed0/checkpoint"
+      "BERT=runs/bert/runs/128x4/128x4-share-none-e128-sop-800-steps-seed0/checkpoint"
 """
 
 
