@@ -86,8 +86,9 @@ def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
 def smoothing(largest_I: _Array) -> _Array:
     """Return the factors (I) by which inputs are smoothed, from the largest value of each.
 
-    A row has one scale, which an outlier channel takes from all others. Half of what it is over
-    the median, as a power, goes over into its weights (SmoothQuant, Xiao et al. 2023).
+    A row has one scale, so an outlier channel leaves few steps to all others. A channel above the
+    median is multiplied by sqrt(median / largest), and its weights are divided by the same factor
+    (SmoothQuant with alpha 0.5, Xiao et al. 2023).
     """
     median = np.median(largest_I)
     return np.sqrt(median / np.maximum(largest_I, median)) if median > 0 else 0 * largest_I + 1
