@@ -40,8 +40,10 @@ _ADDED_TO_STATES: Final = 5.0
 _POOLED_SCALE: Final = 0.3
 # Inverse strength of the L2 penalty, as scikit-learn's C.
 _INVERSE_PENALTY: Final = 0.1
-# The loss hardly falls after so many, with 77 labels and with 5,000, where one takes a second.
-_MAX_ITERATIONS: Final = 30
+# Rounds of iterations of L-BFGS; the loss hardly falls after them, with 77 labels and with 5,000,
+# where an iteration takes a second.
+_ROUNDS: Final = 6
+_ITERATIONS: Final = 5
 # Steps that L-BFGS keeps, as SciPy's does; torch's own 100 take gigabytes with thousands of labels.
 _HISTORY: Final = 10
 
@@ -173,7 +175,7 @@ def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: Classifi
     bias_K = torch.zeros_like(output.bias, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [weight_KH, bias_K],
-        max_iter=_MAX_ITERATIONS,
+        max_iter=_ITERATIONS,
         history_size=_HISTORY,
         line_search_fn="strong_wolfe",
     )
@@ -188,7 +190,8 @@ def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: Classifi
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    for _ in progress(range(_ROUNDS), title="fitting the classifier", unit="rounds"):
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         output.weight.copy_(weight_KH @ whitening.weight)
         output.bias.copy_(bias_K - output.weight @ whitening.mean)
