@@ -1,4 +1,4 @@
-"""Whether a run that has ended would gain from going on, and the option that makes it."""
+"""What a run that has ended would gain from, and the option for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe_passes(run: Run) -> Iterator[str]:
 
 
 def advise(settings: FinetuneSettings, run: Run) -> Iterator[str]:
-    """Yield lines on a run that is done, but too short, and how it goes on."""
+    """Yield lines on a run that is done, but was too short or at too high a rate."""
     short = [
         stream.name
         for stream in run.mixture.streams
@@ -32,6 +32,13 @@ def advise(settings: FinetuneSettings, run: Run) -> Iterator[str]:
         return
     if short:
         yield f"the run ended before one pass over the examples of {', '.join(short)}"
+    elif run.selection is not None and run.selection.best_step == 0:
+        assert settings.lr is not None
+        yield (
+            "the fitted classifier stayed the best; a lower rate may improve it: "
+            f"--lr {settings.lr / 4:g} and another --output"
+        )
+        return
     elif run.selection is not None and run.selection.rises(run.progress.step):
         yield "the validation was still getting better at the end"
     else:
