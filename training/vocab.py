@@ -6,6 +6,7 @@ Writes `spiece.model` and `tokenizer.json`. Settings are those of the original c
 
 from __future__ import annotations
 
+import argparse
 import io
 import random
 import re
@@ -191,36 +192,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of that draw (%(default)s)")
     options = parser.parse_args(arguments)
-    return report_errors(
-        lambda: _run(
-            options.corpus,
-            options.output,
-            options.text_column,
-            vocab_size=options.vocab_size,
-            num_sentences=options.num_sentences,
-            seed=options.seed,
-            folding=Folding(case=not options.cased, accents=not options.keep_accents),
-        )
-    )
+    return report_errors(lambda: _run(options))
 
 
-def _run(
-    corpus: Sequence[Path],
-    output: Path,
-    text_column: str | None,
-    *,
-    vocab_size: int,
-    num_sentences: int,
-    seed: int,
-    folding: Folding,
-) -> int:
-    files = find_files(corpus)
-    _tell_equal_words(read_documents(files, text_column), folding)
+def _run(options: argparse.Namespace) -> int:
+    files, column = find_files(options.corpus), options.text_column
+    vocab_size: int = options.vocab_size
+    folding = Folding(case=not options.cased, accents=not options.keep_accents)
+    _tell_equal_words(read_documents(files, column), folding)
     train = partial(
-        train_vocab, output=output, num_sentences=num_sentences, seed=seed, folding=folding
+        train_vocab,
+        output=options.output,
+        num_sentences=options.num_sentences,
+        seed=options.seed,
+        folding=folding,
     )
     try:
-        spiece = train(read_documents(files, text_column), vocab_size=vocab_size)
+        spiece = train(read_documents(files, column), vocab_size=vocab_size)
     except TooFewPiecesError as error:
         print(
             f"{vocab_size} pieces are fewer than the {error.least} that the characters of the text "
@@ -228,9 +216,9 @@ def _run(
             file=sys.stderr,
         )
         vocab_size = error.least
-        spiece = train(read_documents(files, text_column), vocab_size=vocab_size)
+        spiece = train(read_documents(files, column), vocab_size=vocab_size)
     settings = VocabularySettings(do_lower_case=folding.case, keep_accents=not folding.accents)
-    build_tokenizer(spiece, settings).save(str(output / "tokenizer.json"))
+    build_tokenizer(spiece, settings).save(str(options.output / "tokenizer.json"))
     print(f"{vocab_size} pieces in {spiece} and tokenizer.json")
     return 0
 

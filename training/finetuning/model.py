@@ -31,7 +31,6 @@ from training.model.heads import AlbertForTasks, Task, head_sizes, is_classifier
 from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
 
-# Labels that a line names.
 # Both are named `classifier`, so that a checkpoint has one of them.
 _ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
 

@@ -68,10 +68,8 @@ _PARTS: Final = NumberRange(float, "number from 0 to 1", lambda number: 0 <= num
 _FINITE: Final = NumberRange(float, "number that is finite", math.isfinite)
 
 parse_count: Final = _COUNTS.parse
-parse_seed: Final = _SEEDS.parse
 parse_positive: Final = _POSITIVE.parse
 parse_part: Final = _PARTS.parse
-parse_finite: Final = _FINITE.parse
 
 
 def parse_duration(text: str) -> float:

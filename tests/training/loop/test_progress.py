@@ -24,13 +24,6 @@ def test_progress_is_that_of_the_nearer_end() -> None:
     assert Progress(num_steps=10, budget_s=None, step=12).done == 1.0
 
 
-def test_the_clock_runs_from_its_start() -> None:
-    progress = Progress(num_steps=None, budget_s=1000, elapsed_s=5)
-    assert progress.seconds == 5
-    progress.start_clock()
-    assert progress.seconds > 5
-
-
 def test_a_run_needs_an_end() -> None:
     with pytest.raises(RunError, match="give --steps or --budget"):
         Progress(num_steps=None, budget_s=None)
@@ -72,9 +65,7 @@ def test_a_damaged_note(tmp_path: Path) -> None:
     [
         (options.parse_duration, ["", "5", "m", "-1s", "0s", "infh", "nans", "1d"], "90s, 25m"),
         (options.parse_count, ["", "0", "-1", "1.5", "x"], "no whole number from 1"),
-        (options.parse_seed, ["-1", "x"], "no whole number from 0"),
         (options.parse_positive, ["0", "-1", "nan", "inf", "x"], "no number above 0"),
-        (options.parse_finite, ["nan", "-inf", "x"], "no number that is finite"),
         (options.parse_part, ["-0.1", "1.1", "nan", "x"], "no number from 0 to 1"),
     ],
 )

@@ -9,8 +9,6 @@ import torch
 
 from training.run.options import parse_device
 
-COMMANDS = ["training.pretrain", "training.distil", "training.finetune", "training.evaluate"]
-
 
 @pytest.mark.parametrize(("has_gpu", "expected"), [(False, "cpu"), (True, "cuda")])
 def test_auto_is_the_gpu_where_there_is_one(
