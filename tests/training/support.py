@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from albert_serve.config import AlbertConfig
@@ -53,6 +54,12 @@ CONFIGS: Final[dict[str, AlbertConfig]] = {
     "gelu": replace(TINY, activation="gelu"),
     "odd": replace(TINY, num_layers=5, num_groups=2, num_heads=1, num_token_types=3),
 }
+# Documents by the lengths of their sentences: single sentences, and some longer than any example.
+corpora: Final = st.lists(
+    st.lists(st.integers(1, 12) | st.integers(1, 90), min_size=1, max_size=12),
+    min_size=1,
+    max_size=8,
+)
 # Rows that are full and not, of one sequence and of many, one token long and as long as can be.
 ROWS: Final = [(5, 3, 1, 7), (16,), (9, 4), (1, 1, 1, 1, 1, 1, 1), (2,)]
 # The class of `transformers` for each set of heads that it has a class for.

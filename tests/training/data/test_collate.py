@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import make_part, make_shards
+from tests.training.support import corpora, make_part, make_shards
 from training.data.batch import MicroBatch, PretrainBatch
 from training.data.collate import Collator, Slicing, load_steps
 from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask
@@ -30,11 +30,6 @@ VOCAB_SIZE = 800
 EVERY_TOKEN = NgramMasking(word_starts=np.ones(VOCAB_SIZE, bool))
 # With one CPU torch warns of two workers.
 ON_ANY_NUMBER_OF_CPUS = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-corpora = st.lists(
-    st.lists(st.integers(1, 12) | st.integers(1, 90), min_size=1, max_size=12),
-    min_size=1,
-    max_size=8,
-)
 
 
 @pytest.fixture(scope="module")

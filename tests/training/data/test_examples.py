@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.support import make_part
+from tests.training.support import corpora, make_part
 from training.data.examples import (
     IGNORED,
     Example,
@@ -23,12 +23,6 @@ from training.data.shards import Shard, Shards
 
 TASKS: tuple[SentenceTask, ...] = ("sop", "nsp", "none")
 each_task = pytest.mark.parametrize("task", TASKS)
-# Documents by the lengths of their sentences: single sentences, and some longer than any example.
-corpora = st.lists(
-    st.lists(st.integers(1, 12) | st.integers(1, 90), min_size=1, max_size=12),
-    min_size=1,
-    max_size=8,
-)
 Row = tuple[int, int, int, int]
 
 
@@ -258,18 +252,3 @@ def test_an_epoch_of_a_part_is_the_same_each_time_and_unlike_others(
         keys.append(key(seed, epoch, number))
         assert key(seed, epoch, number) == keys[-1]
     assert len(set(keys)) == 4
-
-
-def test_masks_are_drawn_for_each_example_in_each_epoch() -> None:
-    first = Example(part=1, epoch=2, number=3, bounds=(0, 1, 1, 2), label=0)
-    others = [replace_one(first, name) for name in ("part", "epoch", "number")]
-    numbers = [example.mask_rng(seed=4).random() for example in (first, *others)]
-    numbers += [first.mask_rng(seed=5).random()]
-    assert len(set(numbers)) == 5
-    assert first._replace(bounds=(5, 6, 6, 7)).mask_rng(seed=4).random() == numbers[0]
-
-
-def replace_one(example: Example, name: str) -> Example:
-    values = example._asdict()
-    values[name] += 1
-    return Example(**values)

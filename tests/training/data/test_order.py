@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.support import make_part
+from tests.training.support import corpora, make_part, make_shards
 from training.data.collate import Slicing
 from training.data.examples import IGNORED, ExampleSettings, build_examples
 from training.data.order import OrderBatch, OrderCollator
@@ -18,11 +18,6 @@ from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.errors import TrainingError
 
-corpora = st.lists(
-    st.lists(st.integers(1, 12) | st.integers(1, 60), min_size=1, max_size=12),
-    min_size=1,
-    max_size=8,
-)
 PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
 
 
@@ -110,7 +105,6 @@ def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> Non
 
 
 def test_a_corpus_without_a_pair_is_an_error() -> None:
-    part = make_part([[5], [7]])
-    shards = Shards(parts=(part,), tokenizer_sha256="", fingerprint="")
+    shards = make_shards(make_part([[5], [7]]))
     with pytest.raises(TrainingError, match="no document of the corpus has sentences enough"):
         stream_of(shards).step()
