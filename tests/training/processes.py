@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from itertools import count
 from multiprocessing.context import ForkServerProcess
@@ -126,23 +125,6 @@ def run_in_process(
     return start(options, folder, *more, fate=fate, program=program).wait()
 
 
-def run_killed(
-    options: Sequence[str],
-    folder: Path,
-    *deaths: tuple[int, str],
-    program: str = "training.pretrain",
-) -> None:
-    """Run a command to its end, after it was killed before each of these steps.
-
-    Each death is of a command of its own, with this time between checkpoints.
-    """
-    for step, saving in deaths:
-        fate = partial(before_step, step, die)
-        ended = run_in_process(options, folder, "--save-every", saving, fate=fate, program=program)
-        assert ended.status == -signal.SIGKILL
-    assert run_in_process(options, folder, program=program).status == 0
-
-
 def run_world(
     options: Sequence[str],
     folder: Path,
@@ -174,6 +156,13 @@ def run_world(
         for rank in range(num_processes)
     ]
     return [each.wait() for each in started]
+
+
+def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
+    """The main process alone says something."""
+    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
+    for other in ended[1:]:
+        assert (other.out, other.err) == ("", "")
 
 
 @contextmanager

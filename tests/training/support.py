@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ import transformers
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from albert_serve.config import AlbertConfig
+from albert_serve.config import AlbertConfig, Sharing
 from training.data.shards import Shard, Shards
 from training.loop.checkpointing import load_state, step_of
 from training.loop.step import Run, StepResult
 from training.model.albert import ModelInputs, Packing
-from training.model.checkpoint import parameters
+from training.model.checkpoint import parameters, read_weights
 from training.model.heads import AlbertForTasks, Task
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -70,6 +70,9 @@ HF_CLASSES: Final[dict[str, tuple[Task, ...]]] = {
     "AlbertForQuestionAnswering": ("question-answering",),
     "AlbertForMultipleChoice": ("multiple-choice",),
 }
+each_config: Final = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+each_class: Final = pytest.mark.parametrize("class_name", HF_CLASSES)
+each_sharing: Final = pytest.mark.parametrize("sharing", get_args(Sharing))
 SIZES: Final[dict[Task, int]] = {
     "fill-mask": TINY.vocab_size,
     "sentence-order": 2,
@@ -319,6 +322,17 @@ def same_weights(one: Path, other: Path) -> bool:
         del state["elapsed_s"], state["validated_step"]
         state.get("selection", {}).pop("measured", None)
     return files[0] == files[1] and equal(states[0], states[1])
+
+
+def moved(folder: Path) -> float:
+    """The largest change of a weight in a run whose first checkpoint was kept."""
+    first, last = (
+        read_weights(file)
+        for file in (folder / "checkpoints" / "step-00000000", folder / "checkpoint")
+    )
+    return max(
+        float((tensor - last[name]).abs().max()) for name, tensor in first.items() if name in last
+    )
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -54,34 +54,3 @@ def test_losses_are_those_by_hand() -> None:
     assert value(result["sentence-order"]) == pytest.approx(sum(alone), rel=1e-6)
     assert (int(result["paired-order"].right), result["paired-order"].count) == (2, 4)
     assert (int(result["sentence-order"].right), result["sentence-order"].count) == (5, 8)
-
-
-def test_cross_entropy_is_that_of_the_service_s_softmax() -> None:
-    logits = logits_of(IN_ORDER, SWAPPED)
-    labels = batch_of(4, 5).labels
-    expected = torch.nn.functional.cross_entropy(
-        logits, labels, ignore_index=IGNORED, reduction="sum"
-    )
-    assert value(scores(logits, 4, 5)["sentence-order"]) == pytest.approx(float(expected.detach()))
-
-
-def test_both_losses_have_their_optimum_at_the_pairs_true_odds() -> None:
-    """Of four pairs that look the same, one is the other way round: p is 3/4."""
-    odds = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.LBFGS([odds], max_iter=100)
-
-    def loss(name: str) -> Tensor:
-        one = torch.stack([odds[0]] * 3 + [odds[1]] + [odds[1]] * 3 + [odds[0]])
-        result: Tensor = scores(torch.stack([one, torch.zeros(8)], dim=1), 4, 4)[name].loss
-        return result
-
-    for name in ("sentence-order", "paired-order"):
-
-        def close(name: str = name) -> float:
-            optimizer.zero_grad()
-            result = loss(name)
-            result.backward()  # type: ignore[no-untyped-call]
-            return float(result.detach())
-
-        optimizer.step(close)  # type: ignore[no-untyped-call]
-        assert odds.tolist() == pytest.approx([math.log(3), -math.log(3)], abs=1e-3), name

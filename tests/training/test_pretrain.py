@@ -21,7 +21,6 @@ from tests.training.support import (
     refusal,
     run_command,
     same_weights,
-    stop_at,
 )
 from training.data.shards import Shards
 from training.evaluation.validation import unigram_entropy
@@ -61,24 +60,6 @@ def test_the_checkpoint_says_where_it_comes_from(pretrained: Path) -> None:
     assert (stage["steps"], stage["settings"]["batch_size"]) == (80, 16)
     assert stage["tokens"] == read_metrics(pretrained)[-1]["tokens"]
     assert str(REPOSITORY) not in json.dumps(stage)
-
-
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
-    pretrained: Path,
-    pretrain_options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(patch, 37, signal.SIGINT)
-        assert run(pretrain_options, tmp_path) == 128 + signal.SIGINT
-    assert "stopped at 46.2%; the same command resumes it" in capsys.readouterr().out
-    assert not same_weights(tmp_path, pretrained)
-    assert run(pretrain_options, tmp_path) == 0
-    assert "resuming from step 37" in capsys.readouterr().out
-    assert same_weights(tmp_path, pretrained)
-    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(5, 81, 5))
 
 
 def test_recomputing_changes_no_bit(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:

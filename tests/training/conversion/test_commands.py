@@ -44,22 +44,7 @@ def old(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_finetuning(old: Path, pretrained: Path, labelled: Path, tmp_path: Path) -> None:
-    data = ["--text-classification", str(labelled), "--labels", "bad", "good", "--length", "32"]
-    given = ["--initialize-from", str(old), *data, "--steps", "2", "--device", "cpu"]
-    assert finetune.main([*given, "--output", str(tmp_path)]) == 0
-    checkpoint = tmp_path / "checkpoint"
-    assert load_checkpoint(checkpoint).tasks["text-classification"] == 2
-    for name in ("tokenizer.json", "spiece.model"):
-        assert (checkpoint / name).is_file()
-    first, second = json.loads((checkpoint / "training.json").read_text())["stages"]
-    assert first["program"] == "training.pretrain"
-    assert second["settings"]["initialize_from"] == ["albert-old"]
-    # The same command goes on, although the converted folder is another one.
-    assert finetune.main([*given, "--output", str(tmp_path)]) == 0
-
-
-def test_checkpoints_are_whole_after_the_converted_folder_is_gone(
+def test_finetuned_checkpoints_are_whole_after_the_converted_folder_is_gone(
     old: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where something cleans the folder of temporary files during a long run."""
@@ -81,10 +66,15 @@ def test_checkpoints_are_whole_after_the_converted_folder_is_gone(
     assert finetune.main([*given, "--output", str(tmp_path / "run")]) == 0
     assert len(removed) == 1
     checkpoint = tmp_path / "run" / "checkpoint"
+    assert load_checkpoint(checkpoint).tasks["text-classification"] == 2
     for name in ("tokenizer.json", "spiece.model", "tokenizer_config.json"):
         assert (checkpoint / name).is_file()
     assert (checkpoint / "spiece.model").read_bytes() == (old / "spiece.model").read_bytes()
-    assert len(read_stages(checkpoint)) == 2
+    first, second = read_stages(checkpoint)
+    assert first["program"] == "training.pretrain"
+    assert second["settings"]["initialize_from"] == ["albert-old"]
+    # The same command goes on, although the converted folder is another one.
+    assert finetune.main([*given, "--output", str(tmp_path / "run")]) == 0
 
 
 def test_pretraining_goes_on_with_the_checkpoints_own_tokenizer(

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -16,10 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from albert_serve.config import AlbertConfig, Sharing
 from tests.training.support import (
-    CONFIGS,
     ROWS,
     TINY,
     assert_close,
+    each_config,
+    each_sharing,
     gradients,
     hf_load,
     our_model,
@@ -30,9 +30,6 @@ from training.model.albert import Albert, CumulativeLengths, ModelInputs
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.model.resizing import expand_for_hf
-
-each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-each_sharing = pytest.mark.parametrize("sharing", get_args(Sharing))
 
 
 def as_double(config: AlbertConfig) -> AlbertForTasks:

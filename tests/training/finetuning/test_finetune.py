@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.training.processes import (
-    run_killed,
-)
+from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     SQUAD_V2,
     read_metrics,
     refusal,
     run_command,
     same_weights,
-    stop_at,
 )
 from training.finetune import main
 from training.model.checkpoint import load_checkpoint, read_config
@@ -54,23 +51,15 @@ def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> N
     assert {f"{task}/loss" for task in model.tasks} <= names
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
-    finetuned: Path, finetune_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        stop_at(patch, 21, signal.SIGTERM)
-        assert run(finetune_options, tmp_path) == 143
-    assert not same_weights(tmp_path, finetuned)
-    assert run(finetune_options, tmp_path, "--report-every", "10", "--save-every", "9m") == 0
-    assert same_weights(tmp_path, finetuned)
-
-
 def test_a_run_that_is_killed_goes_on_to_the_same_weights(
     finetuned: Path, finetune_options: list[str], tmp_path: Path
 ) -> None:
     """Again and again, with checkpoints between its deaths and without."""
-    deaths = ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s"))
-    run_killed(finetune_options, tmp_path / "run", *deaths, program=PROGRAM)
+    apart = partial(run_in_process, finetune_options, tmp_path / "run", program=PROGRAM)
+    for step, saving in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
+        ended = apart("--save-every", saving, fate=partial(before_step, step, die))
+        assert ended.status == -signal.SIGKILL
+    assert apart().status == 0
     assert same_weights(tmp_path / "run", finetuned)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
 

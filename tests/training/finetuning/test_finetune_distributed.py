@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from tests.training.distillation.teachers import make_bert
 from tests.training.processes import (
-    Ended,
     before_step,
+    check_ended,
     get_signals,
     run_in_process,
     run_world,
@@ -28,6 +28,7 @@ from tests.training.support import (
     WIKI,
     best_step,
     checkpoint_state,
+    moved,
     read_metrics,
 )
 
@@ -70,13 +71,6 @@ def texts(start: list[str], labelled: Path) -> list[str]:
     return [*start, *data, "--batch-size", "13", "--validate-every", "4", "--metric", "macro_f1"]
 
 
-def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
-    """The main process alone says something."""
-    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
-    for other in ended[1:]:
-        assert (other.out, other.err) == ("", "")
-
-
 def check_close(one: Path, other: Path, *, without_gradient: Sequence[str] = ()) -> None:
     """Two runs have the same curves and validations, and weights, up to their last digits."""
     lines = [read_metrics(folder) for folder in (one, other)]
@@ -89,17 +83,6 @@ def check_close(one: Path, other: Path, *, without_gradient: Sequence[str] = ())
     for name, tensor in tensors[0].items():
         if name not in (KEY_BIAS, *without_gradient):
             assert (tensor - tensors[1][name]).abs().max() < CLOSE, name
-
-
-def moved(folder: Path) -> float:
-    """The largest change of a weight in the run."""
-    first, last = (
-        load_file(file / "model.safetensors")
-        for file in (folder / "checkpoints" / "step-00000000", folder / "checkpoint")
-    )
-    return max(
-        float((tensor - last[name]).abs().max()) for name, tensor in first.items() if name in last
-    )
 
 
 def taught(folder: Path) -> list[str]:

@@ -39,11 +39,7 @@ def files(
         (cola / name).write_text("x\t1\t\tGood is it.\nx\t0\t*\tIt good is.\n" * 4)
     rows = [("a good game", ["glad"]), ("a lost war", ["sad"]), ("a great war", ["glad", "sad"])]
     lists.write_text("\n".join(json.dumps({"text": t, "label": each}) for t, each in rows))
-    empty = json.loads(SQUAD.read_text())
-    empty["data"][0]["paragraphs"][0]["qas"][0]["question"] = " "
-    (folder / "empty.json").write_text(json.dumps(empty))
     (folder / "one-label.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
-    (folder / "long.tsv").write_text(f"text\tlabel\n{'long ' * 90}\t0\nshort\t1\n")
     (folder / "no-tokenizer").mkdir()
     save_checkpoint(our_model(TINY, ("fill-mask",)), folder / "no-tokenizer")
     shutil.copytree(finetuned / "checkpoint", folder / "damaged")
@@ -55,14 +51,12 @@ def files(
         "LISTS": f"--text-classification {lists}",
         "QUESTIONS": f"--question-answering {SQUAD}",
         "CHOICES": f"--multiple-choice {RACE / 'train'}",
-        "LONG": f"--text-classification {folder / 'long.tsv'}",
         "ONE-LABEL": f"--text-classification {folder / 'one-label.tsv'}",
         "CORPUS": f"--pretraining {easy_corpus}",
         "LOSS": "--metric loss",
         "texts": str(labelled),
         "lists": str(lists),
         "questions": str(SQUAD),
-        "empty": str(folder / "empty.json"),
         "no-tokenizer": str(folder / "no-tokenizer"),
         "damaged": str(folder / "damaged"),
         "finetuned": str(finetuned / "checkpoint"),
@@ -87,7 +81,6 @@ def files(
         ("--question-answering none.json", "none.json does not exist"),
         ("--pretraining none.txt", "none.txt does not exist"),
         ("ONE-LABEL", "all texts have the label x; a classifier needs two"),
-        ("LONG --no-truncation", "long.tsv, line 2: "),
         ("TEXTS --labels only", "label '1' (20 rows); allowed are only"),
         ("TEXTS --delimiter ab", "--delimiter 'ab': give one character"),
         ("TEXTS --label-column class", "no column class for --label-column; its columns are text,"),
@@ -96,7 +89,6 @@ def files(
         # tasks and recipes
         ("--data cola", "--data cola is the folder of a task; give --task"),
         ("COLA --labels a --text-column b", "leave out --labels, --text-column\n"),
-        ("--task cola --data nowhere", "nowhere is not a folder"),
         ("--task race", "--task RACE needs --data, the folder of its files"),
         ("TEXTS --recipe paper", "--recipe paper differs from task to task; give --task"),
         ("RACE --multiple-choice a.csv", "--task has its own files, columns and labels"),
@@ -110,8 +102,6 @@ def files(
         ("TEXTS --validation questions", "line 1 begins an object of several lines; write one"),
         ("COLA --metric pearson", "--metric pearson is none of 2 labels; take accuracy, "),
         ("QUESTIONS --validation questions --metric accuracy", "--metric accuracy is none of ques"),
-        ("QUESTIONS --validation empty", "the question or its context is empty"),
-        ("QUESTIONS --validation questions questions", "33 ids stand for several questions"),
         ("RACE --metric f1", "--metric f1 is none of multiple choice; take accuracy, loss"),
         ("RACE --validation nowhere.csv", "nowhere.csv"),
         ("TEXTS --question-head start-conditioned", "--question-head goes with --question-answer"),
@@ -208,9 +198,6 @@ def test_a_run_of_several_tasks_needs_an_end(
         (["--hea", "a"], "unrecognized arguments: --hea a"),
         (["--head", "a", "--label-col", "b"], "unrecognized arguments: --label-col b"),
         (["--steps", "0"], "argument --steps: '0' is no whole number from 1"),
-        (["--budget", "5"], "argument --budget: '5' is no duration; write 90s, 25m or 1.5h"),
-        (["--dropout", "1.1"], "argument --dropout: '1.1' is no number from 0 to 1"),
-        (["--class-weights", "0"], "argument --class-weights: '0' is no number above 0"),
         (["--task", "NLI"], "argument --task: "),
     ],
 )

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.devices import CUDA
 from tests.training.processes import (
     LOST,
-    Ended,
     Fate,
     before_step,
+    check_ended,
     die,
     get_signals,
     run_in_process,
@@ -27,7 +27,7 @@ from tests.training.processes import (
     torchrun,
     wait_for_step,
 )
-from tests.training.support import checkpoint_state, read_metrics, same_weights
+from tests.training.support import checkpoint_state, moved, read_metrics, same_weights
 
 OFTEN = ("--save-every", "0.0001s")
 STEPS = list(range(1, 9))
@@ -40,10 +40,6 @@ def options(tiny_options: list[str]) -> list[str]:
     In fp32: sums in another order differ in their last digits, and bf16 has few.
     """
     return [*tiny_options, "--micro-batch-size", "2", "--precision", "fp32"]
-
-
-def check_ended(ended: list[Ended], status: int) -> None:
-    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
 
 
 def check_close(one: Path, other: Path, *, weights: float, losses: float) -> None:
@@ -60,15 +56,6 @@ def check_close(one: Path, other: Path, *, weights: float, losses: float) -> Non
     assert tensors[0].keys() == tensors[1].keys()
     for name, tensor in tensors[0].items():
         assert (tensor - tensors[1][name]).abs().max() < weights, name
-
-
-def moved(one: Path) -> float:
-    """The largest change of a weight in the run."""
-    first, last = (
-        load_file(one / "checkpoints" / f"step-0000000{step}" / "model.safetensors")
-        for step in (0, 8)
-    )
-    return max(float((tensor - last[name]).abs().max()) for name, tensor in first.items())
 
 
 FSDP = pytest.param("fsdp", marks=pytest.mark.extended)
@@ -103,7 +90,7 @@ def test_several_processes_train_as_one_does(
     one, several = tmp_path / "one", tmp_path / "several"
     assert run_in_process(options, one, *more).status == 0
     rows = ("--micro-batch-size", str(8 // num_processes))
-    check_ended(run_world(options, several, *more, *rows, num_processes=num_processes), 0)
+    check_ended(run_world(options, several, *more, *rows, num_processes=num_processes))
     check_close(one, several, weights=weights, losses=1e-5)
     assert moved(one) > 1e-2
 
@@ -121,7 +108,7 @@ def test_several_processes_measure_as_one_does(
     measured = [*held_out([*options, *LAMB]), "--steps", "3", *OFTEN]
     one, two = tmp_path / "one", tmp_path / "two"
     assert run_in_process(measured, one).status == 0
-    check_ended(run_world(measured, two, "--parallel", how), 0)
+    check_ended(run_world(measured, two, "--parallel", how))
     for name in ("metrics.jsonl", "layers.jsonl"):
         mine, theirs = (
             [json.loads(line) for line in (folder / name).read_text().splitlines()]
@@ -159,14 +146,14 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
 ) -> None:
     """To the same bits, with as many processes; what was half-written is tidied up by one."""
     run, whole, more = tmp_path / "run", tmp_path / "whole", (*LAMB, "--parallel", how)
-    check_ended(run_world(options, whole, *more), 0)
+    check_ended(run_world(options, whole, *more))
     ended = run_world(options, run, *more, *OFTEN, fates={dying: partial(before_step, 4, die)})
     assert ended[dying].status == -signal.SIGKILL
     assert (ended[1 - dying].status, ended[1 - dying].err) == (1, LOST)
     for number in range(20):
         (run / "checkpoints" / f"step-{number:08}.partial").mkdir()
     ended = run_world(options, run, *more, *OFTEN)
-    check_ended(ended, 0)
+    check_ended(ended)
     assert "resuming from step 3\n" in ended[0].out
     assert same_weights(run, whole)
     assert [line["step"] for line in read_metrics(run)] == STEPS
@@ -177,7 +164,7 @@ def test_a_gradient_that_is_not_finite_in_one_process_is_left_out_by_all(
 ) -> None:
     more = (*LAMB, "--parallel", "fsdp")
     ended = run_world(options, tmp_path / "run", *more, fates={1: partial(spoil, range(4, 6))})
-    check_ended(ended, 0)
+    check_ended(ended)
     assert ended[1].out == ""
     assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [
         *(0, 0, 0),

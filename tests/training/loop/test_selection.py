@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from training.loop.progress import RunError
 from training.loop.selection import BestValidation
 
 
@@ -36,25 +35,6 @@ def test_patience_counts_validations_without_a_better_one() -> None:
         ends.append(selection.is_over)
     assert ends == [False, False, False, False, True]
     assert not BestValidation(figure="accuracy", num_since=9).is_over
-
-
-def test_a_saved_state_goes_on() -> None:
-    one, other = (
-        BestValidation(figure="loss", measured="loss of a.tsv", patience=2) for _ in range(2)
-    )
-    one.take(3, {"loss": 0.5})
-    one.take(6, {"loss": 0.6})
-    other.restore(one.state())
-    assert other == one
-    other.restore({})  # of training without validation
-    assert other == one
-
-
-def test_a_state_of_other_figures_is_refused() -> None:
-    one = BestValidation(figure="loss", measured="loss of a.tsv")
-    other = BestValidation(figure="loss", measured="loss of b.tsv")
-    with pytest.raises(RunError, match=r"by loss of a\.tsv, not loss of b\.tsv; resume it with"):
-        other.restore(one.state())
 
 
 def test_the_end_of_a_run_counts_for_the_best_and_not_for_patience() -> None:

@@ -21,6 +21,7 @@ from tests.training.support import (
     SIZES,
     TINY,
     assert_close,
+    each_class,
     hf_load,
     hf_logits,
     hf_model,
@@ -37,7 +38,6 @@ from training.model.checkpoint import (
 )
 from training.model.resizing import cut_positions, expand_for_hf, grow_depth
 
-each_class = pytest.mark.parametrize("class_name", HF_CLASSES)
 GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)
 
 

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.errors import ConfigError
 from tests.training.support import (
-    CONFIGS,
-    HF_CLASSES,
     SIZES,
     TINY,
     assert_close,
     copies,
+    each_class,
+    each_config,
     hf_logits,
     our_logits,
     our_model,
@@ -29,9 +29,6 @@ from tests.training.support import (
 from training.model.albert import Albert, ModelInputs, attend
 from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, head_sizes
-
-each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-each_class = pytest.mark.parametrize("class_name", HF_CLASSES)
 
 
 @each_class

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from albert_serve.config import Activation, Sharing
 from tests.training.support import (
-    CONFIGS,
     ROWS,
     TINY,
     assert_close,
+    each_sharing,
     gradients,
     our_model,
     packed,
@@ -26,9 +26,6 @@ from tests.training.support import (
 )
 from training.model.albert import AttentionDropout
 from training.model.dropout import Dropout, mixed
-
-each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-each_sharing = pytest.mark.parametrize("sharing", get_args(Sharing))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

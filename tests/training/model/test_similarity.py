@@ -10,19 +10,13 @@ import torch
 from torch import Tensor
 
 from albert_serve.config import AlbertConfig
-from tests.training.support import TINY, copies, equal, is_real, our_model, ragged
+from tests.training.support import TINY, copies, each_config, equal, is_real, our_model, ragged
 from training.errors import TrainingError
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 from training.model.similarity import LayerSimilarity, layer_similarity
 
 BATCHES = (ragged(), ragged((16, 3), seed=5))
-CONFIGS: dict[str, AlbertConfig] = {
-    "shared": TINY,
-    "groups": replace(TINY, num_groups=2),
-    "inner": replace(TINY, num_inner_layers=2),
-    "groups of inner": replace(TINY, num_groups=2, num_inner_layers=2),
-}
 
 
 def by_hidden_states(model: Any, batches: tuple[ModelInputs, ...]) -> LayerSimilarity:
@@ -46,7 +40,7 @@ def by_hidden_states(model: Any, batches: tuple[ModelInputs, ...]) -> LayerSimil
     )
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@each_config
 def test_layers_are_compared_as_by_the_hidden_states_of_transformers(config: AlbertConfig) -> None:
     """Without the padding of ragged rows."""
     model, theirs = copies(config, "AlbertForMaskedLM")
