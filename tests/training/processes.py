@@ -158,13 +158,6 @@ def run_world(
     return [each.wait() for each in started]
 
 
-def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
-    """The main process alone says something."""
-    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
-    for other in ended[1:]:
-        assert (other.out, other.err) == ("", "")
-
-
 @contextmanager
 def torchrun(
     options: Sequence[str], folder: Path, log: Path, *, program: str = "training.pretrain"

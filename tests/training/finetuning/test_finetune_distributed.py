@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 from safetensors.torch import load_file
 
-from tests.training.distillation.teachers import make_bert
+from tests.training.distillation.test_pseudo_labels import make_classifier
 from tests.training.processes import (
+    Ended,
     before_step,
-    check_ended,
     get_signals,
     run_in_process,
     run_world,
@@ -71,6 +69,13 @@ def texts(start: list[str], labelled: Path) -> list[str]:
     return [*start, *data, "--batch-size", "13", "--validate-every", "4", "--metric", "macro_f1"]
 
 
+def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
+    """The main process alone says something."""
+    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
+    for other in ended[1:]:
+        assert (other.out, other.err) == ("", "")
+
+
 def check_close(one: Path, other: Path, *, without_gradient: Sequence[str] = ()) -> None:
     """Two runs have the same curves and validations, and weights, up to their last digits."""
     lines = [read_metrics(folder) for folder in (one, other)]
@@ -86,11 +91,7 @@ def check_close(one: Path, other: Path, *, without_gradient: Sequence[str] = ())
 
 
 def taught(folder: Path) -> list[str]:
-    make_bert(folder / "teacher")
-    config = transformers.BertConfig.from_pretrained(folder / "teacher")
-    config.update({"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}})
-    torch.manual_seed(0)
-    transformers.BertForSequenceClassification(config).save_pretrained(folder / "teacher")
+    make_classifier(folder / "teacher")
     file = folder / "texts.txt"
     sentences = ("The school is in the city.", "They won.", "A river was named after him.")
     file.write_text("\n".join(f"{text} {n}" for n in range(5) for text in sentences))

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.devices import CUDA
 from tests.training.processes import (
     LOST,
+    Ended,
     Fate,
     before_step,
-    check_ended,
     die,
     get_signals,
     run_in_process,
@@ -40,6 +40,10 @@ def options(tiny_options: list[str]) -> list[str]:
     In fp32: sums in another order differ in their last digits, and bf16 has few.
     """
     return [*tiny_options, "--micro-batch-size", "2", "--precision", "fp32"]
+
+
+def check_ended(ended: list[Ended], status: int = 0) -> None:
+    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
 
 
 def check_close(one: Path, other: Path, *, weights: float, losses: float) -> None:
