@@ -55,8 +55,6 @@ _SHARED: Final[dict[Sharing, str]] = {
 }
 _PAIR_TASKS: Final[tuple[SentenceTask, ...]] = ("nsp", "sop")
 _SENTENCE_TASKS: Final[tuple[SentenceTask, ...]] = ("none", "nsp", "sop")
-_OWN_STEPS: Final = "sop trained, in half of the steps, without masks"
-_ORDER_SHARE: Final = 0.5
 _ACCURACIES: Final = {"masked acc.": "masked", "NSP, own head": "nsp", "SOP, own head": "sop"}
 HEADINGS: Final = ("parameters", "tokens", "masked loss", *_ACCURACIES)
 _FIGURES_FILE: Final = "figures.json"
@@ -86,15 +84,13 @@ class Variant:
     sentence_task: SentenceTask
     num_steps: int
     seed: int
-    order_share: float = 0.0  # of the steps, which are on pairs without masks
 
     @property
     def name(self) -> str:
         """Tells it from the others; the name of its run's folder."""
-        share = f"-order-share-{self.order_share}" if self.order_share else ""
         return (
             f"{self.hidden_size}x{self.num_layers}-share-{self.sharing}-e{self.embedding_size}"
-            f"-{self.sentence_task}{share}-{self.num_steps}-steps-seed{self.seed}"
+            f"-{self.sentence_task}-{self.num_steps}-steps-seed{self.seed}"
         )
 
 
@@ -128,8 +124,7 @@ def _table_rows(name: TableName, options: argparse.Namespace) -> dict[str, Varia
             }
         case "sentence":
             tasks = _SENTENCE_TASKS
-            rows = {f"{task} trained": replace(base, sentence_task=task) for task in tasks}
-            return {**rows, _OWN_STEPS: replace(base, order_share=_ORDER_SHARE)}
+            return {f"{task} trained": replace(base, sentence_task=task) for task in tasks}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,19 +205,11 @@ def _pretraining(variant: Variant, folder: Path, options: argparse.Namespace) ->
         *_sizes(variant, options),
         *("--length", str(options.length), "--batch-size", str(options.batch_size)),
         *("--sentence-weight", str(options.sentence_weight), "--steps", str(steps)),
-        *_sentence_task(variant, options.length),
-        *("--seed", str(variant.seed)),
+        *("--sentence-task", variant.sentence_task, "--seed", str(variant.seed)),
         *("--device", str(options.device), "--keep", "1", "--save-every", "2m"),
         *("--report-every", str(report_every)),
         "--compile" if options.compile else "--no-compile",
     ]
-
-
-def _sentence_task(variant: Variant, length: int) -> list[str]:
-    """Return the options of the sentence task."""
-    if not variant.order_share:
-        return ["--sentence-task", variant.sentence_task]
-    return ["--order-share", str(variant.order_share), "--order-length", str(length)]
 
 
 def _sizes(variant: Variant, options: argparse.Namespace) -> list[str]:

@@ -69,6 +69,4 @@ def test_an_ablation_writes_tables_and_repeats_no_run(
     assert "give --tables sentence" in capsys.readouterr().err
     pairs = [*command, "--tables", "sentence", *start, str(tmp_path / "pairs"), "--seeds", "0"]
     assert main(pairs) == 0
-    table = (tmp_path / "pairs" / "ablations.md").read_text()
-    assert "| nsp trained | 1 |" in table
-    assert "| sop trained, in half of the steps, without masks | 1 |" in table
+    assert "| nsp trained | 1 |" in (tmp_path / "pairs" / "ablations.md").read_text()
