@@ -11,14 +11,14 @@ from typing import Any, Final, cast
 from albert_serve.errors import InvalidInputError
 from albert_serve.tables import (
     TableType,
-    columnar_errors,
+    damaged,
     import_pyarrow,
     is_stream,
-    parquet_batches,
-    parquet_schema,
 )
 
 _PURPOSE: Final = "Arrow"
+# Of a column of Parquet, so that row groups may have any size.
+_PARQUET_READ_BYTES: Final = 1 << 20
 # Of an Arrow file that can be read from its end; `datasets` writes streams.
 _FILE_MAGIC: Final = b"ARROW1"
 # Beside the data in a folder that `datasets` saves.
@@ -39,10 +39,13 @@ def read_schema(path: Path, kind: TableType) -> tuple[Any, int]:
         ConfigError: pyarrow is not installed.
         OSError: it cannot be read.
     """
-    if kind.format == "parquet":
-        return parquet_schema(path)
     if is_stream(path):
-        raise InvalidInputError(f"Arrow cannot be read from a pipe; write {path} to a file")
+        form = kind.format.title()
+        raise InvalidInputError(f"{form} cannot be read from a pipe; write {path} to a file")
+    if kind.format == "parquet":
+        with _errors(path):
+            metadata = _parquet(path).read_metadata(path)
+            return metadata.schema.to_arrow_schema(), metadata.num_rows
     with _arrow_batches(path) as (schema, batches):
         return schema, sum(batch.num_rows for batch in batches)
 
@@ -56,16 +59,20 @@ def read_columns(
     max_bytes: int = 4 << 20,
     num_skipped: int = 0,
 ) -> Iterator[tuple[int, float, Any]]:
-    """Yield record batches, as `parquet_batches`.
+    """Yield record batches of pyarrow, within about the limits whatever the size of row groups.
+
+    Each comes with the number of rows before it, and the share of the file that ends with it.
+
+    Args:
+        columns: those that are read; None for all.
+        num_skipped: the rows that are passed over.
 
     Raises:
         InvalidInputError: the file is damaged.
         OSError: it cannot be read.
     """
     if kind.format == "parquet":
-        yield from parquet_batches(
-            path, columns, max_rows=max_rows, max_bytes=max_bytes, num_skipped=num_skipped
-        )
+        yield from _parquet_batches(path, columns, max_rows, max_bytes, num_skipped)
         return
     _, num_rows = read_schema(path, kind)
     number = 0
@@ -79,11 +86,62 @@ def read_columns(
             number += batch.num_rows
 
 
+def _parquet_batches(
+    path: Path, columns: Sequence[str] | None, max_rows: int, max_bytes: int, num_skipped: int
+) -> Iterator[tuple[int, float, Any]]:
+    with (
+        _errors(path),
+        _parquet(path).ParquetFile(
+            path,
+            pre_buffer=False,
+            buffer_size=_PARQUET_READ_BYTES,
+            page_checksum_verification=True,  # of files that have checksums
+        ) as file,
+    ):
+        number = 0
+        for group in range(file.num_row_groups):
+            about = file.metadata.row_group(group)
+            if number + about.num_rows <= num_skipped:
+                number += about.num_rows
+                continue
+            num_fitting = max_bytes * about.num_rows // max(1, about.total_byte_size)
+            for batch in file.iter_batches(
+                min(max(1, num_fitting), max_rows),
+                row_groups=[group],
+                columns=columns,
+                # Each of Arrow's threads would keep memory that others have freed.
+                use_threads=False,
+            ):
+                start = max(0, num_skipped - number)
+                end = number + batch.num_rows
+                if start < batch.num_rows:
+                    yield number + start, end / file.metadata.num_rows, batch.slice(start)
+                number = end
+
+
+def _parquet(path: Path) -> Any:
+    return import_pyarrow("pyarrow.parquet", f"{path} is Parquet, which")
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """Raise the errors of pyarrow about a file's content as InvalidInputError."""
+    pa = import_pyarrow("pyarrow", str(path))
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise damaged(path, error) from error
+    except pa.ArrowException as error:
+        raise damaged(path, error) from error
+
+
 @contextmanager
 def _arrow_batches(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
     pa = import_pyarrow("pyarrow", _PURPOSE)
     ipc = import_pyarrow("pyarrow.ipc", _PURPOSE)
-    with columnar_errors(path), pa.memory_map(str(path)) as source:
+    with _errors(path), pa.memory_map(str(path)) as source:
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)
         if is_file:

@@ -32,7 +32,6 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import AlbertServeError
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
-from albert_serve.server.bentoml.documents import share_documents
 from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.middleware import (
@@ -226,7 +225,6 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         if is_main:
             self._leave_requests_to_our_routes(app)
             app.exception_handlers.update(EXCEPTION_HANDLERS)
-        share_documents(app, self)
         app.add_middleware(ConcurrencyGate, models=lambda: _app.state.models, settings=settings)
         if settings.cors_origins:  # outside of the gate, so that pages can read its refusals
             app.add_middleware(CORSMiddleware, **cors_options(settings))

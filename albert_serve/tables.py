@@ -70,8 +70,6 @@ _UTF_16: Final = {
 }
 _UTF_8_MARK: Final = b"\xef\xbb\xbf"
 _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
-# Of a column, so that row groups may have any size.
-_PARQUET_READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,12 +170,12 @@ def open_lines(
             stream = _normalized(_decompressed(raw, compression))
             yield stream, raw.tell if raw.seekable() else lambda: 0
         except _DAMAGE as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
         except OSError as error:
             # Those of bz2 and pyarrow about the content have no number.
             if error.errno is not None:
                 raise
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
 
 
 def _decompressed(raw: io.BufferedReader, compression: str) -> io.BufferedReader:
@@ -217,7 +215,8 @@ class _AsUtf8(io.RawIOBase):
         return len(content)
 
 
-def _damaged(path: Path, error: Exception) -> InvalidInputError:
+def damaged(path: Path, error: Exception) -> InvalidInputError:
+    """Return the error of a file whose content a library cannot read."""
     return InvalidInputError(f"{path} is damaged or incomplete: {first_line(error)}")
 
 
@@ -327,88 +326,6 @@ def _json_row(place: str, values: object) -> tuple[str, dict[str, Any], RequestE
 def repeated_names(names: Sequence[str]) -> list[str]:
     """Return the names of columns that a table has several times."""
     return sorted({name for name in names if names.count(name) > 1})
-
-
-def parquet_schema(path: Path) -> tuple[Any, int]:
-    """Return the schema of a Parquet file, of pyarrow, and the number of its rows.
-
-    Raises:
-        InvalidInputError: it is damaged, or a pipe.
-        ConfigError: pyarrow is not installed.
-        OSError: it cannot be read.
-    """
-    if is_stream(path):
-        raise InvalidInputError(f"Parquet cannot be read from a pipe; write {path} to a file")
-    with columnar_errors(path):
-        metadata = import_pyarrow("pyarrow.parquet", f"{path} is Parquet, which").read_metadata(
-            path
-        )
-        return metadata.schema.to_arrow_schema(), metadata.num_rows
-
-
-def parquet_batches(
-    path: Path,
-    columns: Sequence[str] | None = None,
-    *,
-    max_rows: int = 1024,
-    max_bytes: int = 4 << 20,
-    num_skipped: int = 0,
-) -> Iterator[tuple[int, float, Any]]:
-    """Yield record batches of pyarrow, within about the limits whatever the size of row groups.
-
-    Each comes with the number of rows before it, and the share of the file that ends with it.
-
-    Args:
-        columns: those that are read; None for all.
-        num_skipped: the rows that are passed over.
-
-    Raises:
-        InvalidInputError: the file is damaged.
-        OSError: it cannot be read.
-    """
-    parquet = import_pyarrow("pyarrow.parquet", f"{path} is Parquet, which")
-    with (
-        columnar_errors(path),
-        parquet.ParquetFile(
-            path,
-            pre_buffer=False,
-            buffer_size=_PARQUET_READ_BYTES,
-            page_checksum_verification=True,  # of files that have checksums
-        ) as file,
-    ):
-        number = 0
-        for group in range(file.num_row_groups):
-            about = file.metadata.row_group(group)
-            if number + about.num_rows <= num_skipped:
-                number += about.num_rows
-                continue
-            num_fitting = max_bytes * about.num_rows // max(1, about.total_byte_size)
-            for batch in file.iter_batches(
-                min(max(1, num_fitting), max_rows),
-                row_groups=[group],
-                columns=columns,
-                # Each of Arrow's threads would keep memory that others have freed.
-                use_threads=False,
-            ):
-                start = max(0, num_skipped - number)
-                end = number + batch.num_rows
-                if start < batch.num_rows:
-                    yield number + start, end / file.metadata.num_rows, batch.slice(start)
-                number = end
-
-
-@contextmanager
-def columnar_errors(path: Path) -> Iterator[None]:
-    """Raise the errors of pyarrow about a file's content as InvalidInputError; for `with`."""
-    pa = import_pyarrow("pyarrow", str(path))
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise _damaged(path, error) from error
-    except pa.ArrowException as error:
-        raise _damaged(path, error) from error
 
 
 def compressor(raw: BinaryIO, compression: str) -> BinaryIO:

@@ -9,7 +9,6 @@ Offsets count Python code points of the text as it was given, whatever normalisa
 from __future__ import annotations
 
 import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -128,8 +127,6 @@ class AlbertTokenizer:
             )
         self._prefix: str = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
         self._space_mark = _space_mark(tokenizer)
-        self._max_token_chars = max(map(len, tokenizer.get_vocab()))
-        self._known_ascii = _known_ascii(tokenizer)
         _fill_cache(tokenizer)
 
     @classmethod
@@ -204,18 +201,6 @@ class AlbertTokenizer:
                 "in it that tries too many ways, or a missing unknown token, has to be mended there"
             ) from error
         return encoded
-
-    def least_num_tokens(self, text: str) -> int:
-        """Return a lower bound of a text's tokens by its length, without tokenising it.
-
-        Each ASCII character that is a piece by itself is in some piece, and none is longer than the
-        longest of the vocabulary. A character that is none may be part of an unknown token of any
-        length, or vanish; and an accent may take the letter before it along.
-        """
-        ascii_only = text.encode("ascii", "ignore")
-        num_known = len(ascii_only) - len(ascii_only.translate(None, self._known_ascii))
-        num_others = len(text) - len(ascii_only)
-        return max(0, num_known - num_others) // self._max_token_chars
 
     def build(self, first: Encoding, second: Encoding | None = None) -> Encoding:
         """Put [CLS] and [SEP] around plain encodings, or slices of them."""
@@ -331,26 +316,6 @@ def _fill_cache(tokenizer: Tokenizer) -> None:
     del words[_MAX_CACHED_WORDS:]
     tokenizer.model._resize_cache(len(words))
     tokenizer.encode(" ".join(words), add_special_tokens=False)
-
-
-def _known_ascii(tokenizer: Tokenizer) -> bytes:
-    """Return the ASCII letters and digits that normalisation keeps, and that are pieces.
-
-    None but for Unigram: elsewhere a whole word can be one unknown token.
-    """
-    if not isinstance(tokenizer.model, Unigram):
-        return b""
-    normaliser = tokenizer.normalizer
-
-    def piece(character: str) -> str:
-        return normaliser.normalize_str(character) if normaliser else character
-
-    known = [
-        character
-        for character in string.ascii_letters + string.digits
-        if len(piece(character)) == 1 and tokenizer.token_to_id(piece(character)) is not None
-    ]
-    return "".join(known).encode()
 
 
 def _check_text(text: str) -> None:

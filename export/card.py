@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from albert_serve.bundle.card import read_figure, read_stages
+from albert_serve.bundle.card import is_number, read_figure, read_stages
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.compute import train_flops_per_token
@@ -44,7 +43,7 @@ def model_card(manifest: Manifest, name: str) -> str:
         name: of the model.
     """
     figures: dict[str, Any] = {
-        key: value for key, value in manifest.evaluation.items() if _is_number(value)
+        key: value for key, value in manifest.evaluation.items() if is_number(value)
     }
     further = [head for head in manifest.heads if head not in manifest.tasks]
     task_of = {**_TASK_OF, **{head.replace("-", "_", 1): CLASSIFICATION for head in further}}
@@ -137,7 +136,7 @@ def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
         f'`"parameters": {json.dumps(parameters)}`'
     )
     threshold = evaluation.get(BEST_F1_THRESHOLD)
-    if _is_number(threshold):
+    if is_number(threshold):
         line += f', the best F1 with `"null_score_diff_threshold": {threshold}`'
     return [f"{line}; the service's defaults are others.", ""]
 
@@ -159,7 +158,3 @@ def _results(
                 "dataset": {"type": name.lower().replace(" ", "-"), "name": name},
                 "metrics": metrics,
             }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

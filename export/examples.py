@@ -6,16 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
-
-from albert_serve.api.schemas import describe
+from albert_serve.api.wire import validate
 from albert_serve.bundle.manifest import MAX_EXAMPLES, TaskExample
 from albert_serve.bundle.weights import TaskName
+from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import TASKS
 from export.errors import ExportError
 from export.source import read_json_object
-
-_EXAMPLE = TypeAdapter(TaskExample)
 
 
 def read_examples(file: Path) -> dict[str, list[TaskExample]]:
@@ -58,10 +55,10 @@ def _read_task(place: str, name: str, items: Any) -> list[TaskExample]:
 
 def _read_one(place: str, name: str, item: Any) -> TaskExample:
     try:
-        example = _EXAMPLE.validate_python(item)
+        example = validate(TaskExample, item)
         if isinstance(example.inputs, list):
             raise ExportError(f"{place}: inputs is a list; an example is one item")
-        TASKS[name].request.model_validate({"inputs": example.inputs})
-    except ValidationError as error:
-        raise ExportError(f"{place}: {describe(error)}") from error
+        validate(TASKS[name].request, {"inputs": example.inputs})
+    except InvalidInputError as error:
+        raise ExportError(f"{place}: {error}") from error
     return example

@@ -20,15 +20,13 @@ from albert_serve.bundle.manifest import (
     HeadEntry,
     TaskEntry,
     heads_of,
+    needed_shapes,
 )
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
-    Shape,
     StoredTensor,
     TaskName,
     check_shapes,
-    exit_shapes,
-    expected_shapes,
     further_head,
     is_task,
     question_head_of,
@@ -86,7 +84,7 @@ class Source:
     @property
     def names(self) -> list[str]:
         """The stored names of the weights that the backbone and the tasks need."""
-        shapes = _expected_shapes(self.config, self.tasks)
+        shapes = needed_shapes(self.config, self.tasks)
         return [stored_name(name, self.stored) for name in shapes]
 
     @property
@@ -318,23 +316,13 @@ def _check_weights(
             f"{file} has classifiers after each layer, which only a model can use whose layers "
             "share all weights"
         )
-    expected = _expected_shapes(config, tasks)
+    expected = needed_shapes(config, tasks)
     names = [stored_name(name, stored) for name in expected]
     others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
     if others:
         raise ExportError(f"{file} holds {', '.join(others)}; only F32 is exported")
     check_shapes(stored, expected)
     return names
-
-
-def _expected_shapes(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> dict[str, Shape]:
-    """Return the shapes of the weights that the backbone and the tasks need, by name."""
-    heads = heads_of(tasks)
-    shapes = expected_shapes(config, {head: each.num_outputs for head, each in heads.items()})
-    classifier = tasks.get(CLASSIFICATION)
-    if classifier is not None and classifier.adaptive_depth is not None:
-        shapes |= exit_shapes(config, classifier.num_outputs)
-    return shapes
 
 
 def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:

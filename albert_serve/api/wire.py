@@ -21,6 +21,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
+from albert_serve.errors import InvalidInputError
+
 # The limit of one request's list; a service may have a lower one (see `/info`).
 MAX_ITEMS: Final = 65_536
 # The limit of one text, above any that a model reads, so that no text is tokenised in vain.
@@ -142,6 +144,7 @@ MANY: Final = "<many>"
 
 _ItemT = TypeVar("_ItemT")
 _RequestT = TypeVar("_RequestT", bound=Request)
+_ModelT = TypeVar("_ModelT", bound=BaseModel)
 
 
 def one_or_many(value: object) -> str:
@@ -171,6 +174,18 @@ def describe(error: ValidationError) -> str:
     if len(errors) > _MAX_ERRORS_SHOWN:
         messages.append(f"and {len(errors) - _MAX_ERRORS_SHOWN} more")
     return "; ".join(messages)
+
+
+def validate(kind: type[_ModelT], value: object) -> _ModelT:
+    """Return a caller's value as the model of its kind.
+
+    Raises:
+        InvalidInputError: it is not valid.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise InvalidInputError(describe(error)) from error
 
 
 def _describe_one(details: ErrorDetails) -> str:

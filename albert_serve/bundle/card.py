@@ -75,12 +75,12 @@ def read_metadata(folder: Path) -> CardMetadata:
 
 def count_parameters(config: AlbertConfig, manifest: Manifest) -> int:
     """Return the number of parameters of the backbone and the heads; shared ones count once."""
-    return sum(math.prod(shape) for shape in needed_shapes(config, manifest).values())
+    return sum(math.prod(shape) for shape in needed_shapes(config, manifest.tasks).values())
 
 
 def read_figures(manifest: Manifest) -> dict[str, float]:
     """Return the numbers among the results on held-out data, by name."""
-    return {name: float(value) for name, value in manifest.evaluation.items() if _is_number(value)}
+    return {name: float(value) for name, value in manifest.evaluation.items() if is_number(value)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def evaluated_figure(evaluation: Mapping[str, Any], head: str) -> TaskFigure | N
     data = evaluation.get(f"{prefix}_data") or evaluation.get(f"{prefix}_task")
     for figure, metric in _METRICS:
         value = evaluation.get(f"{prefix}_{figure}")
-        if _is_number(value) and _is_number(count):
+        if is_number(value) and is_number(count):
             return TaskFigure(
                 metric=metric,
                 percent=factor * float(value),
@@ -165,7 +165,7 @@ def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:
     counts = {
         key: round(stage[key])
         for key in ("steps", "tokens", "seconds")
-        if _is_number(stage.get(key))
+        if is_number(stage.get(key))
     }
     settings = stage.get("settings")
     settings = settings if isinstance(settings, dict) else {}
@@ -198,7 +198,7 @@ def _names(value: object) -> list[str]:
     return [name for name in names if isinstance(name, str) and name]
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a manifest is a finite number, of a size that a float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -327,7 +327,8 @@ class Bundle:
             config = AlbertConfig.from_hf(manifest.config)
         except ConfigError as error:
             raise BundleCorruptError(f"{folder / MANIFEST_FILE}, config: {error}") from error
-        check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest))
+        _check_tasks(config, manifest.tasks)
+        check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest.tasks))
         return cls(folder=folder, manifest=manifest, config=config)
 
     @property
@@ -360,31 +361,14 @@ class Bundle:
         return file if file.name in self.manifest.files else self.head_file(head)
 
 
-def needed_shapes(config: AlbertConfig, manifest: Manifest) -> dict[str, Shape]:
-    """Return the shapes of the weights that the graphs of a bundle read.
-
-    Raises:
-        BundleCorruptError: a text's limit of layers is over their number, or a head for questions
-            has not the outputs of its kind.
-    """
-    asked = manifest.tasks.get("question-answering")
-    if asked is not None and question_head_of("question-answering", asked.num_outputs) != (
-        asked.question_head or "independent"
-    ):
-        raise BundleCorruptError(
-            f"{MANIFEST_FILE}: the head for questions is {asked.question_head or 'independent'} "
-            f"and has {asked.num_outputs} outputs, which do not go together"
-        )
-    heads = {head: entry.num_outputs for head, entry in manifest.heads.items()}
-    shapes = expected_shapes(config, heads)
-    entry = manifest.tasks.get(CLASSIFICATION)
-    if entry is not None and entry.adaptive_depth is not None:
-        if (entry.adaptive_depth.max_layers or 1) > config.num_layers:
-            raise BundleCorruptError(
-                f"{MANIFEST_FILE}: max_layers is {entry.adaptive_depth.max_layers}; the model has "
-                f"{config.num_layers} layers"
-            )
-        shapes |= exit_shapes(config, entry.num_outputs)
+def needed_shapes(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> dict[str, Shape]:
+    """Return the shapes of the weights that the backbone and the tasks read, by name."""
+    shapes = expected_shapes(
+        config, {head: entry.num_outputs for head, entry in heads_of(tasks).items()}
+    )
+    classifier = tasks.get(CLASSIFICATION)
+    if classifier is not None and classifier.adaptive_depth is not None:
+        shapes |= exit_shapes(config, classifier.num_outputs)
     return shapes
 
 
@@ -436,6 +420,24 @@ def _check_references(manifest: Manifest) -> None:
     for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, CUDA_ENCODER_FILE, *graphs):
         if name not in manifest.files:
             raise BundleCorruptError(f"{MANIFEST_FILE} lists no file {name}; export again")
+
+
+def _check_tasks(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> None:
+    asked = tasks.get("question-answering")
+    if asked is not None and question_head_of("question-answering", asked.num_outputs) != (
+        asked.question_head or "independent"
+    ):
+        raise BundleCorruptError(
+            f"{MANIFEST_FILE}: the head for questions is {asked.question_head or 'independent'} "
+            f"and has {asked.num_outputs} outputs, which do not go together"
+        )
+    classifier = tasks.get(CLASSIFICATION)
+    exits = None if classifier is None else classifier.adaptive_depth
+    if exits is not None and (exits.max_layers or 1) > config.num_layers:
+        raise BundleCorruptError(
+            f"{MANIFEST_FILE}: max_layers is {exits.max_layers}; the model has "
+            f"{config.num_layers} layers"
+        )
 
 
 def _check_file(file: Path, expected: FileEntry, verify: Verification) -> None:

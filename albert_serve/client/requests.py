@@ -8,7 +8,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
 from albert_serve.api.embeddings import (
     Embedding,
@@ -40,9 +40,8 @@ from albert_serve.api.schemas import (
     TextClassificationRequest,
     TextInput,
     TextPair,
-    describe,
 )
-from albert_serve.api.wire import MAX_ITEMS
+from albert_serve.api.wire import MAX_ITEMS, validate
 from albert_serve.client.calls import Call
 from albert_serve.client.replies import renumbered
 from albert_serve.errors import InvalidInputError
@@ -212,9 +211,9 @@ class CallSpec(Generic[AnswerT]):
 
     def _body(self, inputs: object, parameters: object, start: int = 0) -> dict[str, Any]:
         try:
-            checked = self.request.model_validate({"inputs": inputs, "parameters": parameters})
-        except ValidationError as error:
-            raise InvalidInputError(renumbered(describe(error), start)) from error
+            checked = validate(self.request, {"inputs": inputs, "parameters": parameters})
+        except InvalidInputError as error:
+            raise InvalidInputError(renumbered(str(error), start)) from error
         return checked.model_dump(exclude_unset=True)
 
 
@@ -275,11 +274,7 @@ def rerank_call(query: str, texts: Sequence[str], options: RerankOptions) -> Cal
         InvalidInputError: the service would refuse it.
     """
     body = {"query": query, "texts": texts if isinstance(texts, str) else list(texts), **options}
-    try:
-        checked = RerankRequest.model_validate(body)
-    except ValidationError as error:
-        raise InvalidInputError(describe(error)) from error
-    content = checked.model_dump(exclude_unset=True)
+    content = validate(RerankRequest, body).model_dump(exclude_unset=True)
     return Call(method="POST", path=f"/{RERANK}", body=content, read=_reader(RerankReply))
 
 

@@ -87,8 +87,8 @@ def _measure_sizes(bundle: Bundle) -> dict[str, Any]:
 def _count_sharing(bundle: Bundle, stored: Mapping[str, StoredTensor]) -> dict[str, int]:
     """Count layers, parameters, and the ranges of the one weight file that graphs refer to."""
     config = bundle.config
-    expected = needed_shapes(config, bundle.manifest)
-    unshared = needed_shapes(replace(config, sharing="none"), bundle.manifest)
+    expected = needed_shapes(config, bundle.manifest.tasks)
+    unshared = needed_shapes(replace(config, sharing="none"), bundle.manifest.tasks)
     weights = {stored_name(name, stored) for name in expected}
     suffixes = (SCALE_SUFFIX, SMOOTHING_SUFFIX)
     scales = {name + suffix for name in weights for suffix in suffixes} & stored.keys()

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from albert_serve.api.schemas import TaskRequest, describe
+from albert_serve.api.schemas import TaskRequest
+from albert_serve.api.wire import validate
 from albert_serve.columns import CHOICES, find_column, find_texts
 from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.names import find_name
@@ -153,12 +153,8 @@ class RowReader:
         if isinstance(parameters, dict):
             parameters = {**self.parameters, **parameters}
         inputs = self._inputs(values, is_text=is_text)
-        try:
-            return TASKS[self.task].request.model_validate(
-                {"inputs": inputs, "parameters": parameters}
-            )
-        except ValidationError as error:
-            raise InvalidInputError(describe(error)) from error
+        body = {"inputs": inputs, "parameters": parameters}
+        return validate(TASKS[self.task].request, body)
 
     def _inputs(self, values: Mapping[str, Any], *, is_text: bool) -> Any:
         columns = self._columns(values)
@@ -234,7 +230,7 @@ def _list_of(field: str, cell: str) -> Any:
 
 def _checked(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        checked = TASKS[task].parameters.model_validate(dict(parameters))
-    except ValidationError as error:
-        raise InvalidInputError(f"parameters: {describe(error)}") from error
+        checked = validate(TASKS[task].parameters, dict(parameters))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"parameters: {error}") from error
     return checked.model_dump(exclude_unset=True)

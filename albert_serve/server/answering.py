@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import pydantic_core
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,8 +21,8 @@ from albert_serve.api.schemas import (
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     TaskRequest,
-    describe,
 )
+from albert_serve.api.wire import validate
 from albert_serve.batching.scheduler import PRIORITIES, Priority
 from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.server.auth import PRIORITY_HEADER
@@ -149,10 +148,7 @@ def _validate(model: HostedModel, task: str, body: Any) -> TaskRequest:
     """Return the request of a task; a list of too many inputs is refused before it is validated."""
     if isinstance(body, dict):
         model.check_num_items(body.get("inputs"))
-    try:
-        return TASKS[task].request.model_validate(body)
-    except ValidationError as error:
-        raise InvalidInputError(describe(error)) from error
+    return validate(TASKS[task].request, body)
 
 
 def _check_task(model: HostedModel, task: str) -> None:

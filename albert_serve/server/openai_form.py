@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from albert_serve.api.embeddings import (
     Embedding,
@@ -21,8 +20,8 @@ from albert_serve.api.embeddings import (
     Usage,
     holds_token_ids,
 )
-from albert_serve.api.schemas import MODEL_PATH, describe
-from albert_serve.api.wire import shorten
+from albert_serve.api.schemas import MODEL_PATH
+from albert_serve.api.wire import shorten, validate
 from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.server.answering import ParsedRequest
 from albert_serve.server.models.hosted_model import HostedModel
@@ -38,10 +37,7 @@ def read_embeddings(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
     """
     if isinstance(body, dict) and not holds_token_ids(body.get("input")):
         model.check_num_items(body.get("input"), name="input")
-    try:
-        request = EmbeddingsRequest.model_validate(body)
-    except ValidationError as error:
-        raise InvalidInputError(describe(error)) from error
+    request = validate(EmbeddingsRequest, body)
     _check_model(model, request.model)
     _check_dimensions(model, request.dimensions)
     return ParsedRequest(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from albert_serve.api.rerank import RerankItem, RerankReply, RerankRequest
-from albert_serve.api.schemas import describe
-from albert_serve.errors import InvalidInputError
+from albert_serve.api.wire import validate
 from albert_serve.server.answering import ParsedRequest
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.tasks.rerank import Rerank
@@ -24,12 +23,8 @@ def read_rerank(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
     """
     if isinstance(body, dict):
         model.check_num_items(body.get("texts"), name="texts")
-    try:
-        request = RerankRequest.model_validate(body)
-    except ValidationError as error:
-        raise InvalidInputError(describe(error)) from error
     return ParsedRequest(
-        request=RerankItem(inputs=request),
+        request=RerankItem(inputs=validate(RerankRequest, body)),
         write=lambda _, reply: _REPLY.dump_json(reply, exclude_none=True),
         task=Rerank.open(model.tasks),
     )

@@ -117,6 +117,12 @@ def choice_service(
         yield started
 
 
+@pytest.fixture(scope="session")
+def choice_client(choice_service: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=choice_service.url, timeout=30) as http:
+        yield http
+
+
 @pytest.fixture
 def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
     """The running service that answers a task."""

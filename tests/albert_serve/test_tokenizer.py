@@ -235,24 +235,6 @@ def test_a_tokenizer_that_is_not_an_albert_s(
         AlbertTokenizer.from_file(file)
 
 
-@many_texts
-@given(st.lists(st.sampled_from(FRAGMENTS) | st.sampled_from("ab 1A"), max_size=60).map("".join))
-def test_a_text_has_no_fewer_tokens_than_its_length_says(
-    tokenizer: AlbertTokenizer, text: str
-) -> None:
-    assert tokenizer.least_num_tokens(text) <= len(tokenizer.encode_plain(text))
-
-
-def test_the_length_alone_tells_that_a_long_text_has_many_tokens(
-    tokenizer: AlbertTokenizer,
-) -> None:
-    num_chars = 100_000
-    assert tokenizer.least_num_tokens("x" * num_chars) >= num_chars // 16
-    assert tokenizer.least_num_tokens("the word " * 10_000) >= 70_000 // 16
-    assert tokenizer.least_num_tokens("x\u0301" * num_chars) == 0, "which may be one character"
-    assert tokenizer.least_num_tokens("\N{PARTY POPPER}" * num_chars) == 0, "one unknown token"
-
-
 CATASTROPHIC = [r"(a+)+$", r"(a|aa)+$"]
 
 

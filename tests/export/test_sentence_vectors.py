@@ -15,7 +15,7 @@ import pytest
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.cli import main
 from albert_serve.client import AlbertClient
-from albert_serve.errors import ConfigError, TextTooLongError
+from albert_serve.errors import TextTooLongError
 from albert_serve.local import LocalTransport
 from albert_serve.settings import RuntimeOptions
 from export.bundle import export_bundle
@@ -133,14 +133,3 @@ def test_the_encoder_may_stand_in_a_folder_of_its_own(
     manifest = export_bundle(source, tmp_path / "bundle").bundle.manifest
 
     assert manifest.sentence_vectors == vectors
-
-
-def test_a_module_that_is_not_computed_is_refused(real_checkpoint: Path, tmp_path: Path) -> None:
-    source = _as_sentence_model(real_checkpoint, tmp_path / "source", SentenceVectors())
-    modules = json.loads((source / "modules.json").read_text())
-    modules.append({**modules[1], "type": "sentence_transformers.models.Dense"})
-    (source / "modules.json").write_text(json.dumps(modules))
-
-    with pytest.raises(ConfigError, match="Transformer, Pooling, Dense"):
-        export_bundle(source, tmp_path / "bundle")
-    assert not (tmp_path / "bundle").exists()

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import uvicorn.config
@@ -22,12 +22,8 @@ from uvicorn.server import ServerState
 
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
-# Requests that were sent before the replies to those before them.
-MAX_PIPELINED: Final = 32
 # Bytes around chunks, for each byte of a body: at 1-byte chunks a megabyte takes seconds.
 _FRAMING_SHARE: Final = 1 / 16
-# The fewest bytes around a chunk: its size and two ends of lines.
-_LEAST_FRAMING_BYTES: Final = 5
 # What is read of a body that nobody waits for any more, because its request was answered.
 _MAX_UNWANTED_BYTES: Final = 1 << 20
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -47,25 +43,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     Past the limits the reply is 431 and the connection ends. As many bytes of a body, and some for
     each of its kilobytes, may be anything else: sizes and extensions of chunks, trailers. Past
-    that, and past `MAX_PIPELINED` requests at once, the connection ends without a reply. So it does
-    when a request was answered, as by 401 or 413, and over a megabyte of its body still comes.
+    that the connection ends without a reply. So it does when a request was answered, as by 401 or
+    413, and over a megabyte of its body still comes.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_in_head = True
         self._num_headers = 0
-        # Of the head as parsed; then of the framing of the body, at least.
-        self._num_parsed_bytes = 0.0
+        self._num_head_bytes = 0
         # All that came since the request began, less what a body allows.
         self._num_read_bytes = 0.0
         self._num_unwanted_bytes = 0
         self._is_given_up = False
         self._starts = _starts.setdefault(self.server_state, _Starts(self.loop))
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin a connection."""
-        super().connection_made(cast("asyncio.Transport", _OpenTransport(transport)))
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and end the connection if it is too much."""
@@ -85,11 +76,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request's head."""
         self._is_in_head = True
-        self._num_headers = self._num_unwanted_bytes = 0
-        self._num_parsed_bytes = 0.0
+        self._num_headers = self._num_head_bytes = self._num_unwanted_bytes = 0
         super().on_message_begin()
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._give_up()
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request's URL."""
@@ -106,14 +94,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin the request's body."""
         self._is_in_head = False
-        self._num_headers = 0
-        self._num_parsed_bytes = self._num_read_bytes = 0.0
+        self._num_headers = self._num_head_bytes = 0
+        self._num_read_bytes = 0.0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, or drop it if its request was answered."""
         self._num_read_bytes -= (1 + _FRAMING_SHARE) * len(body)
-        self._count(_LEAST_FRAMING_BYTES - _FRAMING_SHARE * len(body))
         super().on_body(body)
         if self.cycle.response_complete:
             self._num_unwanted_bytes += len(body)
@@ -128,9 +115,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._starts.add(cycle, partial(super()._start_asgi_task, cycle, app))
 
-    def _count(self, num_bytes: float) -> None:
-        self._num_parsed_bytes += num_bytes
-        if self._num_parsed_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
             self._give_up()
 
     def _give_up(self) -> None:
@@ -177,24 +164,6 @@ class _Starts:
 
 # Of each server of this process.
 _starts: WeakKeyDictionary[ServerState, _Starts] = WeakKeyDictionary()
-
-
-class _OpenTransport:
-    """A transport that drops what is written after it has closed.
-
-    uvloop raises an error then, and uvicorn logs two tracebacks: it does not tell a request that
-    its client is gone if others came after it on the same connection.
-    """
-
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
 
 
 def _reply() -> bytes:

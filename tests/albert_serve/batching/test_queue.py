@@ -17,7 +17,6 @@ from albert_serve.batching.scheduler import Priority
 from albert_serve.errors import (
     DeadlineExceededError,
     EngineError,
-    InvalidInputError,
     NotReadyError,
     QueueFullError,
 )
@@ -34,30 +33,6 @@ from tests.albert_serve.batching.engines import (
     on_event_loop,
     started,
 )
-
-
-async def outcomes(
-    batcher: Batcher, callers: Sequence[list[list[int]]]
-) -> list[list[Logits] | BaseException]:
-    work = (batcher.run([make_input(ids) for ids in caller], 10.0) for caller in callers)
-    results = await asyncio.gather(*work, return_exceptions=True)
-    await batcher.close()
-    return list(results)
-
-
-id_lists = st.lists(st.integers(0, 600), min_size=1, max_size=90)
-callers_lists = st.lists(st.lists(id_lists, min_size=1, max_size=4), min_size=1, max_size=20)
-
-
-@settings(max_examples=60, deadline=None)
-@given(callers=callers_lists, poisoned=st.sets(st.integers(0, 19)))
-def test_a_failing_input_fails_alone(callers: list[list[list[int]]], poisoned: set[int]) -> None:
-    callers = [
-        [[POISON], *caller] if index in poisoned else caller for index, caller in enumerate(callers)
-    ]
-    results = asyncio.run(outcomes(make_batcher(FakeEngine()), callers))
-    for index, result in enumerate(results):
-        assert isinstance(result, EngineError if index in poisoned else list)
 
 
 @on_event_loop
@@ -79,37 +54,25 @@ async def test_a_full_queue_refuses_with_a_time_all_but_begun_requests() -> None
         assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
 
 
+@pytest.mark.parametrize(
+    ("max_batch_tokens", "inputs", "num_inputs"),
+    [
+        pytest.param(4, [[POISON, 0, 0, 0], *[[7]] * 50], [1, 1], id="in later batches"),
+        pytest.param(64, [[POISON]] * 4, [1, 4, 2, 1], id="in its batch"),
+    ],
+)
 @on_event_loop
-async def test_a_request_larger_than_the_queue_is_refused() -> None:
-    batcher = make_batcher(FakeEngine(), max_queue_tokens=100)
-    with pytest.raises(InvalidInputError, match=r"101 tokens.*split"):
-        await batcher.run([make_input([1] * 101)], 10.0)
-
-
-@on_event_loop
-async def test_the_rest_of_a_failed_request_is_not_computed() -> None:
-    engine = FakeEngine(max_batch_tokens=4)
+async def test_the_rest_of_a_failed_request_is_not_computed(
+    max_batch_tokens: int, inputs: list[list[int]], num_inputs: list[int]
+) -> None:
+    engine = FakeEngine(max_batch_tokens)
     batcher = make_batcher(engine)
     async with busy(engine, batcher):
-        failing = asyncio.create_task(
-            batcher.run([make_input([POISON, 0, 0, 0]), *[make_input([7])] * 50], 10.0)
-        )
+        failing = asyncio.create_task(batcher.run([make_input(ids) for ids in inputs], 10.0))
         await asyncio.sleep(0)
     with pytest.raises(EngineError, match="poison"):
         await failing
-    assert engine.batches == [[[1]], [[POISON, 0, 0, 0]]]
-
-
-@on_event_loop
-async def test_the_rest_of_a_failed_request_in_its_batch_is_not_computed_again() -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine)
-    async with busy(engine, batcher):
-        failing = asyncio.create_task(batcher.run([make_input([POISON])] * 4, 10.0))
-        await asyncio.sleep(0)
-    with pytest.raises(EngineError, match="poison"):
-        await failing
-    assert list(map(len, engine.batches)) == [1, 4, 2, 1]
+    assert list(map(len, engine.batches)) == num_inputs
 
 
 def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -159,7 +160,7 @@ def test_a_manifest_that_is_none(folder: Path, text: str) -> None:
 def test_expected_shapes_hold_the_papers_parameter_counts(preset: str) -> None:
     config = PRESETS[preset]
     shapes = expected_shapes(config, {"sentence-order": 2})
-    num_params = sum(_size(shape) for shape in shapes.values())
+    num_params = sum(map(math.prod, shapes.values()))
     assert num_params - 2 * (config.hidden_size + 1) == config.num_backbone_params
 
 
@@ -219,13 +220,6 @@ def test_weights_of_another_type_are_refused() -> None:
     stored = {"w": StoredTensor(dtype="F16", shape=(2,), offset=0, num_bytes=4)}
     with pytest.raises(BundleCorruptError, match="w is F16"):
         check_shapes(stored, {"w": (2,)})
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for part in shape:
-        size *= part
-    return size
 
 
 def test_a_manifest_that_is_no_file_is_refused_at_once(folder: Path) -> None:

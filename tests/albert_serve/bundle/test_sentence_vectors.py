@@ -10,7 +10,6 @@ import pytest
 
 from albert_serve.bundle.sentence_vectors import (
     SentenceVectors,
-    encoder_folder,
     read_sentence_vectors,
     write_sentence_vectors,
 )
@@ -57,17 +56,6 @@ def test_version_6_has_the_limit_in_the_tokenizer_and_one_name_of_the_pooling(fo
     _write(folder / "tokenizer_config.json", {"model_max_length": 100})
 
     assert read_sentence_vectors(folder) == SentenceVectors(pooling="cls", max_length=100)
-
-
-def test_the_encoder_may_stand_in_a_folder_of_its_own(folder: Path) -> None:
-    modules = _modules("Transformer", "Pooling")
-    modules[0]["path"] = "0_Transformer"
-    _write(folder / "modules.json", modules)
-    _write(folder / "0_Transformer/config.json", {"max_position_embeddings": 512})
-    _write(folder / "0_Transformer/sentence_bert_config.json", {"max_seq_length": 64})
-
-    assert encoder_folder(folder) == folder / "0_Transformer"
-    assert read_sentence_vectors(folder) == SentenceVectors(max_length=64)
 
 
 def test_a_cross_encoder_has_no_vectors_of_sentences(folder: Path) -> None:

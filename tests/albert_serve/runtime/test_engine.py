@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.weights import read_header
@@ -22,13 +21,12 @@ from albert_serve.errors import (
 )
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks import EncoderInput, Logits
+from albert_serve.tasks import EncoderInput
 from tests.albert_serve.support import copy_with
-from training.model.albert import ModelInputs
+from tests.albert_serve.task_fixtures import TorchEngine
 from training.model.checkpoint import load_checkpoint
-from training.model.heads import AlbertForTasks, Task
 
-TASKS: tuple[Task, ...] = (
+TASKS = (
     "fill-mask",
     "sentence-order",
     "text-classification",
@@ -42,8 +40,8 @@ def engine(bundle_dir: Path) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint_dir: Path) -> AlbertForTasks:
-    return load_checkpoint(checkpoint_dir).eval()
+def reference(checkpoint_dir: Path) -> TorchEngine:
+    return TorchEngine(load_checkpoint(checkpoint_dir))
 
 
 def make_input(
@@ -68,22 +66,13 @@ def mixed_inputs() -> list[EncoderInput]:
     return inputs
 
 
-def torch_logits(model: AlbertForTasks, item: EncoderInput, task: Task) -> Logits:
-    batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
-    with torch.inference_mode():
-        hidden_SH = model(batch)[0]
-        rows = hidden_SH if item.rows is None else hidden_SH[item.rows]
-        logits: Logits = model.logits(task, rows).numpy()
-    return logits
-
-
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("num_tokens", [1, 17, 128])
 def test_logits_are_those_of_torch(
-    engine: Engine, model: AlbertForTasks, task: Task, num_tokens: int
+    engine: Engine, reference: TorchEngine, task: str, num_tokens: int
 ) -> None:
     item = make_input(task, num_tokens)
-    expected = torch_logits(model, item, task)
+    (expected,) = reference.run([item])
     (logits,) = engine.run([item])
     assert logits.dtype == np.float32
     assert np.ptp(expected) > 0.01  # logits that hardly differ would show nothing
@@ -107,7 +96,7 @@ def test_a_mixed_batch_equals_single_runs(
 
 
 def test_hidden_states_are_read_in_the_batches_of_the_heads(
-    engine: Engine, model: AlbertForTasks
+    engine: Engine, reference: TorchEngine
 ) -> None:
     features = []
     for length in (1, 31, 32, 100):
@@ -119,13 +108,8 @@ def test_hidden_states_are_read_in_the_batches_of_the_heads(
         if item.task != "feature-extraction":
             np.testing.assert_allclose(result, engine.run([item])[0], rtol=0, atol=1e-5)
             continue
-        batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
-        with torch.inference_mode():
-            hidden = model(batch)[0]
-        expected = hidden if item.rows is None else hidden[item.rows]
-        if item.reduction == "mean":
-            expected = expected.mean(0, keepdim=True)
-        np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)
+        (expected,) = reference.run([item])
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
 
 
 def test_many_threads_get_what_one_gets(engine: Engine) -> None:

@@ -79,8 +79,6 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         score([f"{folder}/*.parquet"], tmp_path / "none.csv")
     with pytest.raises(InvalidInputError, match="3 input files cannot be 4 shards"):
         score([folder], tmp_path / "none.csv", shard=(0, 4))
-    with pytest.raises(ConfigError, match="the shard is 2 of 2"):
-        ScoreOptions(shard=(2, 2))
     with pytest.raises(ConfigError, match=r"the delimiter is '\|\|'; give one character"):
         ScoreOptions(delimiter="||")
 

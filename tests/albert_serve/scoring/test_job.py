@@ -101,14 +101,6 @@ def test_answers_in_parquet_are_typed(tmp_path: Path) -> None:
     assert first["output"] == labels_of("one")
 
 
-def test_columns_to_keep_are_in_the_order_of_the_option(tmp_path: Path) -> None:
-    source = write_csv(tmp_path / "in.csv", [{"a": "1", "text": "x", "b": "2"}])
-    score(source, tmp_path / "out.csv", keep=["b", "a"])
-    assert list(read_table(tmp_path / "out.csv")[0])[:3] == ["b", "a", "label"]
-    score(source, tmp_path / "out.jsonl", keep=[])
-    assert list(read_jsonl(tmp_path / "out.jsonl")[0]) == ["output"]
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_format_goes_to_every_format_and_back(suffix: str, tmp_path: Path) -> None:
     rows = texts(60)

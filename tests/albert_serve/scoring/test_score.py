@@ -73,10 +73,11 @@ def test_rows_keep_their_order_and_their_ids(
         ("text-classification", {"text": "a", "text_pair": "b"}, {"label", "score"}),
         ("question-answering", {"question": "q", "context": "c"}, {"answer", "score"}),
         ("sentence-order", {"text": "a", "text_pair": "b"}, {"in_order"}),
+        ("sentence-order", {"sentences": ["a", "b", "c"]}, {"pairs", "coherence"}),
     ],
 )
 def test_bare_fields_and_inputs_are_the_same(
-    task: str, item: dict[str, str], fields: set[str], score: Score
+    task: str, item: dict[str, Any], fields: set[str], score: Score
 ) -> None:
     inputs: Any = item["text"] if list(item) == ["text"] else item
     bare, one, several = score(task, [item, {"inputs": inputs}, {"inputs": [inputs, inputs]}])
@@ -109,20 +110,9 @@ def test_parts_of_token_vectors_are_smaller(
         assert summary.num_parts == num_parts
 
 
-def test_sentences_are_scored_bare_or_as_inputs(score: Score) -> None:
-    sentences = ["It rained.", "We stayed in.", "We played cards."]
-    bare, one, pair = score(
-        "sentence-order",
-        [
-            {"sentences": sentences},
-            {"inputs": {"sentences": sentences}},
-            {"text": "It rained.", "text_pair": "We stayed in."},
-        ],
-    )
-    assert bare == one
-    assert set(bare["output"]) == {"pairs", "coherence"}
-    assert pair["output"]["in_order"] == pytest.approx(bare["output"]["pairs"][0]["in_order"])
-    [both] = score("sentence-order", [{"text": "a", "text_pair": "b", "sentences": sentences}])
+def test_a_row_has_a_pair_or_sentences(score: Score) -> None:
+    row = {"text": "a", "text_pair": "b", "sentences": ["It rained.", "We stayed in."]}
+    [both] = score("sentence-order", [row])
     assert both["error_type"] == "invalid_input"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,18 +24,14 @@ QUESTION = {
 ENDINGS = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
 
 
-@pytest.fixture(scope="module")
-def http(choice_service: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=choice_service.url, timeout=30) as client:
-        yield client
+def post(choice_client: httpx.Client, inputs: Any, **parameters: Any) -> httpx.Response:
+    return choice_client.post("/multiple-choice", json={"inputs": inputs, "parameters": parameters})
 
 
-def post(http: httpx.Client, inputs: Any, **parameters: Any) -> httpx.Response:
-    return http.post("/multiple-choice", json={"inputs": inputs, "parameters": parameters})
-
-
-def test_one_question_has_a_list_of_choices_and_several_have_lists(http: httpx.Client) -> None:
-    one = post(http, QUESTION).json()
+def test_one_question_has_a_list_of_choices_and_several_have_lists(
+    choice_client: httpx.Client,
+) -> None:
+    one = post(choice_client, QUESTION).json()
     assert {choice["label"]: choice["index"] for choice in one} == {
         "ships": 0,
         "cars": 1,
@@ -45,11 +40,11 @@ def test_one_question_has_a_list_of_choices_and_several_have_lists(http: httpx.C
     assert sum(choice["score"] for choice in one) == pytest.approx(1)
     scores = [choice["score"] for choice in one]
     assert scores == sorted(scores, reverse=True)
-    first, second = post(http, [QUESTION, ENDINGS]).json()
+    first, second = post(choice_client, [QUESTION, ENDINGS]).json()
     assert [choice["index"] for choice in first] == [choice["index"] for choice in one]
     assert [choice["score"] for choice in first] == pytest.approx(scores, abs=1e-5)
     assert {choice["label"] for choice in second} == set(ENDINGS["choices"])
-    assert post(http, QUESTION, top_k=1).json() == one[:1]
+    assert post(choice_client, QUESTION, top_k=1).json() == one[:1]
 
 
 def test_a_model_without_the_head_answers_404(service: Running) -> None:
@@ -60,8 +55,8 @@ def test_a_model_without_the_head_answers_404(service: Running) -> None:
         client.multiple_choice(QUESTION)
 
 
-def test_info_lists_the_task_and_its_limit(http: httpx.Client) -> None:
-    info = InfoReply.model_validate_json(http.get("/info").content)
+def test_info_lists_the_task_and_its_limit(choice_client: httpx.Client) -> None:
+    info = InfoReply.model_validate_json(choice_client.get("/info").content)
     assert [task.name for task in info.tasks] == ["multiple-choice", "feature-extraction"]
     assert info.max_choices == 256
 

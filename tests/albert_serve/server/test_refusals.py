@@ -28,20 +28,15 @@ def inputs(value: Any, **parameters: Any) -> dict[str, Any]:
 
 # The path, and what is invalid_input there, with a part of the message.
 INVALID: list[tuple[str, Any, str]] = [
-    ("/fill-mask", [], "the body must be an object"),
     ("/fill-mask", inputs([]), "inputs must hold at least one item"),
-    ("/fill-mask", inputs(MASKED, topk=3), "is not known here; allowed are"),
     ("/fill-mask", inputs("[MASK] \ud800"), "half of a surrogate pair"),
     ("/text-classification", inputs("a", head="a" * 65), "head has 65 characters; at most 64"),
-    ("/text-classification", inputs("a", head="topic"), "no head 'topic'; it has default"),
     ("/text-classification", inputs("a", patience=1), "this one answers after all of its 3 layers"),
-    ("/text-classification", inputs("a", truncation=1), "truncation must be true or false, not"),
     (
         "/multiple-choice",
         inputs([ENDINGS, {**ENDINGS, "choices": ["a", 1]}]),
         "inputs[1].choices[1] must be a",
     ),
-    ("/multiple-choice", inputs({**ENDINGS, "choices": ["a", " "]}), "choices[1] is empty"),
     (
         "/multiple-choice",
         inputs({**ENDINGS, "question": "q" * (MAX_CHOICE_QUESTION_CHARS + 1)}),
@@ -76,7 +71,6 @@ INVALID: list[tuple[str, Any, str]] = [
 OTHERS: list[tuple[str, Any, int, str, str]] = [
     ("/fill-mask", inputs([MASKED, "none"]), 422, "no_mask", "inputs[1]: the text has no"),
     ("/fill-mask", inputs("a " * 200 + "[MASK]"), 422, "too_long", "reads at most 128"),
-    ("/fill-mask", inputs("x" * 50_000 + "[MASK]"), 422, "too_long", "is over 128 tokens"),
     ("/fill-mask", inputs([MASKED] * (MAX_ITEMS + 1)), 422, "too_much_at_once", "at most 32"),
     ("/multiple-choice", inputs({**ENDINGS, "context": LONG}), 422, "too_long", "context: the"),
     (

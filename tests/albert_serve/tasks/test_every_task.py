@@ -103,8 +103,7 @@ def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: T
         ),
         ("text-classification", "a", {"head": "topic"}, InvalidInputError, "no head 'topic'"),
         ("text-classification", "a", {"max_layers": 1}, InvalidInputError, "--adaptive-depth"),
-        ("text-classification", "a b " * 250_000, {}, TextTooLongError, "over 128 tokens.*cuts"),
-        ("text-classification", "a " * 128, {}, TextTooLongError, "130 tokens with.*most 128"),
+        ("text-classification", "a " * 128, {}, TextTooLongError, "130 tokens.*most 128.*cuts"),
         (
             *("text-classification", {"text": "a " * 70, "text_pair": "b " * 70}, {}),
             *(TextTooLongError, "at most 128"),

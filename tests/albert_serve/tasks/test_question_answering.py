@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks import EncoderInput, Logits, QuestionAnswering, TaskSetup
+from albert_serve.tasks import EncoderInput, Logits, Prepared, QuestionAnswering, TaskSetup
 from albert_serve.tasks.question_answering.punctuation import trim
 from albert_serve.tasks.question_answering.spans import Span, Spans, align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import lay_windows
@@ -228,9 +228,13 @@ def best_scores(result: Sequence[Answer]) -> float:
     return sum(answers[:20]) + sum(one.score for one in result if not one.answer)
 
 
-def two_tokens(no_answer: float) -> Logits:
-    """Logits of a context of two tokens: the first one's span has 4, all others less."""
-    return np.array([[no_answer / 2] * 2, [2, 2], [-8, -8]], np.float32)
+def finish(prepared: Prepared[Any], no_answer: float) -> Any:
+    """The answer in a context of two tokens: the first one's span has 4, all others less."""
+    [encoded] = prepared.inputs
+    logits = np.full((len(encoded.ids), 2), -50, np.float32)
+    first = encoded.types.index(1)
+    logits[[0, first, first + 1]] = [(no_answer / 2, no_answer / 2), (2, 2), (-8, -8)]
+    return prepared.finish([logits])
 
 
 @pytest.mark.parametrize(
@@ -246,11 +250,7 @@ def test_no_answer_wins_where_its_logit_is_over_the_threshold(
     given = {**allowed, "null_score_diff_threshold": threshold}
     for one, options in ((own, {"top_k": 5}), (own, allowed), (task, given)):
         prepared = one.prepare(ask("a b", "c"), QuestionAnsweringParameters(**options))
-        [encoded] = prepared.inputs
-        logits = np.full((len(encoded.ids), 2), -50, np.float32)
-        first = encoded.types.index(1)
-        logits[[0, first, first + 1]] = two_tokens(no_answer)
-        result = prepared.finish([logits])
+        result = finish(prepared, no_answer)
         assert isinstance(result, list)
         assert (result[0].answer == "") is is_empty
         assert sum(each.score for each in result) == pytest.approx(1)
@@ -273,12 +273,7 @@ def test_a_model_with_a_threshold_gives_no_answer_by_default(
 ) -> None:
     own = replace(task, null_score_diff_threshold=threshold)
     parameters = QuestionAnsweringParameters(handle_impossible_answer=allowed)
-    prepared = own.prepare(ask("a b", "c"), parameters)
-    [encoded] = prepared.inputs
-    logits = np.full((len(encoded.ids), 2), -50, np.float32)
-    first = encoded.types.index(1)
-    logits[[0, first, first + 1]] = two_tokens(no_answer=5)
-    result = prepared.finish([logits])
+    result = finish(own.prepare(ask("a b", "c"), parameters), no_answer=5)
     assert isinstance(result, Answer)
     assert (result.answer, result.start, result.end) == expected
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,12 +15,6 @@ from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
 TASK = "multiple-choice"
 CONTEXT = "The bridge was built in 1932 and closed to cars in 1988."
 QUESTION = "The bridge was closed to _ in 1988."
-
-
-@pytest.fixture(scope="module")
-def http(choice_service: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=choice_service.url, timeout=30) as client:
-        yield client
 
 
 @pytest.fixture
@@ -38,7 +31,9 @@ def choose(page: Page, context: str, question: str, choices: str) -> Locator:
     return page.locator(f"#panel-{TASK}")
 
 
-def test_choices_stand_in_the_order_of_the_reply(choice_page: Page, http: httpx.Client) -> None:
+def test_choices_stand_in_the_order_of_the_reply(
+    choice_page: Page, choice_client: httpx.Client
+) -> None:
     choices = ["ships", "cars", "<b>trains</b>", "cars", "nobody at all"]
     inputs: dict[str, Any] = {"context": CONTEXT, "question": QUESTION, "choices": choices}
     for question in (QUESTION, "  "):
@@ -47,12 +42,12 @@ def test_choices_stand_in_the_order_of_the_reply(choice_page: Page, http: httpx.
         with choice_page.expect_request(f"**/{TASK}") as sent:
             panel = choose(choice_page, CONTEXT, question, "\n\n ".join(choices) + "\n")
         assert sent.value.post_data_json == {"inputs": inputs}
-        expected = ask(http, TASK, inputs)
+        expected = ask(choice_client, TASK, inputs)
         assert_bars(panel.locator(".bars"), [(one["label"], one["score"]) for one in expected])
         expect(panel.get_by_role("status")).to_contain_text(expected[0]["label"])
 
 
-def test_where_the_texts_were_cut_is_said(choice_page: Page, http: httpx.Client) -> None:
+def test_where_the_texts_were_cut_is_said(choice_page: Page, choice_client: httpx.Client) -> None:
     context = "It was scored in the first inning. " * 40
     question = "Who scored it in the first inning? " * 20
     panel = choose(choice_page, context, question, "nobody\neverybody")
@@ -62,7 +57,7 @@ def test_where_the_texts_were_cut_is_said(choice_page: Page, http: httpx.Client)
     panel.get_by_role("button", name="Choose").click()
     inputs = {"context": context, "question": question, "choices": ["nobody", "everybody"]}
     parameters = {"truncation": True}
-    reply = http.post(f"/{TASK}", json={"inputs": inputs, "parameters": parameters})
+    reply = choice_client.post(f"/{TASK}", json={"inputs": inputs, "parameters": parameters})
     cuts = json.loads(reply.headers["X-Albert-Truncated-At"])
     expect(panel.locator(".notes li")).to_have_text(
         f"Tokens that were left out: {reply.headers['X-Albert-Truncated-Tokens']}. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -17,7 +16,6 @@ import uvicorn
 from albert_serve.server.bentoml.http import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
-    MAX_PIPELINED,
     LimitedHttpProtocol,
 )
 
@@ -27,7 +25,7 @@ OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
 
 @dataclass
 class Echo:
-    """An application that replies with the length of the body, slowly, or refuses it unread.
+    """An application that replies with the length of the body, or refuses it unread.
 
     Attributes:
         pause_s: how long the next request keeps the event loop waiting.
@@ -59,8 +57,6 @@ class Echo:
         body = str(num_bytes).encode()
         start = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": start})
-        if scope["path"] == "/slow":
-            await asyncio.sleep(0.05)
         await send({"type": "http.response.body", "body": body})
 
 
@@ -225,7 +221,7 @@ def test_requests_on_one_connection_are_counted_apart(address: tuple[str, int], 
 
 @pytest.mark.parametrize(
     ("num_bytes", "num_chunks", "is_taken"),
-    [(1, 10_000, True), (100, 30_000, True), (1, 20_000, False), (8, 100_000, False)],
+    [(1, 10_000, True), (100, 30_000, True), (1, 100_000, False), (8, 200_000, False)],
 )
 def test_very_many_small_chunks_end_the_connection(
     num_bytes: int, num_chunks: int, is_taken: bool, address: tuple[str, int], app: Echo
@@ -238,28 +234,6 @@ def test_very_many_small_chunks_end_the_connection(
     else:
         assert b" 200 " not in reply
     assert len(app.headers) == is_taken
-
-
-def test_very_many_pipelined_requests_end_the_connection(
-    address: tuple[str, int], app: Echo
-) -> None:
-    one = OK_HEAD + b"Content-Length: 0\r\n\r\n"
-    few = one * (MAX_PIPELINED - 1) + OK_HEAD + CLOSE + b"Content-Length: 0\r\n\r\n"
-    assert exchange(address, few).count(b" 200 OK") == MAX_PIPELINED
-    assert exchange(address, one * 50_000).count(b" 200 OK") < MAX_PIPELINED
-    assert len(app.headers) < 3 * MAX_PIPELINED
-
-
-def test_replies_to_a_client_that_has_gone_are_dropped(
-    address: tuple[str, int], app: Echo, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\n"
-    for _ in range(5):
-        with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
-            connection.sendall(one * 3)
-    assert exchange(address, one.replace(b"Host", CLOSE + b"Host")).startswith(b"HTTP/1.1 200")
-    assert app.num_begun > 5
-    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_requests_whose_clients_have_left_before_they_began_never_begin(
