@@ -34,7 +34,6 @@ from training.data.shard_writer import ShardWriter, check_same_corpus
 from training.data.shards import SHARDS_FILE, CorpusManifest, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 from training.errors import report_errors
-from training.run.options import parse_count
 from training.system.command_line import make_parser
 
 # A preparation is resumed after its last complete part.
@@ -198,11 +197,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, help="folder to write into")
     add(
         "--workers",
-        type=parse_count,
+        type=_parse_workers,
         default=num_usable_cpus(),
         help="worker processes (%(default)s, the number of usable CPUs)",
     )
     return parser.parse_args(arguments)
+
+
+def _parse_workers(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
 
 
 if __name__ == "__main__":
