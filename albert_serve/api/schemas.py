@@ -30,8 +30,7 @@ from albert_serve.api.wire import TRUNCATED_AT_HEADER as TRUNCATED_AT_HEADER
 from albert_serve.api.wire import TRUNCATED_HEADER as TRUNCATED_HEADER
 from albert_serve.api.wire import AnyTruncation as AnyTruncation
 from albert_serve.api.wire import TaskRequest as TaskRequest
-from albert_serve.api.wire import Truncation as Truncation
-from albert_serve.api.wire import describe as describe  # part of the contract, too
+from albert_serve.api.wire import Truncation as Truncation  # part of the contract, too
 
 # Each hosted model also has a path of its own.
 MODELS_PATH: Final = "/v1/models"

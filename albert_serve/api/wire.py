@@ -167,7 +167,7 @@ Text: TypeAlias = Annotated[str, Field(max_length=MAX_CHARS)]
 OrNull: TypeAlias = Annotated[_RequestT, BeforeValidator(_default_if_null)]
 
 
-def describe(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     """Return the text of a validation error, as one sentence."""
     errors = error.errors(include_url=False)
     messages = [_describe_one(details) for details in errors[:_MAX_ERRORS_SHOWN]]
@@ -185,7 +185,7 @@ def validate(kind: type[_ModelT], value: object) -> _ModelT:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise InvalidInputError(describe(error)) from error
+        raise InvalidInputError(_describe(error)) from error
 
 
 def _describe_one(details: ErrorDetails) -> str:

@@ -14,8 +14,8 @@ from albert_serve.api.schemas import (
     Answer,
     QuestionAnsweringParameters,
     QuestionContext,
-    describe,
 )
+from albert_serve.api.wire import validate
 from albert_serve.bundle.weights import question_head_of
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits
@@ -80,15 +80,16 @@ def question_parameters(
     Raises:
         EvaluationError: a length is over that of a request.
     """
+    parameters = {
+        "handle_impossible_answer": may_be_empty,
+        "max_answer_len": max_answer_length,
+        "max_question_len": min(_MAX_QUESTION_LENGTH, (length or max_positions) // 2),
+        "max_seq_len": length,
+    }
     try:
-        return QuestionAnsweringParameters(
-            handle_impossible_answer=may_be_empty,
-            max_answer_len=max_answer_length,
-            max_question_len=min(_MAX_QUESTION_LENGTH, (length or max_positions) // 2),
-            max_seq_len=length,
-        )
-    except ValidationError as error:
-        raise EvaluationError(describe(error)) from error
+        return validate(QuestionAnsweringParameters, parameters)
+    except InvalidInputError as error:
+        raise EvaluationError(str(error)) from error
 
 
 def question_items(

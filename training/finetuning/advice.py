@@ -1,4 +1,4 @@
-"""What a run that has ended would gain from, and the option for it."""
+"""Advice at the end of a run: the option that would make it better."""
 
 from __future__ import annotations
 
