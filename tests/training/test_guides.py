@@ -1,4 +1,4 @@
-"""The commands of docs/pretraining.md and docs/distillation.md work as printed, at small sizes."""
+"""The commands that pretrain and distil work as printed in the documents, at small sizes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from training.model.checkpoint import load_checkpoint
 pytestmark = pytest.mark.slow
 PRETRAINING = "docs/pretraining.md"
 DISTILLATION = "docs/distillation.md"
+OWN_MODEL = "docs/own-model.md"
 TINY_SIZES = "--embedding-size 16 --hidden-size 32 --layers 2 --heads 2"
 TWO_STEPS = "--batch-size 2 --steps 2 --report-every 1 --no-compile"
 
@@ -71,7 +72,7 @@ def test_distillation(clone: Path, vocab_dir: Path) -> None:
     make_classifier(clone / "textattack" / "bert-base-uncased-SST-2")
     (clone / "reviews.txt").write_text("\n".join(TEXTS * 4))
     (student,) = printed_commands(DISTILLATION, "all-MiniLM-L6-v2")
-    (sentiment,) = printed_commands(DISTILLATION, "bert-base-uncased-SST-2")
+    (sentiment,) = printed_commands(OWN_MODEL, "bert-base-uncased-SST-2")
     small = f"--embedding-size 16 --length 32 {TWO_STEPS}"
     run_printed([student], clone, {"distil": small})
     run_printed([sentiment], clone, {"finetune": "--steps 2 --length 32"})
