@@ -36,7 +36,7 @@ def clone(tmp_path: Path) -> Path:
 def test_pretraining(clone: Path) -> None:
     plots = printed_commands(PRETRAINING, "serve plot")
     commands = [
-        *printed_commands(PRETRAINING, "serve vocab"),
+        *printed_commands(PRETRAINING, "serve prepare"),
         *printed_commands(PRETRAINING, "--recipe paper"),
         *(command for command in plots if command.startswith("albert-serve")),
     ]
