@@ -276,8 +276,8 @@ def _write_tables(
         if body:
             lines += [f"## {_TITLES[name]}", "", table(["", "seeds", *HEADINGS], body), ""]
     lines.append(
-        "Means of the seeds, and from the lowest to the highest. Lengths of the segments alone "
-        "tell more than half of the pairs (docs/measurements.md)."
+        "Means over the seeds, with the lowest and the highest. The lengths of the segments alone "
+        "predict the order of more than half of the pairs (docs/paper.md)."
     )
     text = "\n".join(lines)
     write_atomically(options.output / "ablations.md", text.encode())
