@@ -30,7 +30,7 @@ DATA = Path(__file__).parent / "data"
 EXAMPLE = re.compile(
     r"curl \S+?/(?P<task>[a-z-]+) [^`]*?-d '(?P<body>[^`]*?)'\n```\n+```json\n(?P<reply>[^`]*)```"
 )
-FIGURE = re.compile(r"^\| `(?P<name>\w+)` \| (?P<value>[\d.,]+) \|", re.M)
+FIGURE = re.compile(r"^\| [^|]+ \| (?P<value>[\d.,]+) \| `(?P<name>\w+)` \|", re.M)
 
 
 @pytest.fixture(scope="module")
