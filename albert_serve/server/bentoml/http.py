@@ -1,4 +1,4 @@
-"""Limits on what a request may send besides its body: the request line, headers, chunks, trailers.
+"""HTTP/1.1 connections: limits on everything besides a body, and requests that offer an upgrade.
 
 uvicorn has such limits with h11 only, which parses in Python. BentoML leaves uvicorn to choose its
 parser, so the protocol below is put in the place of uvicorn's choice (`limit_connections`).
@@ -7,8 +7,10 @@ parser, so the protocol below is put in the place of uvicorn's choice (`limit_co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
+from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +18,12 @@ from http import HTTPStatus
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import httptools
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from albert_serve.server.bentoml.unread_replies import UnreadReplies
 
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
@@ -38,6 +43,33 @@ class _LimitExceededError(Exception):
     """Raised in a callback of the parser, which it ends."""
 
 
+class _Parser(httptools.HttpRequestParser):
+    """A parser that reads a request with an upgrade header as one without it.
+
+    The JDK's HttpClient offers HTTP/2 (`Upgrade: h2c`) on its first requests. A server may ignore
+    that, but httptools stops after the head, and would take the body for another protocol.
+    """
+
+    def __init__(self, protocol: LimitedHttpProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        with contextlib.suppress(AttributeError):  # httptools before 0.6.3, as in uvicorn
+            self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
+        """Parse received data."""
+        rest = memoryview(data)
+        while True:
+            try:
+                super().feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._protocol.ignores_upgrade():
+                    raise
+                rest = rest[upgrade.args[0] :]
+            super().feed_data(self._protocol.head_without_upgrade())
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """HTTP/1.1 with at most `MAX_HEAD_BYTES` and `MAX_HEADERS` of head; trailers are dropped.
 
@@ -49,6 +81,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
         self._is_in_head = True
         self._num_headers = 0
         self._num_head_bytes = 0
@@ -57,6 +90,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_unwanted_bytes = 0
         self._is_given_up = False
         self._starts = _starts.setdefault(self.server_state, _Starts(self.loop))
+        self._unread = _unread.setdefault(self.server_state, UnreadReplies(self.loop))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free what belongs to the connection; uvicorn leaves the timer after a reset."""
+        self._unset_keepalive_if_required()
+        self._unread.forget(self.transport)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Limit the time that the client has to read the reply."""
+        super().pause_writing()
+        self._unread.watch(self.transport)
+
+    def resume_writing(self) -> None:
+        """Go on, because the client has read nearly all of the reply."""
+        super().resume_writing()
+        self._unread.forget(self.transport)
+
+    def on_response_complete(self) -> None:
+        """End a request; small replies, too, must be read in time."""
+        self._unread.watch(self.transport)
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and end the connection if it is too much."""
@@ -93,6 +148,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the request's body."""
+        if self.ignores_upgrade():
+            return  # the parser comes back with the same head
         self._is_in_head = False
         self._num_headers = self._num_head_bytes = 0
         self._num_read_bytes = 0.0
@@ -109,8 +166,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request."""
+        if self.ignores_upgrade():
+            return
         self._num_read_bytes = 0.0
         super().on_message_complete()
+
+    def ignores_upgrade(self) -> bool:
+        """Whether the current request offers an upgrade; CONNECT is not an offer."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def head_without_upgrade(self) -> bytes:
+        """Return the head of the current request, which offers no upgrade any more."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._starts.add(cycle, partial(super()._start_asgi_task, cycle, app))
@@ -162,8 +232,9 @@ class _Starts:
             self._loop.call_soon(self._begin_next)
 
 
-# Of each server of this process.
+# One for each server of this process; tests run several.
 _starts: WeakKeyDictionary[ServerState, _Starts] = WeakKeyDictionary()
+_unread: WeakKeyDictionary[ServerState, UnreadReplies] = WeakKeyDictionary()
 
 
 def _reply() -> bytes:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import uvicorn
 
+from albert_serve.server.bentoml import unread_replies
 from albert_serve.server.bentoml.http import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
@@ -29,11 +34,13 @@ class Echo:
 
     Attributes:
         pause_s: how long the next request keeps the event loop waiting.
+        reply_bytes: the size of a reply's padding.
     """
 
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
     num_begun: int = 0
     pause_s: float = 0.0
+    reply_bytes: int = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -54,7 +61,7 @@ class Echo:
             num_bytes += len(message["body"])
             more = message.get("more_body", False)
         self.headers.append(list(scope["headers"]))
-        body = str(num_bytes).encode()
+        body = b" " * self.reply_bytes + str(num_bytes).encode()
         start = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": start})
         await send({"type": "http.response.body", "body": body})
@@ -68,7 +75,9 @@ def app() -> Echo:
 @pytest.fixture
 def address(app: Echo) -> Iterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=LimitedHttpProtocol, log_config=None, lifespan="off")
+    config = uvicorn.Config(
+        app, http=LimitedHttpProtocol, log_config=None, lifespan="off", timeout_keep_alive=75
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -159,6 +168,42 @@ def test_a_refusal_has_the_form_of_all_errors(address: tuple[str, int]) -> None:
     content = json.loads(body)
     assert content["error_type"] == "headers_too_large"
     assert f"X-Request-ID: {content['request_id']}".encode() in head
+
+
+UPGRADES = {
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
+    "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+}
+FRAMINGS = {
+    "length": (b"Content-Length: 3\r\n\r\n", b"abc"),
+    "chunks": (b"Transfer-Encoding: chunked\r\n\r\n", b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("are_packets", [False, True], ids=["together", "packets"])
+@pytest.mark.parametrize("framing", FRAMINGS)
+@pytest.mark.parametrize("upgrade", UPGRADES)
+def test_an_offered_upgrade_is_ignored_and_the_body_is_read(
+    upgrade: str, framing: str, are_packets: bool, address: tuple[str, int], app: Echo
+) -> None:
+    head, body = FRAMINGS[framing]
+    request = OK_HEAD + UPGRADES[upgrade] + head + body
+    cuts = [len(request) - len(body), len(request) - 2] if are_packets else []
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+        for start, end in pairwise([0, *cuts, len(request)]):
+            connection.sendall(request[start:end])
+            time.sleep(0.05 * are_packets)
+        assert connection.recv(1 << 10).endswith(b"\r\n\r\n3")
+        connection.sendall(OK_HEAD + CLOSE + b"Content-Length: 1\r\n\r\na")
+        assert connection.recv(1 << 10).endswith(b"\r\n\r\n1")
+    assert len(app.headers) == app.num_begun == 2
+    assert b"upgrade" not in dict(app.headers[0])
+
+
+def test_pipelined_offers_of_an_upgrade_are_all_answered(address: tuple[str, int]) -> None:
+    request = OK_HEAD + UPGRADES["h2c"] + b"".join(FRAMINGS["length"])
+    reply = exchange(address, request * 2000, OK_HEAD + CLOSE + b"\r\n")
+    assert reply.count(b"HTTP/1.1 200") == 2001
 
 
 def test_trailers_are_dropped(address: tuple[str, int], app: Echo) -> None:
@@ -256,3 +301,71 @@ def test_requests_whose_clients_have_left_before_they_began_never_begin(
         assert first.recv(1 << 10).startswith(b"HTTP/1.1 200")
     assert exchange(address, OK_HEAD + CLOSE + b"Content-Length: 0\r\n\r\n").endswith(b"\r\n0")
     assert app.num_begun - num_before - 2 < len(others) / 2
+
+
+def asks(address: tuple[str, int]) -> socket.socket:
+    """A connection whose client has asked, and reads nothing yet."""
+    connection = socket.create_connection(address, timeout=TIMEOUT_S)
+    connection.sendall(OK_HEAD + CLOSE + b"\r\n")
+    return connection
+
+
+def num_read(connection: socket.socket) -> int:
+    """The bytes of a reply that arrive until the connection ends."""
+    num_bytes = 0
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 20):
+            num_bytes += len(part)
+    return num_bytes
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("reply_bytes", [1 << 24, 1 << 26], ids=["small", "over the sum"])
+def test_a_reply_has_a_time_to_be_read(
+    reply_bytes: int, address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_replies, "MAX_UNREAD_S", 1.0)
+    monkeypatch.setattr(unread_replies, "MAX_UNREAD_BYTES", 1 << 25)
+    app.reply_bytes = reply_bytes
+    with asks(address) as connection:
+        assert num_read(connection) > reply_bytes
+    with asks(address) as connection:
+        wait_until(lambda: num_connections() == 1)
+        wait_until(lambda: num_connections() == 0)
+        assert num_read(connection) < reply_bytes
+
+
+def test_unread_replies_have_a_sum_and_the_oldest_are_ended(
+    address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_replies, "MAX_UNREAD_BYTES", 1 << 25)
+    app.reply_bytes = 1 << 24  # of which the system's buffers hold some megabytes
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for number in range(6):
+            connections.append(stack.enter_context(asks(address)))
+            wait_until(lambda: len(app.headers) > number)  # noqa: B023
+        are_whole = [num_read(connection) > app.reply_bytes for connection in connections]
+    assert are_whole[-1]
+    assert 1 <= sum(are_whole) <= 3
+    assert are_whole == sorted(are_whole)
+
+
+def num_connections() -> int:
+    gc.collect()
+    return sum(type(thing) is LimitedHttpProtocol for thing in gc.get_objects())
+
+
+def test_nothing_of_a_connection_is_left_after_a_reset(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+        connection.sendall(OK_HEAD + b"\r\n")
+        assert connection.recv(1 << 10).startswith(b"HTTP/1.1 200")
+        assert num_connections() == 1
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: num_connections() == 0)
