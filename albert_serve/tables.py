@@ -15,7 +15,7 @@ import lzma
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +69,7 @@ _UTF_16: Final = {
     "utf-16-be": re.compile(rb"(\0[^\0]){4}"),
 }
 _UTF_8_MARK: Final = b"\xef\xbb\xbf"
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 
@@ -271,6 +272,37 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def surrogate_error(
+    place: str, values: Mapping[str, Any], *, is_text: bool = False
+) -> tuple[dict[str, Any], RequestError | None]:
+    """Return values in which U+FFFD replaces lone surrogates, and the error if there were any.
+
+    Args:
+        is_text: whether the values are fields of text, in which they stand for bytes.
+    """
+    row = dict(values)
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        clean = _without_surrogates(row)
+        name = next(new for old, new in zip(row, clean, strict=True) if row[old] != clean[new])
+        reason = "holds half of a surrogate pair, which stands for no character"
+        if is_text:
+            reason = "is not UTF-8; convert the file, as iconv -f CP1252 -t UTF-8 does"
+        return clean, InvalidInputError(f"{place}: the column {name!r} {reason}")
+    return row, None
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(value[name]) for name in value}
+    return value
+
+
 def json_rows(
     stream: io.BufferedReader, loads: Callable[[bytes], Any] = json.loads
 ) -> Iterator[tuple[str, dict[str, Any], RequestError | None]]:
@@ -319,7 +351,7 @@ def _array_rows(
 
 def _json_row(place: str, values: object) -> tuple[str, dict[str, Any], RequestError | None]:
     if isinstance(values, dict):
-        return place, values, None
+        return place, *surrogate_error(place, values)
     return place, {}, MalformedRequestError(f"{place} is not a JSON object")
 
 

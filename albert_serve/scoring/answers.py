@@ -185,7 +185,9 @@ class RowResult:
     @classmethod
     def of_error(cls, error: AlbertServeError) -> RowResult:
         """Return the result of a row that cannot be answered."""
-        return cls(values={"error": str(error), "error_type": error.error_type})
+        # The name of a file in it need not be UTF-8.
+        message = str(error).encode(errors="backslashreplace").decode()
+        return cls(values={"error": message, "error_type": error.error_type})
 
     @property
     def is_error(self) -> bool:

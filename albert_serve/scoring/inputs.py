@@ -27,9 +27,11 @@ from albert_serve.tables import (
     first_line,
     has_known_suffix,
     is_stream,
+    is_utf8,
     json_rows,
     open_lines,
     repeated_names,
+    surrogate_error,
 )
 
 _STDIN: Final = "/dev/stdin"
@@ -302,7 +304,9 @@ def _rows(source: InputFile, stream: BufferedReader, prefix: str) -> Iterator[_R
             error = MalformedRequestError(
                 f"{place} has {len(cells)} fields; the header has {len(names)}"
             )
-        yield place, dict(zip(names, cells, strict=False)), error
+        values = dict(zip(names, cells, strict=False))
+        values, encoding_error = surrogate_error(place, values, is_text=True)
+        yield place, values, error or encoding_error
 
 
 def _cells(source: InputFile, stream: BufferedReader) -> Iterator[tuple[int, list[str]]]:
@@ -321,6 +325,11 @@ def _header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
     _, names = next(rows, (0, []))
     if not names:
         raise InvalidInputError(f"{path} is empty; its first line must name the columns")
+    if not all(map(is_utf8, names)):
+        raise InvalidInputError(
+            f"{path}: the names of its columns are not UTF-8; convert the file, as iconv -f CP1252 "
+            "-t UTF-8 does"
+        )
     _check_names(path, names)
     return names
 

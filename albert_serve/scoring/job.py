@@ -194,7 +194,8 @@ class _Job:
             # The first of all rows, whatever has been answered before.
             first = _first_rows(self._batches(0) if num_skipped else batches)
             batches = batches if num_skipped else chain(first, batches)
-        return make_layout(self.kind, self.reader, self.sources, first), batches
+        layout = make_layout(self.kind, self.reader, self.sources, first)
+        return layout, map(layout.prepare, batches)
 
     def _batches(self, num_skipped: int) -> Iterator[RowBatch]:
         return read_batches(self.sources, self.reader.selection, num_skipped)

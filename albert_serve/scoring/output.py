@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
@@ -29,6 +29,8 @@ _GROUP_ROWS: Final = 1 << 16
 _GROUP_BYTES: Final = 1 << 26
 # Pages of Parquet end at multiples of so many rows; with wide rows, more would be much memory.
 _PAGE_ROWS: Final = 64
+
+_CONVERSION_ERRORS: Final = (pa.ArrowException, TypeError, OverflowError)
 
 _Write: TypeAlias = Callable[[ScoredPart], None]
 
@@ -74,6 +76,31 @@ class Layout:
             own = self.reader.output_names(list(row)) if self.kept is None else names
             renamed.append({own[name]: value for name, value in row.items()})
         return renamed
+
+    def prepare(self, batch: RowBatch) -> RowBatch:
+        """Return a batch with the columns that Parquet keeps.
+
+        A row with a value that is not of its column's type gets an error, and null in its place.
+
+        Raises:
+            InvalidInputError: a row has a column that the table has not.
+        """
+        if self.kept is None or self.type.format != "parquet" or batch.kept is not None:
+            return batch
+        rows, errors, columns = self.reader.kept_rows(batch), dict(batch.errors), []
+        for place, row in zip(batch.places, rows, strict=True):
+            self._check_known(place, row)
+        for name, kind in self.kept.items():
+            column, failures = _to_column([row.get(name) for row in rows], kind)
+            columns.append(column)
+            for index, reason in failures.items():
+                message = (
+                    f"{batch.places[index]}: the column {name!r} holds a value that is not {kind} "
+                    f"as in the first rows ({reason}); leave it out (--keep), or write .jsonl"
+                )
+                errors.setdefault(index, InvalidInputError(message))
+        kept = pa.RecordBatch.from_arrays(columns, names=list(self.kept))
+        return replace(batch, errors=errors, kept=kept)
 
     def _check_known(self, place: str, names: Collection[str]) -> None:
         if self.kept is None or self.kept.keys() >= set(names):
@@ -124,13 +151,42 @@ def _type_of(name: str, schemas: Sequence[Any], rows: Sequence[dict[str, Any]]) 
     try:
         if fields:
             return pa.unify_schemas([pa.schema([field]) for field in fields]).field(name).type
-        kind = pa.array([row.get(name) for row in rows]).type
+        kind = pa.array([value for row in rows if _has_type(value := row.get(name))]).type
     except (pa.ArrowException, OverflowError) as error:
         raise InvalidInputError(
             f"the column {name!r} has values of different types ({first_line(error)}); leave it "
             "out (--keep), or write .jsonl"
         ) from error
     return pa.string() if pa.types.is_null(kind) else kind
+
+
+def _has_type(value: Any) -> bool:
+    """Whether Parquet has a type for a value: not for an empty object, or a very large integer."""
+    try:
+        return not _is_empty(pa.array([value]).type)
+    except (pa.ArrowException, OverflowError):
+        return False
+
+
+def _is_empty(kind: Any) -> bool:
+    """Whether a type has a structure without fields in it."""
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return (pa.types.is_struct(kind) and not inner) or any(map(_is_empty, inner))
+
+
+def _to_column(values: Sequence[Any], kind: Any) -> tuple[Any, dict[int, str]]:
+    """Return values as a column of a type; null for those that are not of it, with the reasons."""
+    try:
+        return pa.array(values, kind), {}
+    except _CONVERSION_ERRORS:
+        pass
+    column, reasons = list(values), {}
+    for index, value in enumerate(values):
+        try:
+            pa.array([value], kind)
+        except _CONVERSION_ERRORS as error:
+            column[index], reasons[index] = None, first_line(error)
+    return pa.array(column, kind), reasons
 
 
 @contextmanager
@@ -160,9 +216,7 @@ def json_rows_of(layout: Layout, part: ScoredPart) -> Iterator[dict[str, Any]]:
 
 def _write_json(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
     for values in json_rows_of(layout, part):
-        line = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        # A lone surrogate, which a value may hold, is written as its JSON escape.
-        stream.write(line.encode(errors="backslashreplace") + b"\n")
+        stream.write(json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     stream.flush()
 
 
@@ -170,9 +224,7 @@ def _write_csv(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
     lines, columns = [], layout.columns
     for kept, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
         values = {**kept, **table_values(layout.reader.task, result)}
-        cells = [_cell(values.get(name)) for name in columns]
-        # Bytes of a CSV file that were not UTF-8 are written as they were read.
-        lines.append(cells if part.batch.is_text else _without_surrogates(cells))
+        lines.append([_cell(values.get(name)) for name in columns])
     _write_lines(stream, layout, lines)
     stream.flush()
 
@@ -184,7 +236,7 @@ def _write_lines(stream: BinaryIO, layout: Layout, lines: Sequence[Sequence[str]
         writer.writerow(line)
         # The writer quotes both characters of its own line end.
         content = text.getvalue().removesuffix("\r\n") + "\n"
-        stream.write(content.encode(errors="surrogateescape"))
+        stream.write(content.encode())
         text.seek(0)
         text.truncate()
 
@@ -195,46 +247,23 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _without_surrogates(value: Any) -> Any:
-    """Return a value whose text can be written as UTF-8: half a surrogate pair becomes "?"."""
-    if isinstance(value, str) and not value.isascii():
-        return value.encode(errors="replace").decode()
-    if isinstance(value, list):
-        return [_without_surrogates(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _without_surrogates(one) for name, one in value.items()}
-    return value
-
-
 def to_table(layout: Layout, part: ScoredPart) -> Any:
     """Return rows and their results as an Arrow table."""
     columns = _kept_columns(layout, part.batch)
     answers = [table_values(layout.reader.task, result) for result in part.results]
     for name, kind in layout.reader.answers.items():
-        columns.append(pa.array([_without_surrogates(row.get(name)) for row in answers], kind))
+        columns.append(pa.array([row.get(name) for row in answers], kind))
     return pa.Table.from_arrays(columns, schema=layout.schema)
 
 
 def _kept_columns(layout: Layout, batch: RowBatch) -> list[Any]:
-    kept = layout.kept or {}
-    if batch.kept is not None:
-        names, num_rows = batch.kept.schema.names, len(batch.values)
-        return [
-            batch.kept.column(name).cast(kind) if name in names else pa.nulls(num_rows, kind)
-            for name, kind in kept.items()
-        ]
-    rows = layout.kept_rows(batch)
-    columns = []
-    for name, kind in zip(layout.columns, kept.values(), strict=False):
-        try:
-            columns.append(pa.array([_without_surrogates(row.get(name)) for row in rows], kind))
-        except (pa.ArrowException, TypeError, OverflowError) as error:
-            raise InvalidInputError(
-                f"between {batch.places[0]} and {batch.places[-1]}, the column {name!r} holds a "
-                f"value that is not {kind} as in the first rows ({first_line(error)}); leave it "
-                "out (--keep), or write .jsonl"
-            ) from error
-    return columns
+    kept = layout.prepare(batch).kept
+    return [
+        kept.column(name).cast(kind)
+        if name in kept.schema.names
+        else pa.nulls(len(batch.values), kind)
+        for name, kind in (layout.kept or {}).items()
+    ]
 
 
 def join(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:

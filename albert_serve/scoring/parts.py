@@ -1,7 +1,7 @@
 """The parts of a job on disk: complete files, a manifest of what they come from, and a lock.
 
     _manifest.json   the job: hashes of its input, the model, the parameters
-    _parts.jsonl     a line for each complete part: its counts
+    _parts.jsonl     a line for each complete part: its counts, and the size of its file
     part-000000.csv  the parts
     _SUCCESS         the last part is written; where the parts themselves are the output
 
@@ -33,8 +33,9 @@ _MANIFEST_FILE: Final = "_manifest.json"
 _LOG_FILE: Final = "_parts.jsonl"
 _LOCK_FILE: Final = "_lock"
 _SUCCESS_FILE: Final = "_SUCCESS"
-_FORMAT_VERSION: Final = 3
+_FORMAT_VERSION: Final = 4
 _OBJECT: Final = TypeAdapter(dict[str, Any])
+_SIZE: Final = "num_bytes"
 _COUNTS: Final = TypeAdapter(Counts)
 # What a changed job is told of each entry of the manifest.
 _NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert-serve's version"}
@@ -51,6 +52,7 @@ class PartFolder:
         self._folder = folder
         self._suffix = suffix
         self.counts: list[dict[str, Any]] = []
+        self._sizes: list[int] = []
 
     @classmethod
     @contextmanager
@@ -104,20 +106,24 @@ class PartFolder:
         Raises:
             OutputError: it cannot be written; the part is not complete.
         """
+        file = self._file(len(self.counts))
         with writing(self._folder):
-            _write(self._file(len(self.counts)), self._folder / ".part.partial", content)
+            size = _write(file, self._folder / ".part.partial", content)
             with (self._folder / _LOG_FILE).open("ab") as log:
-                log.write(json.dumps(counts).encode() + b"\n")
+                log.write(json.dumps({**counts, _SIZE: size}).encode() + b"\n")
                 log.flush()
                 os.fsync(log.fileno())
         self.counts.append(dict(counts))
+        self._sizes.append(size)
 
     def join(self, output: Path, content: Callable[[BinaryIO], None]) -> None:
         """Write the whole output, which takes its place when it is complete; remove the parts.
 
         Raises:
+            ChangedJobError: a part is not as it was written.
             OutputError: it cannot be written; the parts stay.
         """
+        self._check_files()
         with writing(output):
             _write(output, self._folder / ".joined.partial", content)
         _remove(self._folder)
@@ -126,8 +132,10 @@ class PartFolder:
         """Mark a complete folder, and remove what it has no more use for.
 
         Raises:
+            ChangedJobError: a part is not as it was written.
             OutputError: it cannot be written to.
         """
+        self._check_files()
         with writing(self._folder):
             write_atomically(self._folder / _SUCCESS_FILE, b"")
         with contextlib.suppress(OSError):
@@ -158,25 +166,38 @@ class PartFolder:
             lines.pop()
         for number, line in enumerate(lines, start=1):
             try:
-                self.counts.append(_read_counts(line))
+                counts, size = _read_line(line)
             except ValueError as error:
                 raise _damaged(log, f"line {number} is not the counts of a part") from error
-        for file in self.files:
+            self.counts.append(counts)
+            self._sizes.append(size)
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Check that each part has the size with which it was written, and so all of its rows.
+
+        Raises:
+            ChangedJobError: one has another size, or is not there.
+        """
+        for file, size in zip(self.files, self._sizes, strict=True):
             _check_regular(file)
             if not file.exists():
-                raise _damaged(log, f"it names {file.name}, which is not there")
+                raise _damaged(self._folder / _LOG_FILE, f"it names {file.name}, which is missing")
+            if (current := file.stat().st_size) != size:
+                raise _damaged(file, f"it has {current} bytes, and had {size} when it was complete")
 
 
-def _read_counts(line: bytes) -> dict[str, Any]:
-    """Return the counts of a part.
+def _read_line(line: bytes) -> tuple[dict[str, Any], int]:
+    """Return the counts of a part, and the size of its file.
 
     Raises:
-        ValueError: the line is none.
+        ValueError: the line does not have them.
     """
     values = _OBJECT.validate_json(line)
-    if values.keys() != {field.name for field in fields(Counts)}:
+    size = values.pop(_SIZE, None)
+    if not isinstance(size, int) or values.keys() != {field.name for field in fields(Counts)}:
         raise ValueError("it has other keys")
-    return asdict(_COUNTS.validate_json(line, strict=True))
+    return asdict(_COUNTS.validate_json(json.dumps(values), strict=True)), size
 
 
 def _check_regular(file: Path) -> None:
@@ -191,12 +212,14 @@ def _damaged(file: Path, reason: str) -> ChangedJobError:
     )
 
 
-def _write(file: Path, partial: Path, content: Callable[[BinaryIO], None]) -> None:
-    """Write a file that takes its place when it is complete, and on disk."""
+def _write(file: Path, partial: Path, content: Callable[[BinaryIO], None]) -> int:
+    """Write a file that takes its place when it is complete, and on disk; return its size."""
     with partial.open("wb") as stream:
         content(stream)
+    size = partial.stat().st_size
     put_in_place(partial, file)
     sync(file.parent)
+    return size
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from albert_serve.names import find_name
 from albert_serve.scoring.answers import JSON_NAMES, SCORED_TASKS, answer_columns
 from albert_serve.scoring.inputs import RowBatch, RowSelection, plain_rows
 from albert_serve.scoring.options import ScoreOptions
-from albert_serve.tables import is_utf8
 from albert_serve.tasks import TASKS
 
 # The limit of a part's text in memory.
@@ -180,11 +179,6 @@ class RowReader:
         needed = () if others else first
         values: dict[str, Any] = {}
         for field, cell in item.items():
-            if not is_utf8(cell):
-                raise InvalidInputError(
-                    f"the column of {field} is not UTF-8; convert the file, as "
-                    "iconv -f CP1252 -t UTF-8 does"
-                )
             if cell or field in needed:
                 values[field] = _list_of(field, cell) if field in self._scored.lists else cell
         return values

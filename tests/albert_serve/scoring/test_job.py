@@ -211,6 +211,7 @@ def test_a_changed_job_is_refused_unless_it_is_restarted(
         lambda folder: replace_by_link(folder / "_parts.jsonl", Path("/dev/zero")),
         lambda folder: replace_by_link(folder / "part-000001.csv", folder / "part-000000.csv"),
         lambda folder: (folder / "part-000000.csv").unlink(),
+        lambda folder: os.truncate(folder / "part-000001.csv", 40),
         lambda folder: (folder / "_manifest.json").write_text("[" * 100_000),
         lambda folder: replace_by_pipe(folder / "_manifest.json"),
     ],
@@ -222,6 +223,22 @@ def test_damaged_parts_are_refused(damage: Callable[[Path], object], tmp_path: P
     with pytest.raises(ChangedJobError, match=r"is not as a job writes it: .* --restart"):
         score(source, output, part_rows=10)
     assert score(source, output, part_rows=10, restart=True).num_resumed_rows == 0
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out/"])
+def test_a_part_that_lost_its_end_during_the_job_is_refused(output: str, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(40))
+
+    def truncated() -> bool:
+        for first in tmp_path.glob("out*/part-000000.jsonl"):
+            os.truncate(first, first.stat().st_size // 2)
+        return False
+
+    options = ScoreOptions(part_rows=10)
+    with pytest.raises(ChangedJobError, match=r"part-000000\.jsonl is not as a job writes it"):
+        score_files(HashScorer(), [source], f"{tmp_path}/{output}", options, is_stopped=truncated)
+    assert not (tmp_path / "out.jsonl").exists()
+    assert not (tmp_path / "out/_SUCCESS").exists()
 
 
 def replace_by_link(file: Path, target: Path) -> None:
@@ -373,15 +390,35 @@ def test_a_job_from_a_pipe_leaves_its_folder(tmp_path: Path) -> None:
     assert [row["id"] for part in parts for row in read_jsonl(part)] == list(range(30))
 
 
-def test_half_a_surrogate_pair_is_replaced_in_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_half_a_surrogate_pair_is_the_error_of_its_row(suffix: str, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"id": "\ud83d", "text": "a"},
-        {"id": {"\ud83d": "\udc80"}, "text": "\ud83d"},
+        {"note": "\ud83d", "text": "a"},
+        {"note": {"\ud83d": "\udc80"}, "text": "b"},
+        {"note": "\U0001f600", "text": "c"},
     ]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.csv"
-    assert score(source, output).num_rows == 2
-    ids = [line.split(b",")[0] for line in output.read_bytes().splitlines()]
-    assert ids == [b"id", b"?", b'"{""?"": ""?""}"']
+    source = write_jsonl(tmp_path / "in.jsonl", [rows[0], rows[2]])
+    summary = score(source, tmp_path / f"out{suffix}")
+    wrong, right = read_any(tmp_path / f"out{suffix}")
+    assert (summary.num_rows, summary.num_errors) == (2, 1)
+    assert "line 1: the column 'note' holds half of a surrogate pair" in wrong["error"]
+    assert (wrong["note"], right["note"]) == ("\N{REPLACEMENT CHARACTER}", "\U0001f600")
+    source = write_jsonl(tmp_path / "in.jsonl", [rows[1]])
+    assert score(source, tmp_path / f"out{suffix}").num_errors == 1
+
+
+def test_a_value_that_parquet_cannot_hold_is_the_error_of_its_row(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": "a", "m": {"a": 1}, "n": 1, "empty": "x"}]
+    rows += [{"text": "b", "m": {}, "n": 10**30, "empty": {}}]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
+    assert score(source, output).num_errors == 1
+    right, wrong = read_table(output)
+    assert (right["m"], right["n"], right["empty"]) == ({"a": 1}, 1, "x")
+    assert (wrong["m"], wrong["n"], wrong["empty"]) == ({"a": None}, None, None)
+    assert "line 2: the column 'n' holds a value that is not int64" in wrong["error"]
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "m": {}}])
+    assert score(source, output).num_errors == 1
+    assert read_table(output)[0]["m"] is None
 
 
 @pytest.mark.parametrize("num_rows", [1, 3000])
