@@ -137,7 +137,7 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
     engine = Engine.open(opened, options)
     engine.warm_up()
     tokenizer = AlbertTokenizer.from_file(opened.tokenizer_file)
-    tasks = load_tasks(opened, tokenizer, device=engine.device)
+    tasks = load_tasks(opened, tokenizer)
     mask_token = tokenizer.mask_token
     return HostedModel(
         name=spec.name,

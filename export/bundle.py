@@ -52,7 +52,6 @@ from export.source import (
     Source,
     read_source,
     read_training,
-    with_early_exit,
     with_threshold,
 )
 from export.verify import (
@@ -71,7 +70,7 @@ from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 from training.model.resizing import with_layers
 from training.run.flags import Options, flag
-from training.run.options import Count, Finite
+from training.run.options import Finite
 from training.system.partial_folder import partial_folder, put_folder_in_place
 
 _TORCH_BATCH_TOKENS: Final = 1024
@@ -92,27 +91,6 @@ class ExportResult:
     unused: list[str]
     left_out: dict[str, str]
     fp32_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerOptions(Options, title="layers"):
-    """The layers of a bundle, and the service's defaults of a classifier after each layer."""
-
-    layers: Count | None = flag(
-        "apply only so many layers of a model whose layers share all weights; what that costs is "
-        "measured against all of them",
-        metavar="NUMBER",
-    )
-    max_layers: Count | None = flag(
-        "the service's default for a classifier that was trained with --adaptive-depth: answer a "
-        "text after so many layers at the latest (all)",
-        metavar="NUMBER",
-    )
-    patience: Count | None = flag(
-        "the same: answer it as soon as so many layers in a row give the label of the layer before "
-        "them (never)",
-        metavar="NUMBER",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +129,7 @@ def export_bundle(
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     null_score_diff_threshold: float | None = None,
-    layers: LayerOptions | None = None,
+    layers: int | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> ExportResult:
@@ -172,7 +150,7 @@ def export_bundle(
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
-        layers: fewer layers, and the defaults of early exit.
+        layers: the number of layers that are applied; None for all.
         examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
@@ -185,11 +163,11 @@ def export_bundle(
         VocabError: there is no `tokenizer.json`, and the vocabulary cannot be read.
     """
     target = target.resolve()
-    limits, layers = limits or Limits(), layers or LayerOptions()
+    limits = limits or Limits()
     _check_target(Path(checkpoint), target, overwrite)
     with (
         open_checkpoint(checkpoint) as opened,
-        with_layers(opened.folder, layers.layers) as cut,
+        with_layers(opened.folder, layers) as cut,
         _new_folder(target) as folder,
     ):
         source = read_source(cut)
@@ -197,7 +175,6 @@ def export_bundle(
         training, vectors = read_training(opened.folder), read_sentence_vectors(opened.folder)
         source = replace(source, evaluation=figures, training=training)
         source, left_out = select_tasks(source, tasks, tasks_with_data(data))
-        source = with_early_exit(source, layers.max_layers, layers.patience)
         source = with_threshold(source, null_score_diff_threshold)
         shown = examples or {}
         check_tasks(shown, source.tasks)
@@ -221,7 +198,7 @@ def export_bundle(
         )
         _write_manifest(manifest, folder)
         if data is not None:
-            if layers.layers is not None:  # the cost of the missing layers counts, too
+            if layers is not None:  # the cost of the missing layers counts, too
                 model = load_checkpoint(opened.folder, source.num_outputs)
             measured = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.force:
@@ -318,14 +295,8 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> list[Path]:
     stored = read_header(folder / WEIGHTS_FILE)
-    classifier = source.tasks.get("text-classification")
-    has_exits = classifier is not None and classifier.adaptive_depth is not None
     graphs = {
-        ENCODER_FILE: build_encoder(
-            source.config,
-            stored,
-            num_exit_labels=classifier.num_outputs if classifier and has_exits else None,
-        ),
+        ENCODER_FILE: build_encoder(source.config, stored),
         CUDA_ENCODER_FILE: build_encoder(source.config, stored, cuda_form),
     }
     for head, entry in source.heads.items():

@@ -16,8 +16,6 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from albert_serve.bundle.weights import StoredTensor, layer_name
 from albert_serve.config import AlbertConfig
-from albert_serve.runtime.encoders import EXIT_LAYERS, EXIT_LOGITS
-from export.exits import ExitNodes, ExitState, exit_inputs, exit_outputs
 from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
 from export.layers import apply_layer, embed, flatten
 
@@ -32,8 +30,6 @@ def build_encoder(
     config: AlbertConfig,
     stored: Mapping[str, StoredTensor],
     form: Form = CPU_FORM,
-    *,
-    num_exit_labels: int | None = None,
 ) -> ModelProto:
     """Build (input_ids (B, S), token_type_ids (B, S), lengths (B)) -> hidden_states (B, S, H).
 
@@ -43,11 +39,6 @@ def build_encoder(
         config: the sizes of the model.
         stored: the weights' places in `model.safetensors`, and their types.
         form: layers that are applied once are written out in every form.
-        num_exit_labels: labels of the classifiers after each layer, which the graph then reads
-            (`export.exits`): (max_layers (B), patience (B)) beside its inputs, and exit_logits
-            (B, K) and exit_layers (B) beside the hidden states, which are those of the texts that
-            had all layers. Where no limit is under the number of layers, exit_logits are zeros. In
-            a Loop only.
     """
     nodes = Nodes(Initializers(stored, form), rows="input_ids")
     nodes.rows = flatten(nodes, "input_ids")
@@ -59,9 +50,6 @@ def build_encoder(
         nodes=nodes,
         shape=nodes.add("Concat", [batch, size], attributes={"axis": 0}),
     )
-    if num_exit_labels is not None:
-        x_RH = stack.loop_with_exits(num_exit_labels, x_RH)
-        return _early_exit_model(stack, num_exit_labels, x_RH)
     for turn, num_turns in _repetitions(config):
         if form.kernels == "cpu" and num_turns > 1:
             x_RH = stack.loop(turn, num_turns, x_RH)
@@ -72,14 +60,7 @@ def build_encoder(
     if form.compute != "fp32":
         x_BSH = nodes.add("Cast", [x_BSH], attributes={"to": TensorProto.FLOAT})
     nodes.return_as(x_BSH, HIDDEN)
-    return make_model("albert_encoder", nodes, _inputs(), [_hidden(config, "batch")])
-
-
-def _early_exit_model(stack: _Stack, num_labels: int, x_RH: str) -> ModelProto:
-    nodes, config = stack.nodes, stack.config
-    nodes.return_as(nodes.add("Reshape", [x_RH, stack.any_batch]), HIDDEN)
-    outputs = [_hidden(config, "deep"), *exit_outputs(num_labels)]
-    return make_model("albert_encoder", nodes, [*_inputs(), *exit_inputs()], outputs)
+    return make_model("albert_encoder", nodes, _inputs(), [_hidden(config)])
 
 
 def _repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
@@ -98,35 +79,15 @@ class _Stack:
     nodes: Nodes
     shape: str  # (B, S, H)
 
-    @property
-    def any_batch(self) -> str:
-        """(-1, S, H)."""
-        nodes = self.nodes
-        rest = nodes.constant("any", np.array([-1], np.int64))
-        length = nodes.add("Shape", ["input_ids"], attributes={"start": 1, "end": 2})
-        size = nodes.constant("hidden_size", np.array([self.config.hidden_size], np.int64))
-        return nodes.add("Concat", [rest, length, size], attributes={"axis": 0})
-
-    def apply(
-        self,
-        nodes: Nodes,
-        turn: _Turn,
-        x_RH: str,
-        shape: str | None = None,
-        lengths: str = _LENGTHS,
-    ) -> str:
-        """Append the layers of one iteration to `nodes`.
-
-        Args:
-            shape: of the hidden states, where it is not the encoder's.
-        """
+    def apply(self, nodes: Nodes, turn: _Turn, x_RH: str) -> str:
+        """Append the layers of one iteration to `nodes`."""
         for attention, ffn in turn:
             x_RH = apply_layer(
                 nodes,
                 self.config,
                 x_RH,
-                shape or self.shape,
-                lengths,
+                self.shape,
+                _LENGTHS,
                 attention=layer_name(attention, self.config),
                 ffn=layer_name(ffn, self.config),
             )
@@ -157,50 +118,14 @@ class _Stack:
         start = self.nodes.constant(f"{scope}start", np.array(True))
         return self.nodes.add("Loop", [count, start, x_RH], attributes={"body": body})
 
-    def loop_with_exits(self, num_labels: int, x_RH: str) -> str:
-        """Append a Loop that ends when all texts are settled; its hidden states may be fewer."""
-        ((turn, num_turns),) = _repetitions(self.config)
-        exits = ExitNodes(self.nodes, self.config, num_labels, ids="input_ids", lengths=_LENGTHS)
-        scope = f"layer_{turn[0][0]}/"
-        x, number, before = f"{scope}x", f"{scope}turn", f"{scope}go_on"
-        carried = ExitState(*(f"{scope}{name}" for name in exits.start.names))
-        nodes = Nodes(self.nodes.initializers, rows="", scope=scope)
-        first = nodes.constant("first", np.array(0, np.int64))
-        nodes.rows = nodes.add("Gather", [x, first], attributes={"axis": 1})
-        shape = self.any_batch
-        out_RH = self.apply(nodes, turn, x, shape, carried.lengths(nodes))
-        go_on, *after = exits.settle(nodes, carried, out_RH, shape, number)
-        body = helper.make_graph(
-            nodes.protos,
-            f"{scope}body",
-            [
-                helper.make_tensor_value_info(number, TensorProto.INT64, []),
-                helper.make_tensor_value_info(before, TensorProto.BOOL, []),
-                helper.make_tensor_value_info(x, TensorProto.FLOAT, [None, None]),
-                *ExitState.infos(carried.names),
-            ],
-            [
-                helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
-                helper.make_tensor_value_info(after[0], TensorProto.FLOAT, [None, None]),
-                *ExitState.infos(after[1:]),
-            ],
-        )
-        count = self.nodes.constant("num_turns", np.array(num_turns, np.int64))
-        start = self.nodes.constant(f"{scope}start", np.array(True))
-        ends = [f"{scope}last/{name}" for name in ("x", *ExitState.__slots__)]
-        ends[-2:] = [EXIT_LOGITS, EXIT_LAYERS]
-        inputs = [count, start, x_RH, *exits.start.names]
-        self.nodes.protos.append(helper.make_node("Loop", inputs, ends, body=body))
-        return ends[0]
-
     def _rows(self, name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(
             name, self.nodes.form.data_type, ["rows", self.config.hidden_size]
         )
 
 
-def _hidden(config: AlbertConfig, num_texts: str) -> ValueInfoProto:
-    shape: list[str | int | None] = [num_texts, "sequence", config.hidden_size]
+def _hidden(config: AlbertConfig) -> ValueInfoProto:
+    shape: list[str | int | None] = ["batch", "sequence", config.hidden_size]
     return helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, shape)
 
 

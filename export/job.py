@@ -15,7 +15,7 @@ from typing import Final
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
 from albert_serve.bundle.weights import TaskName
-from export.bundle import ExportResult, LayerOptions, Limits, export_bundle
+from export.bundle import ExportResult, Limits, export_bundle
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
@@ -25,13 +25,13 @@ from training.glue.files import dev_files
 from training.glue.tasks import TASKS
 from training.run.flags import flag
 from training.run.labelled import ChoiceFiles, LabelledTexts, with_task_data
-from training.run.options import Duration, Finite
+from training.run.options import Count, Duration, Finite
 
 _WIDTH: Final = 24  # of the first column of the summary
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="export"):
+class ExportConfig(LabelledTexts, ChoiceFiles, Limits, title="export"):
     """A checkpoint, the bundle to write, and the data on which it is measured.
 
     Attributes:
@@ -47,6 +47,11 @@ class ExportConfig(LabelledTexts, ChoiceFiles, LayerOptions, Limits, title="expo
         "here; all if the checkpoint does not say what was trained)",
         (),
         metavar="TASK",
+    )
+    layers: Count | None = flag(
+        "apply only so many layers of a model whose layers share all weights; what that costs is "
+        "measured against all of them",
+        metavar="NUMBER",
     )
     precision: Precision = flag(
         "fp32: the checkpoint's own file; int8: a quarter of it, and the fastest on CPUs; fp16: "
@@ -100,7 +105,7 @@ def export(config: ExportConfig) -> ExportResult:
         limits=config,
         evaluation=_read_evaluation(config.evaluation),
         null_score_diff_threshold=config.null_score_diff_threshold,
-        layers=config,
+        layers=config.layers,
         examples=read_examples(config.examples) if config.examples else None,
         overwrite=config.overwrite,
     )

@@ -16,7 +16,6 @@ from albert_serve.bundle.manifest import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     ClassifierEntry,
-    EarlyExitDefaults,
     HeadEntry,
     TaskEntry,
     heads_of,
@@ -34,15 +33,12 @@ from albert_serve.bundle.weights import (
     stored_name,
 )
 from albert_serve.config import AlbertConfig
-from albert_serve.tasks.text_classification import resolve_early_exit
 from export.errors import ExportError
-from training.evaluation.classification import PREFIX
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.model.checkpoint import (
     CheckpointError,
     check_config,
     find_tasks,
-    has_stored_exits,
     read_config,
 )
 from training.model.heads import is_further
@@ -51,9 +47,6 @@ from training.model.labels import default_name, read_labels
 # What transformers and training read beside the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
-_LAYERLESS_FIGURES: Final = frozenset(
-    f"{PREFIX}_{name}" for name in ("task", "texts", "truncated", "by_layer", "by_patience")
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,19 +125,7 @@ def read_source(folder: Path) -> Source:
 def _read_evaluation(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's `evaluation.json`, or what a bundle's manifest has of it."""
     manifest = read_json_object(folder / MANIFEST_FILE)
-    evaluation = read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation")
-    classifier = _section(_section(manifest, "tasks"), CLASSIFICATION)
-    # The figures of a bundle that answers early are not those of all layers.
-    return _without_figures(evaluation) if classifier.get("adaptive_depth") else evaluation
-
-
-def _without_figures(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an evaluation without a classifier's figures after its last layer."""
-    return {
-        name: value
-        for name, value in evaluation.items()
-        if not name.startswith(f"{PREFIX}_") or name in _LAYERLESS_FIGURES
-    }
+    return read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation")
 
 
 def read_training(folder: Path) -> dict[str, Any]:
@@ -191,33 +172,6 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
     return replace(source, tasks={**source.tasks, "question-answering": entry})
 
 
-def with_early_exit(source: Source, max_layers: int | None, patience: int | None) -> Source:
-    """Return the source with the service's defaults of early exit.
-
-    Where texts are answered before the last layer, the figures after it are left out.
-
-    Raises:
-        ExportError: there is one, and texts cannot be classified after each layer.
-    """
-    if max_layers is None and patience is None:
-        return source
-    entry, num_layers = source.tasks.get(CLASSIFICATION), source.config.num_layers
-    if entry is None or entry.adaptive_depth is None:
-        raise ExportError(
-            "--max-layers and --patience are of a classifier that was trained with "
-            "--adaptive-depth; --layers cuts any model whose layers share all weights"
-        )
-    if (max_layers or 1) > num_layers:
-        raise ExportError(f"--max-layers {max_layers}: the checkpoint has {num_layers} layers")
-    limits = EarlyExitDefaults(max_layers=max_layers, patience=patience)
-    evaluation = source.evaluation
-    if resolve_early_exit(limits, num_layers) is not None:
-        evaluation = _without_figures(evaluation)
-    entry = entry.model_copy(update={"adaptive_depth": limits})
-    tasks: dict[TaskName, TaskEntry] = {**source.tasks, CLASSIFICATION: entry}
-    return replace(source, tasks=tasks, evaluation=evaluation)
-
-
 def read_json_object(file: Path) -> dict[str, Any]:
     """Read the object in a JSON file; an empty one if there is no file.
 
@@ -262,7 +216,7 @@ def _read_tasks(
         if found == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
             continue  # the head tells whether a text follows, not in what order two stand
         if found == CLASSIFICATION:
-            tasks[CLASSIFICATION] = _classification(hf, heads, stored)
+            tasks[CLASSIFICATION] = _classification(hf, heads)
         elif is_task(found):
             head = question_head_of(found, num_outputs)
             tasks[found] = TaskEntry(
@@ -274,9 +228,7 @@ def _read_tasks(
     return tasks
 
 
-def _classification(
-    hf: Mapping[str, Any], heads: Mapping[str, int], stored: Mapping[str, StoredTensor]
-) -> TaskEntry:
+def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntry:
     further = {head: head.removeprefix(further_head("")) for head in heads if is_further(head)}
     try:
         labels = {head: read_labels(hf, heads[head], head) for head in (CLASSIFICATION, *further)}
@@ -288,7 +240,6 @@ def _classification(
         num_outputs=heads[CLASSIFICATION],
         labels=labels[CLASSIFICATION].names,
         problem_type=labels[CLASSIFICATION].problem,
-        adaptive_depth=EarlyExitDefaults() if has_stored_exits(stored, heads) else None,
         head=name,
         heads={
             name: ClassifierEntry(
@@ -309,13 +260,6 @@ def _check_weights(
     tasks: Mapping[TaskName, TaskEntry],
 ) -> list[str]:
     """Check that all weights are there, fp32 and of the right shape; return their stored names."""
-    classifier = tasks.get(CLASSIFICATION)
-    has_exits = classifier is not None and classifier.adaptive_depth is not None
-    if has_exits and not config.is_fully_shared:
-        raise ExportError(
-            f"{file} has classifiers after each layer, which only a model can use whose layers "
-            "share all weights"
-        )
     expected = needed_shapes(config, tasks)
     names = [stored_name(name, stored) for name in expected]
     others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})

@@ -34,7 +34,6 @@ from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.base import EarlyExit
 from albert_serve.tasks.question_answering.beams import best_starts
 from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
 from export.errors import ExportError
@@ -47,7 +46,6 @@ from training.model.start_conditioned import StartConditionedHead
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
 _NUM_ROWS: Final = 32  # of a batch are given to a head, first and last ones
 _SMALL_BYTES: Final = 4096
-_EXITS: Final = "exits"
 # Of the largest value: fp16 rounds to 0.05 %, bf16 to 0.4 %, and roundings add up over the layers.
 # A distilled model of four layers had 0.002 and 0.02 at most, random weights, which amplify what
 # trained ones do not, 0.034 and 0.071; a wrong graph has about 1.
@@ -63,7 +61,6 @@ def measure_parity(
 
     Differences are shares of the largest value that torch has, or of 1 where all are smaller: the
     numbers that a regression answers may be of any size.
-    Of a graph that can end a text's pass early, "exits" is that of the logits after all layers.
     Batches are random and ragged, with lengths from 1 to all positions; padding is left out of
     the comparison. A head is given its runtime's own hidden states, so its figure is end to end.
 
@@ -146,10 +143,6 @@ def _measure(
             hidden_BSH = encoder.run(batch).numpy()
             for name, found in _differences(model, heads, batch, hidden_BSH):
                 worst[name] = worst[name].and_(found)
-            if encoder.has_exits:
-                worst[_EXITS] = worst.get(_EXITS, _Difference()).and_(
-                    _exit_difference(model, encoder, batch)
-                )
     except AlbertServeError as error:
         raise ExportError(str(error)) from error
     except Exception as error:  # the runtime's exceptions share no base but this
@@ -295,27 +288,6 @@ def _beam_difference(
         num_known = got.shape[1] - NUM_BEAMS + len(starts)  # of a window shorter than the beam
         expected = in_torch(expected_RH[rows], torch.from_numpy(starts))
         largest = largest.and_(_compare(expected[:, :num_known], got[:, :num_known]))
-    return largest
-
-
-@torch.inference_mode()
-def _exit_difference(model: AlbertForTasks, encoder: CpuEncoder, batch: PaddedBatch) -> _Difference:
-    """Return the same of the classifier after each layer, each of texts that end there."""
-    tokens = torch_batch(batch)
-    count, num_positions = batch.ids.shape
-    firsts_B = torch.arange(count) * num_positions
-    logits_LBK = model.exit_logits(model.albert.rows_by_layer(tokens, firsts_B))
-    largest = _Difference()
-    for shift in range(len(logits_LBK)):
-        layers_B = (np.arange(count) + shift) % len(logits_LBK)
-        # After the first layer, so many can agree at the last one only.
-        patience = len(logits_LBK) - 1
-        early_exits = [
-            EarlyExit(max_layers=layer + 1, patience=patience) for layer in layers_B.tolist()
-        ]
-        exits = encoder.run_with_exits(batch, early_exits)
-        expected_BK = logits_LBK[torch.from_numpy(layers_B), torch.arange(count)]
-        largest = largest.and_(_compare(expected_BK, exits.logits))
     return largest
 
 

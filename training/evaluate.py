@@ -78,8 +78,6 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
     for name, rows in figures.items():
         if name.endswith("_classes") and len(rows) > 2:
             _print_classes(rows)
-        if name.endswith(("_by_layer", "_by_patience")):
-            _print_rows(rows)
 
 
 def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
@@ -90,13 +88,6 @@ def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
         print(f"{name:{width}}  {shown} {figures['texts']:7,}")
     if len(classes) > _MAX_CLASSES:
         print(f"... and {len(classes) - _MAX_CLASSES:,} more, in the file of all figures")
-    print()
-
-
-def _print_rows(rows: Sequence[Mapping[str, float]]) -> None:
-    print("\n" + "  ".join(f"{name:>11}" for name in rows[0]))
-    for row in rows:
-        print("  ".join(f"{v:11.4f}" if isinstance(v, float) else f"{v:11}" for v in row.values()))
     print()
 
 

@@ -31,6 +31,7 @@ from training.loop.progress import is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.model.checkpoint import read_config
+from training.model.resizing import with_layers
 from training.run.driver import TrainedRun, train_run
 from training.run.flags import add_flags, read_flags
 from training.run.heads import add_heads, parse_with_heads, read_heads
@@ -72,8 +73,9 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
         with setting_up(world):
             settings = settle(config)
             start = stack.enter_context(open_checkpoint(config.initialize_from))
+            folder = stack.enter_context(with_layers(start.folder, config.layers))
             if config.lr is None and config.recipe is None:
-                hidden_size = AlbertConfig.from_hf(read_config(start.folder)).hidden_size
+                hidden_size = AlbertConfig.from_hf(read_config(folder)).hidden_size
                 settings = replace(settings, lr=default_rate(hidden_size))
             record = settings.record()
             is_known_run(config.output, record)
@@ -81,7 +83,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
         precision = run_precision(config.precision, config.output, world)
         record["precision"] = precision
         with setting_up(world):
-            prepared = prepare_finetuning(settings, start.folder, precision, world)
+            prepared = prepare_finetuning(settings, folder, precision, world)
         if prepared.probing is not None and not (config.output / "checkpoint").exists():
             prepared.probing.fit(world, precision)
         run = prepared.build()
@@ -91,8 +93,8 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             record,
             program="training.finetune",
             stage={"settings": {**record, **_data_names(settings, start.name)}},
-            start=start.folder,
-            tokenizer_from=start.folder,
+            start=folder,
+            tokenizer_from=folder,
             extra_config=prepared.extra_config,
             sentence_vectors=VECTORS if settings.embeddings else None,
             validation=prepared.validation,

@@ -224,12 +224,6 @@ def example_rows(batch: ExampleBatch) -> tuple[Tensor, Tensor]:
     return (batch.firsts[:, None] + places_S).clamp(max=ids.numel() - 1), places_S
 
 
-def exit_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
-    """Return the logits (L, C, K) of text classification after each layer."""
-    rows_LCH = model.albert.rows_by_layer(batch.tokens, batch.firsts)
-    return model.exit_logits(rows_LCH, batch.cls_keys)
-
-
 # A model's pass over a batch, which is an argument of its loss function to be compiled by itself.
 LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 
@@ -254,34 +248,6 @@ def classification_loss(
         )
         result = replace(result, loss=loss)
     return {batch.task: replace(result, logits=logits_CK, targets=batch.targets)}
-
-
-def early_exit_loss(
-    model: AlbertForTasks,
-    batch: ExampleBatch,
-    logits: LogitsFunction = exit_logits,
-    class_weights: Tensor | None = None,
-) -> dict[LossName, LossSums]:
-    """Return the loss of text classification after every layer.
-
-    In training the loss is the mean of the layers' losses, each weighted by its number from 1
-    (PABEE, arXiv 2006.04152, equation 6). Right answers, logits, and the loss of held-out texts are
-    those of the last layer.
-
-    Args:
-        class_weights: as for `classification_loss`.
-    """
-    logits_LCK = logits(model, batch)
-    if not model.training:
-        return classification_loss(model, batch, lambda *_: logits_LCK[-1])
-    losses = [
-        classification_loss(model, batch, lambda *_, each=each: each, class_weights)
-        for each in logits_LCK
-    ]
-    losses_L = torch.stack([each[batch.task].loss for each in losses])
-    layers_L = torch.arange(1, len(losses) + 1, device=losses_L.device)
-    loss = (losses_L * layers_L).sum() / layers_L.sum()
-    return {batch.task: replace(losses[-1][batch.task], loss=loss)}
 
 
 def regression_loss(

@@ -199,19 +199,6 @@ class TextClassificationParameters(Parameters):
         max_length=MAX_HEAD_CHARS,
         description="The classifier, of a model that has several; left out, its default one.",
     )
-    max_layers: int | None = Field(
-        None,
-        ge=1,
-        description="Answer after so many layers at the latest, of a model that can answer after "
-        "each. With patience left out too, the model's own.",
-    )
-    patience: int | None = Field(
-        None,
-        ge=1,
-        description="Answer as soon as so many layers in a row give the label of the layer before "
-        "them; as many as the model has layers is never. With max_layers left out too, the "
-        "model's own.",
-    )
 
 
 class QuestionAnsweringParameters(Parameters):
@@ -412,14 +399,6 @@ class InputExample(Reply):
     label: str | None = Field(None, description="A few words for it.")
 
 
-class EarlyExitInfo(Reply):
-    """The layers of a model that can answer after each, and its defaults of the parameters."""
-
-    num_layers: int
-    max_layers: int | None = Field(None, description="Left out: all layers.")
-    patience: int | None = Field(None, description="Left out: never before max_layers.")
-
-
 class HeadInfo(Reply):
     """One of the classifiers of a model that has several."""
 
@@ -452,9 +431,6 @@ class TaskInfo(Reply):
     )
     null_score_diff_threshold: float | None = Field(
         None, description="Of question answering: the default of the parameter."
-    )
-    adaptive_depth: EarlyExitInfo | None = Field(
-        None, description="Of the default classifier of texts, if it can answer after each layer."
     )
     question_head: Literal["independent", "start-conditioned"] | None = Field(
         None, description="Of question answering; left out, start and end by themselves."

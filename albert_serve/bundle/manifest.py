@@ -31,7 +31,6 @@ from albert_serve.bundle.weights import (
     Shape,
     TaskName,
     check_shapes,
-    exit_shapes,
     expected_shapes,
     further_head,
     question_head_of,
@@ -86,19 +85,6 @@ class FileEntry(_Frozen):
     size: int = Field(ge=0)
 
 
-class EarlyExitDefaults(_Frozen):
-    """A classifier of texts after each layer, which the encoder reads; defaults of a request.
-
-    Attributes:
-        max_layers: a text is answered after so many layers at the latest; None: after all.
-        patience: it is answered as soon as so many layers in a row give the label of the layer
-            before them; None: after its last layer only.
-    """
-
-    max_layers: int | None = Field(None, ge=1)
-    patience: int | None = Field(None, ge=1)
-
-
 class HeadEntry(_Frozen):
     """One head of a bundle.
 
@@ -126,14 +112,12 @@ class TaskEntry(HeadEntry):
     Attributes:
         null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
             over that of the best answer to win; tuned on questions of which some have no answer.
-        adaptive_depth: of text classification by a model that can answer after each layer.
         head: the name of text classification's default head; None: it is called `default`.
         heads: the further classifiers of texts by name.
         question_head: of question answering; None in bundles that were written when there was one.
     """
 
     null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
-    adaptive_depth: EarlyExitDefaults | None = None
     head: _HeadName | None = None
     heads: dict[_HeadName, ClassifierEntry] = Field(default_factory=dict)
     question_head: QuestionHead | None = None
@@ -153,7 +137,7 @@ class TaskEntry(HeadEntry):
     def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Dump what a task does not have as nothing: bundles keep the revision that they had."""
         content: dict[str, Any] = dump(self)
-        for name in ("adaptive_depth", "head", "heads", "question_head"):
+        for name in ("head", "heads", "question_head"):
             if not getattr(self, name):
                 content.pop(name, None)
         return content
@@ -327,7 +311,7 @@ class Bundle:
             config = AlbertConfig.from_hf(manifest.config)
         except ConfigError as error:
             raise BundleCorruptError(f"{folder / MANIFEST_FILE}, config: {error}") from error
-        _check_tasks(config, manifest.tasks)
+        _check_tasks(manifest.tasks)
         check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest.tasks))
         return cls(folder=folder, manifest=manifest, config=config)
 
@@ -363,13 +347,8 @@ class Bundle:
 
 def needed_shapes(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> dict[str, Shape]:
     """Return the shapes of the weights that the backbone and the tasks read, by name."""
-    shapes = expected_shapes(
-        config, {head: entry.num_outputs for head, entry in heads_of(tasks).items()}
-    )
-    classifier = tasks.get(CLASSIFICATION)
-    if classifier is not None and classifier.adaptive_depth is not None:
-        shapes |= exit_shapes(config, classifier.num_outputs)
-    return shapes
+    sizes = {head: entry.num_outputs for head, entry in heads_of(tasks).items()}
+    return expected_shapes(config, sizes)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -422,7 +401,7 @@ def _check_references(manifest: Manifest) -> None:
             raise BundleCorruptError(f"{MANIFEST_FILE} lists no file {name}; export again")
 
 
-def _check_tasks(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> None:
+def _check_tasks(tasks: Mapping[TaskName, TaskEntry]) -> None:
     asked = tasks.get("question-answering")
     if asked is not None and question_head_of("question-answering", asked.num_outputs) != (
         asked.question_head or "independent"
@@ -430,13 +409,6 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> N
         raise BundleCorruptError(
             f"{MANIFEST_FILE}: the head for questions is {asked.question_head or 'independent'} "
             f"and has {asked.num_outputs} outputs, which do not go together"
-        )
-    classifier = tasks.get(CLASSIFICATION)
-    exits = None if classifier is None else classifier.adaptive_depth
-    if exits is not None and (exits.max_layers or 1) > config.num_layers:
-        raise BundleCorruptError(
-            f"{MANIFEST_FILE}: max_layers is {exits.max_layers}; the model has "
-            f"{config.num_layers} layers"
         )
 
 

@@ -196,19 +196,6 @@ def _start_conditioned_shapes(h: int) -> dict[str, Shape]:
     )
 
 
-def exit_shapes(config: AlbertConfig, num_labels: int) -> dict[str, Shape]:
-    """The shapes of the classifiers of texts after each layer but the last."""
-    shapes: dict[str, Shape] = {}
-    for number in range(config.num_layers - 1):
-        shapes |= _linear(exit_name(number), num_labels, config.hidden_size)
-    return shapes
-
-
-def exit_name(number: int) -> str:
-    """The prefix of the weights of the classifier of texts after a layer, counted from 0."""
-    return f"classifiers.{number}"
-
-
 def layer_name(block: int, config: AlbertConfig) -> str:
     """The prefix of the weights of a block of `AlbertConfig.layer_plan`."""
     group, inner = divmod(block, config.num_inner_layers)

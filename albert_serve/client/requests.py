@@ -88,8 +88,6 @@ class TextClassificationOptions(TypedDict, total=False):
     function_to_apply: ScoreFunction
     top_k: int
     head: str
-    max_layers: int
-    patience: int
     truncation: AnyTruncation
 
 

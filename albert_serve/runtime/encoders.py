@@ -6,7 +6,6 @@ Shape legend: B sequences, S positions, H hidden size.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.cuda import later_on_cuda_thread
-from albert_serve.tasks.base import EarlyExit
 
 _Ints = NDArray[np.int64]
 
@@ -30,13 +28,6 @@ _WIDE_FROM: Final = 512
 _CAPTURED_TOKENS: Final = 4096
 _NO_CAPTURE: Final = "-1"
 _OUTPUT: Final = "hidden_states"
-# What a graph that can end a text's pass before its last layer has beside the others.
-MAX_LAYERS: Final = "max_layers"
-PATIENCE: Final = "patience"
-EXIT_LOGITS: Final = "exit_logits"
-EXIT_LAYERS: Final = "exit_layers"
-# Over any number of layers; the runtime's ReduceMin of int64 is wrong from 1 << 31 (1.31.1).
-_NO_LIMIT: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,21 +51,6 @@ class PaddedBatch:
     def feed(self) -> dict[str, _Ints]:
         """Return the arrays by the names of the graph's inputs."""
         return {"input_ids": self.ids, "token_type_ids": self.types, "lengths": self.lengths}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Exits:
-    """The result of a batch whose texts may have fewer layers than all.
-
-    Attributes:
-        hidden: (A, S, H), of the A texts that had all layers, in the batch's order.
-        logits: (B, K) of text classification after each text's last layer.
-        layers: (B) their number.
-    """
-
-    hidden: ort.OrtValue
-    logits: NDArray[np.float32]
-    layers: _Ints
 
 
 class Encoder(Protocol):
@@ -107,43 +83,17 @@ class CpuEncoder:
     words: ort.OrtValue | None = None
     kept_tokens: int | None = None
 
-    @property
-    def has_exits(self) -> bool:
-        """Whether the graph can end a text's pass before its last layer."""
-        return any(each.name == PATIENCE for each in self.session.get_inputs())
-
     def run(self, batch: PaddedBatch) -> ort.OrtValue:
         """See `Encoder`."""
-        no_limits_B = np.full(len(batch.ids), _NO_LIMIT)
-        limits = {MAX_LAYERS: no_limits_B, PATIENCE: no_limits_B} if self.has_exits else {}
-        return self._run({**batch.feed(), **limits}, [_OUTPUT])[0]
-
-    def run_with_exits(self, batch: PaddedBatch, early_exits: Sequence[EarlyExit | None]) -> _Exits:
-        """Return the result of a graph that has exits.
-
-        Args:
-            early_exits: of each text; None for all layers.
-        """
-        limits = {
-            MAX_LAYERS: [_NO_LIMIT if each is None else each.max_layers for each in early_exits],
-            PATIENCE: [_NO_LIMIT if each is None else each.patience for each in early_exits],
-        }
-        feed = batch.feed() | {name: np.array(value, np.int64) for name, value in limits.items()}
-        hidden, logits, layers = self._run(feed, [_OUTPUT, EXIT_LOGITS, EXIT_LAYERS])
-        return _Exits(hidden=hidden, logits=logits.numpy(), layers=layers.numpy())
-
-    def _run(self, feed: Mapping[str, _Ints], outputs: Sequence[str]) -> list[ort.OrtValue]:
         binding = self.session.io_binding()
-        for name, array in feed.items():
+        for name, array in batch.feed().items():
             binding.bind_cpu_input(name, array)
-        for name in outputs:
-            binding.bind_output(name)
+        binding.bind_output(_OUTPUT)
         options = ort.RunOptions()
-        if self.kept_tokens is not None and feed["input_ids"].size > self.kept_tokens:
+        if self.kept_tokens is not None and batch.ids.size > self.kept_tokens:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.session.run_with_iobinding(binding, options)
-        results: list[ort.OrtValue] = binding.get_outputs()
-        return results
+        return binding.get_outputs()[0]
 
     @property
     def first_shapes(self) -> list[tuple[int, int]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import re
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, TypeGuard, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -34,7 +34,7 @@ from albert_serve.runtime.cuda import (
     on_cuda_thread,
 )
 from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
-from albert_serve.runtime.encoders import CpuEncoder, Encoder, PaddedBatch
+from albert_serve.runtime.encoders import Encoder, PaddedBatch
 from albert_serve.runtime.ort import (
     cuda_options,
     has_dot_products,
@@ -226,29 +226,19 @@ class Engine:
         if not inputs:
             return []
         batch = _pad(inputs, self.config.pad_id)
-        logits: dict[int, Logits] = {}
-        places: Sequence[int] = range(len(inputs))
-        if _stops_early(encoder, inputs):
-            exits = _encode(
-                batch, lambda: encoder.run_with_exits(batch, [item.early_exit for item in inputs])
-            )
-            hidden_BSH = exits.hidden
-            # Of the texts that had all layers, whose hidden states these are.
-            places = (np.cumsum(exits.layers == self.config.num_layers) - 1).tolist()
-            for i, item in enumerate(inputs):
-                if item.early_exit is not None:
-                    logits[i] = _finite(exits.logits[i : i + 1], item.task)
-        else:
-            hidden_BSH = _encode(batch, lambda: encoder.run(batch))
+        try:
+            hidden_BSH = encoder.run(batch)
+        except Exception as error:
+            raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
         num_positions = int(hidden_BSH.shape()[1])
-        rows = {
-            i: np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
-            for i, item in enumerate(inputs)
-            if i not in logits
-        }
-        for task in dict.fromkeys(inputs[i].task for i in rows):
-            members = [i for i in rows if inputs[i].task == task]
-            rows_R = np.concatenate([rows[i] + places[i] * num_positions for i in members])
+        rows = [
+            np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
+            for item in inputs
+        ]
+        logits: dict[int, Logits] = {}
+        for task in dict.fromkeys(item.task for item in inputs):
+            members = [i for i, item in enumerate(inputs) if item.task == task]
+            rows_R = np.concatenate([rows[i] + i * num_positions for i in members])
             logits_RK = _finite(self._read(task, hidden_BSH, rows_R), task)
             ends = np.cumsum([len(rows[i]) for i in members])
             for i, part in zip(members, np.split(logits_RK, ends[:-1]), strict=True):
@@ -300,19 +290,6 @@ def _describe(error: AlbertServeError) -> str:
     text = " ".join(str(error).split())
     failure = _CUDA_FAILURE.search(text)
     return failure.group() if failure else text
-
-
-def _encode(batch: PaddedBatch, run: Callable[[], _ResultT]) -> _ResultT:
-    try:
-        return run()
-    except Exception as error:
-        raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
-
-
-def _stops_early(encoder: Encoder, inputs: Sequence[EncoderInput]) -> TypeGuard[CpuEncoder]:
-    """Whether the pass of an input may end before the last layer."""
-    can_stop = isinstance(encoder, CpuEncoder) and encoder.has_exits
-    return can_stop and any(item.early_exit is not None for item in inputs)
 
 
 def _apply(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -90,7 +89,6 @@ class LocalScorer:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
         setup = read_setup(opened, task)
         engine = Engine.open(opened, options)
-        setup = replace(setup, stops_early=engine.device != "cuda")
         return cls(engine, task, setup, {"revision": opened.manifest.revision})
 
     def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:

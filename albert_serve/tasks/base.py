@@ -25,20 +25,6 @@ _AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EarlyExit:
-    """When a text is answered before the last layer.
-
-    Attributes:
-        max_layers: after so many layers at the latest; at least 1.
-        patience: as soon as so many layers in a row give the label of the layer before them; at
-            least 1.
-    """
-
-    max_layers: int
-    patience: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderInput:
     """One unpadded sequence for the encoder, and its gathered positions.
 
@@ -50,8 +36,6 @@ class EncoderInput:
         rows: gathered positions, in the order of the logits; None for all.
         reduction: "mean" and "max" replace the logits of all rows by one row. The engine computes
             it, so that the rows of a whole request need not be held.
-        early_exit: of text classification by a model with a classifier after each layer, where not
-            all layers are needed; an engine that cannot stop early gives the last layer's logits.
     """
 
     ids: list[int]
@@ -59,7 +43,6 @@ class EncoderInput:
     task: str
     rows: list[int] | None
     reduction: Reduction = "none"
-    early_exit: EarlyExit | None = None
 
     @property
     def endpoint(self) -> str:
@@ -176,13 +159,10 @@ class TaskSetup:
     Attributes:
         entry: the task's in the manifest; None for feature extraction, which has none.
         sentence_vectors: the defaults of feature extraction.
-        stops_early: whether the engine can answer a text before the last layer.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
     hidden_size: int
-    num_layers: int
     entry: TaskEntry | None = None
     sentence_vectors: SentenceVectors = field(default_factory=SentenceVectors)
-    stops_early: bool = True

@@ -18,14 +18,11 @@ def task_names(manifest: Manifest) -> list[str]:
     return [*(name for name in manifest.tasks if name in TASKS), FEATURE_EXTRACTION]
 
 
-def load_setups(
-    bundle: Bundle, tokenizer: AlbertTokenizer | None = None, *, device: str = "cpu"
-) -> dict[str, TaskSetup]:
+def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, TaskSetup]:
     """Return the setup of each task of the bundle that has an endpoint, by name.
 
     Args:
         tokenizer: the bundle's, if it has been read.
-        device: the engine's; one on CUDA cannot stop early.
 
     Raises:
         BundleError: the bundle's tokenizer cannot be read.
@@ -37,18 +34,14 @@ def load_setups(
             tokenizer=tokenizer,
             max_positions=bundle.config.max_positions,
             hidden_size=bundle.config.hidden_size,
-            num_layers=bundle.config.num_layers,
             entry=entries.get(name),
             sentence_vectors=bundle.manifest.sentence_vectors or SentenceVectors(),
-            stops_early=device != "cuda",
         )
         for name in task_names(bundle.manifest)
     }
 
 
-def load_tasks(
-    bundle: Bundle, tokenizer: AlbertTokenizer | None = None, *, device: str = "cpu"
-) -> dict[str, Task]:
+def load_tasks(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, Task]:
     """Return each task of the bundle that has an endpoint, by name; see `load_setups`."""
-    setups = load_setups(bundle, tokenizer, device=device)
+    setups = load_setups(bundle, tokenizer)
     return {name: open_task(name, setup) for name, setup in setups.items()}

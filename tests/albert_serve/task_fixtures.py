@@ -80,7 +80,6 @@ def task_setup(tokenizer: AlbertTokenizer, engine: TorchEngine) -> TaskSetup:
         tokenizer=tokenizer,
         max_positions=engine.model.config.max_positions,
         hidden_size=engine.model.config.hidden_size,
-        num_layers=engine.model.config.num_layers,
         entry=TaskEntry(graph="a.onnx", num_outputs=2, labels=["negative", "positive"]),
     )
 

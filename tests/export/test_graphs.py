@@ -25,8 +25,6 @@ from export.heads import build_head
 from export.precision import part_of, write_weights
 from export.source import read_source
 from tests.export.exporting import TINY, write_checkpoint
-from training.model.checkpoint import save_checkpoint
-from training.model.heads import AlbertForTasks
 
 GOLDEN = Path(__file__).parent / "golden"
 TWO_LAYERS = replace(TINY, num_layers=2)
@@ -74,13 +72,6 @@ def test_encoder(precision: str, form: Form, name: str, tmp_path: Path) -> None:
     stored = read_header(weights_of(tmp_path, precision))
     model = build_encoder(TWO_LAYERS, stored, form)
     assert_golden(model, name)
-
-
-def test_encoder_with_exits(tmp_path: Path) -> None:
-    model = AlbertForTasks(TWO_LAYERS, {"text-classification": 2}, has_exits=True)
-    save_checkpoint(model, tmp_path)
-    stored = read_header(tmp_path / "model.safetensors")
-    assert_golden(build_encoder(TWO_LAYERS, stored, num_exit_labels=2), "encoder.exits")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "fp16"])

@@ -84,7 +84,6 @@ REFUSALS: Final[dict[str, tuple[Change, list[str], str]]] = {
     "an evaluation": (nothing, ["--evaluation", "none.json"], "none.json is not there"),
     "examples": (nothing, ["--examples", "none.json"], "none.json is not there"),
     "more layers": (nothing, ["--layers", "5"], "5 layers: "),
-    "patience": (nothing, ["--patience", "2"], "--max-layers and --patience are of a classifier"),
     "a head": (
         nothing,
         ["--quality", "--head", "nobody", "--text-classification", "a.csv"],

@@ -25,7 +25,6 @@ from training.data.batch import TokenisedExample
 from training.data.labelled.texts import LabelledText
 from training.data.streams import labelled_examples
 from training.evaluation.calibration import Bin, expected_calibration_error, reliability
-from training.evaluation.early_exit import early_exit_figures, logits_by_layer
 from training.evaluation.metrics import metric_figures, predictions_of
 from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.glue.tasks import Metric
@@ -54,7 +53,6 @@ class TextPredictions:
     Attributes:
         names: of the labels; of a regression that of the score.
         logits: (N, K) fp32.
-        layer_logits: (N, L, K), after each layer, of a model that can answer after each.
         num_truncated: texts that were cut.
     """
 
@@ -63,7 +61,6 @@ class TextPredictions:
     problem: ProblemType
     logits: NDArray[np.float32]
     num_truncated: int = 0
-    layer_logits: NDArray[np.float32] | None = None
 
     @cached_property
     def targets(self) -> NDArray[Any]:
@@ -152,8 +149,6 @@ class TextPredictions:
             figures["calibration"] = [each._asdict() for each in self.bins]
         if self.confusion:
             figures["confusion"] = self.confusion
-        if self.layer_logits is not None:
-            figures |= early_exit_figures(tuple(all_metrics), self.layer_logits, self.targets)
         return {f"{PREFIX}_{name}": value for name, value in figures.items()}
 
     def classes(self) -> dict[str, dict[str, float]]:
@@ -202,22 +197,15 @@ def classify(
     """
     length = model.config.max_positions
     examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=truncation)
-    logits_NLK = None
-    if model.exits is None or head != CLASSIFICATION:
-        logits_NK = _logits(model, examples, head)
-    else:
-        logits_NLK = logits_by_layer(model, examples)
-        logits_NK = logits_NLK[:, -1]
+    logits_NK = _logits(model, examples, head)
     if outputs is not None:
         logits_NK = logits_NK[:, list(outputs)]
-        logits_NLK = None if logits_NLK is None else logits_NLK[..., list(outputs)]
     return TextPredictions(
         texts=texts,
         names=names,
         problem=problem,
         logits=logits_NK,
         num_truncated=num_cut,
-        layer_logits=logits_NLK,
     )
 
 

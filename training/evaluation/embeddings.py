@@ -56,7 +56,6 @@ def embed_in_torch(
         tokenizer=tokenizer,
         max_positions=model.config.max_positions,
         hidden_size=model.config.hidden_size,
-        num_layers=model.config.num_layers,
         sentence_vectors=form or SentenceVectors(),
     )
     return partial(embed_texts, TorchEngine(model), setup, truncation=truncation)

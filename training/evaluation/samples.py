@@ -24,7 +24,6 @@ from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.question_answering.task import QuestionAnswering
-from albert_serve.tasks.text_classification import resolve_early_exit
 from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import tokenise_choices
@@ -319,10 +318,6 @@ def _fitting(
     drawing: _Drawing, head: str, texts: Sequence[LabelledText], truncation: Truncation
 ) -> Iterator[tuple[EncoderInput, Label]]:
     """Yield texts, shuffled, with their labels."""
-    defaults = drawing.tasks[CLASSIFICATION].adaptive_depth if head == CLASSIFICATION else None
-    early_exit = (
-        None if defaults is None else resolve_early_exit(defaults, drawing.config.num_layers)
-    )
     truncator = Truncator(drawing.tokenizer, drawing.max_positions, truncation)
     for text in shuffled(texts):
         try:
@@ -330,7 +325,7 @@ def _fitting(
         except TextTooLongError:
             drawing.left_out[head] += 1
         else:
-            yield replace(fitted.at_cls(head), early_exit=early_exit), text.label
+            yield fitted.at_cls(head), text.label
 
 
 def _right(label: Label) -> Any:

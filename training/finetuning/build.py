@@ -98,7 +98,6 @@ def prepare_finetuning(
         config,
         tuple(task for stream in streams.task_streams for task in stream.tasks),
         labels,
-        has_exits=settings.adaptive_depth,
         question_head=question_head,
     )
     probing = _probing(model, streams, new_classifiers(start, labels))
@@ -128,15 +127,13 @@ def prepare_finetuning(
 def _probing(model: AlbertForTasks, streams: Streams, new: Collection[Task]) -> Probing | None:
     """Return the probing of the classifiers that are new, or with --head-only of all, if any.
 
-    A teacher's logits are no labels to fit. With --adaptive-depth none is fitted: the classifiers
-    after the other layers would be untrained in a best checkpoint from before the first step.
+    A teacher's logits are no labels to fit.
     """
     settings = streams.settings
-    can_fit = settings.teacher is None and not settings.adaptive_depth
     fitted = {
         each.task: each
         for each in streams.classifications
-        if can_fit and (each.task in new or settings.head_only)
+        if settings.teacher is None and (each.task in new or settings.head_only)
     }
     trained = {task for stream in streams.task_streams for task in stream.tasks}
     return Probing.of(model, fitted, trained) if fitted else None

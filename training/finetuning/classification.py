@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
-from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.names import listed
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
@@ -45,8 +44,6 @@ from training.losses import (
     classification_loss,
     cls_logits,
     compile_logits,
-    early_exit_loss,
-    exit_logits,
     multi_label_loss,
     regression_loss,
 )
@@ -147,25 +144,16 @@ def build_classification(
         CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
         RunError: options do not fit the data.
     """
-    # Only the default classifier has classifiers after each layer, or a teacher.
-    exits_early = context.settings.adaptive_depth and task == CLASSIFICATION
+    # Only the default classifier has a teacher.
     teacher = context.settings.teacher if config.head is None else None
-    if exits_early and config.problem != "single_label_classification":
-        raise RunError(f"--adaptive-depth goes with one label a text; this is {config.problem}")
-    logits: LogitsFunction = exit_logits if exits_early else cls_logits
-    logits = compile_logits(logits) if context.compiles else logits
+    logits = compile_logits(cls_logits) if context.compiles else cls_logits
     if teacher is not None:
         return _taught(task, config, context, teacher, logits)
-    return _labelled(task, config, context, logits, exits_early=exits_early)
+    return _labelled(task, config, context, logits)
 
 
 def _labelled(
-    task: Task,
-    config: ClassifierConfig,
-    context: DataContext,
-    logits: LogitsFunction,
-    *,
-    exits_early: bool,
+    task: Task, config: ClassifierConfig, context: DataContext, logits: LogitsFunction
 ) -> ClassificationData:
     """Return the data of labelled texts."""
     problem = config.problem
@@ -186,7 +174,7 @@ def _labelled(
         metric=config.metric,
         examples=examples[TRAINING],
         held_out=examples.get(VALIDATION, ()),
-        loss=_loss(problem, logits, weights, exits_early=exits_early),
+        loss=_loss(problem, logits, weights),
         class_weights=weights,
     )
 
@@ -249,16 +237,13 @@ def _taught(
 
 
 def _loss(
-    problem: ProblemType,
-    logits: LogitsFunction,
-    class_weights: Tensor | None = None,
-    *,
-    exits_early: bool = False,
+    problem: ProblemType, logits: LogitsFunction, class_weights: Tensor | None = None
 ) -> LossFunction:
     """Return the loss function of labelled texts."""
-    single = early_exit_loss if exits_early else classification_loss
     losses: dict[ProblemType, LossFunction] = {
-        "single_label_classification": partial(single, logits=logits, class_weights=class_weights),
+        "single_label_classification": partial(
+            classification_loss, logits=logits, class_weights=class_weights
+        ),
         "multi_label_classification": partial(multi_label_loss, logits=logits),
         "regression": partial(regression_loss, logits=logits),
     }

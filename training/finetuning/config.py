@@ -56,9 +56,9 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "multiple_choice": ("text_classification", "heads", *_OF_LABELS),
-        "teacher": ("adaptive_depth", "no_truncation", "head_only", *_OF_LABELS),
+        "teacher": ("no_truncation", "head_only", *_OF_LABELS),
         "head_only": (
-            *("steps", "epochs", "budget", "recipe", "adaptive_depth"),
+            *("steps", "epochs", "budget", "recipe"),
             *("multiple_choice", "question_answering", "embeddings", "pretraining"),
         ),
         "embedding_teacher": ("embedding_loss",),
@@ -198,17 +198,15 @@ class _TrainingOptions(Optimization, title="training"):
     dropout: Fraction | None = flag("of hidden states and attention (the checkpoint's)")
     classifier_dropout: Fraction | None = flag("of pooled states (the checkpoint's)")
     max_positions: Count | None = flag("drop positions that pretraining never used")
+    layers: Count | None = flag(
+        "apply only so many layers of a model whose layers share all weights (all)"
+    )
     truncation: bool = flag(
         "cut longer texts to --length; with --no-truncation they are an error", default=True
     )
     head_only: bool = flag(
         "fit the new classifiers, which takes seconds, and leave the encoder as it is; the same "
         "command without it goes on from there",
-        default=False,
-    )
-    adaptive_depth: bool = flag(
-        "train a classifier after each layer, so that a text can be answered as soon as so many "
-        "layers in a row agree",
         default=False,
     )
     compile: bool | None = flag(f"{COMPILE_HELP} (default: no)", default=False)

@@ -20,13 +20,7 @@ from albert_serve.names import listed
 from training.finetuning.config import ClassifierConfig
 from training.finetuning.settings import FinetuneSettings
 from training.loop.progress import RunError
-from training.model.checkpoint import (
-    has_stored_exits,
-    load_checkpoint,
-    read_config,
-    read_shapes,
-    read_tasks,
-)
+from training.model.checkpoint import load_checkpoint, read_config, read_tasks
 from training.model.heads import AlbertForTasks, Task, head_sizes, is_classifier, is_further
 from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
@@ -74,10 +68,6 @@ def place(
                 "already; give another name"
             )
         placed.append(ClassifierHead(task, head))
-    if settings.adaptive_depth and CLASSIFICATION not in [each.task for each in placed]:
-        raise RunError(
-            "--adaptive-depth is of the default text classifier; give its --text-classification"
-        )
     return placed
 
 
@@ -115,7 +105,6 @@ def load_start(
     tasks: tuple[Task, ...],
     labels: Mapping[Task, Mapping[str, Any]],
     *,
-    has_exits: bool = False,
     question_head: QuestionHead = "independent",
 ) -> AlbertForTasks:
     """Load a checkpoint with the heads of the tasks beside its own, and report a replaced one.
@@ -125,7 +114,6 @@ def load_start(
     Args:
         config: its sizes, perhaps with fewer positions and other dropout.
         labels: of each classifier that is trained, keys of `config.json` that name its labels.
-        has_exits: whether it is trained with classifiers after each layer.
         question_head: the head of question answering, if it is trained.
 
     Raises:
@@ -150,15 +138,7 @@ def load_start(
             before, names = _stored_names(folder, task, heads[task]), _names(record)
             if set(before) == set(names):
                 orders[task] = [before.index(name) for name in names]
-    is_trained = "text-classification" in tasks
-    if is_trained and not has_exits and has_stored_exits(read_shapes(folder), heads):
-        print("the checkpoint's classifiers after each layer are left out (--adaptive-depth)")
-    model = load_checkpoint(
-        folder,
-        sizes,
-        has_exits=has_exits if is_trained else None,
-        new_heads=labels.keys() - orders.keys(),
-    )
+    model = load_checkpoint(folder, sizes, new_heads=labels.keys() - orders.keys())
     for task, order in orders.items():
         _reorder(model, task, order)
     if config.max_positions != model.config.max_positions:
@@ -181,7 +161,7 @@ def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dic
 
 def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     """Return the model with another config of the same sizes."""
-    changed = AlbertForTasks(config, model.tasks, has_exits=model.exits is not None)
+    changed = AlbertForTasks(config, model.tasks)
     changed.load_state_dict(model.state_dict())
     return changed
 
@@ -192,10 +172,9 @@ def _stored_names(folder: Path, head: Task, num_outputs: int) -> list[str]:
 
 
 def _reorder(model: AlbertForTasks, task: Task, order: Sequence[int]) -> None:
-    """Put the outputs of a classifier, and of those after each layer, into another order."""
-    stems = (f"heads.{task}.output.", *(["exits."] if task == CLASSIFICATION else []))
+    """Put the outputs of a classifier into another order."""
     for name, parameter in model.named_parameters():
-        if name.startswith(stems) and list(order) != sorted(order):
+        if name.startswith(f"heads.{task}.output.") and list(order) != sorted(order):
             with torch.no_grad():
                 parameter.copy_(parameter[list(order)])
 

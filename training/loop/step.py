@@ -264,8 +264,8 @@ class Run:
         if others := sorted(own.keys() ^ weights.keys()):
             has = "has" if others[0] in weights else "has no"
             raise RunError(
-                f"the run was started with other options: its model {has} {others[0]} (such as "
-                "--adaptive-depth adds); resume it with the same, or give another --output"
+                f"the run was started with other options: its model {has} {others[0]}; "
+                "resume it with the same, or give another --output"
             )
         with torch.no_grad():
             for name, parameter in own.items():

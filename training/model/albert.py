@@ -186,16 +186,6 @@ class _Encoder(nn.Module):
             x_BSH = self._apply_layer(number, x_BSH, mask, keys_BS)
             yield x_BSH
 
-    def rows_by_layer(
-        self, x_BSH: Tensor, mask: _AttentionMask, keys_BS: Tensor | None, read: Tensor
-    ) -> list[Tensor]:
-        """Return the output of each layer at gathered positions, all (R, H)."""
-        rows = []
-        for number in range(1, len(self.layer_plan)):
-            x_BSH = self._apply_layer(number, x_BSH, mask, keys_BS)
-            rows.append(x_BSH.flatten(0, 1)[read])
-        return [*rows, self._apply_layer(len(self.layer_plan), x_BSH, mask, keys_BS, read)]
-
     def _apply_layer(
         self,
         number: int,
@@ -329,15 +319,6 @@ class Albert(nn.Module):
     def states(self, batch: ModelInputs) -> Iterator[Tensor]:
         """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H)."""
         return self.encoder.states(*self._inputs(batch))
-
-    def rows_by_layer(self, batch: ModelInputs, read: Tensor) -> Tensor:
-        """Return the hidden states (L, R, H) after each of the L layers, at gathered positions.
-
-        A layer is a group's inner layers together.
-        """
-        rows = self.encoder.rows_by_layer(*self._inputs(batch), read)
-        step = self.config.num_inner_layers
-        return torch.stack(rows[step - 1 :: step])
 
     def _inputs(self, batch: ModelInputs) -> tuple[Tensor, _AttentionMask, Tensor | None]:
         """Return the embeddings (B, S, H), the attention mask, and the keys of dropout."""

@@ -24,7 +24,6 @@ from albert_serve.bundle.weights import (
     NUM_ORDERS,
     QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
-    exit_name,
     further_head,
     output_layer,
     used_shape,
@@ -59,7 +58,6 @@ HF_NAMES: Final[dict[str, str]] = {
     "albert.encoder.ffns.{n}.down": "{layer}.ffn_output",
     "albert.encoder.ffns.{n}.norm": "{layer}.full_layer_layer_norm",
     "pooler.dense": "albert.pooler",
-    "exits.{n}": "classifiers.{n}",  # ours: HF has no name for them
     "heads.fill-mask.dense": "predictions.dense",
     "heads.fill-mask.norm": "predictions.LayerNorm",
     "heads.fill-mask.decoder": "predictions",  # its weight is the word embeddings: only .bias
@@ -419,7 +417,6 @@ def load_checkpoint(
     folder: Path,
     tasks: Mapping[Task, int] | None = None,
     *,
-    has_exits: bool | None = None,
     new_heads: Collection[Task] = (),
 ) -> AlbertForTasks:
     """Load the model of a checkpoint, ours or one that `transformers` wrote.
@@ -427,12 +424,9 @@ def load_checkpoint(
     Args:
         tasks: heads of the model; those that the file lacks, or has with another number of
             outputs, are newly initialised. By default the file's heads.
-        has_exits: whether the model has classifiers after each layer, newly initialised where the
-            file has none of these labels; None: if the file has them.
         new_heads: those that are newly initialised in any case.
 
     Raises:
-        ConfigError: the model can have no such classifiers.
         CheckpointError: a file cannot be read, a weight of the backbone or of one of the file's
             heads is missing, or a shape contradicts the config.
     """
@@ -444,20 +438,9 @@ def load_checkpoint(
     tasks = known if tasks is None else tasks
     same = [task for task in tasks if known.get(task) == tasks[task]]
     kept = {task: known[task] for task in same if task not in new_heads}
-    if has_exits is None:
-        has_exits = has_stored_exits(shapes, kept)
-    model = AlbertForTasks(config, tasks, has_exits=has_exits)
+    model = AlbertForTasks(config, tasks)
     load_weights(model, weights, kept.keys(), folder)
     return model
-
-
-def has_stored_exits(stored: Collection[str], heads: Collection[Task]) -> bool:
-    """Whether weights of these names classify texts after each layer, and the head is among these.
-
-    Args:
-        stored: names of weights.
-    """
-    return "text-classification" in heads and f"{exit_name(0)}.weight" in stored
 
 
 def load_weights(
@@ -466,7 +449,7 @@ def load_weights(
     heads: Set[Task],
     source: object = "the checkpoint",
 ) -> None:
-    """Copy the weights of the backbone, these heads, and the pooler and exits that there are.
+    """Copy the weights of the backbone, these heads, and the pooler if there is one.
 
     Args:
         source: of the weights, for the error.
@@ -475,7 +458,6 @@ def load_weights(
         CheckpointError: one is missing, or has another shape.
     """
     stems = ["albert.", *(f"heads.{task}." for task in heads)]
-    stems += ["exits."] if has_stored_exits(weights, heads) else []
     has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
     stems += ["pooler."] if has_pooler else []
     for ours, parameter in model.named_parameters():

@@ -109,29 +109,22 @@ class AlbertForTasks(nn.Module):
 
     Args:
         tasks: the number of outputs of each task's head; see `head_sizes`.
-        has_exits: whether texts can be classified after each layer (`exits`).
 
     Raises:
-        ConfigError: a task is unknown, its number of outputs is invalid, or the model can have no
-            exits.
+        ConfigError: a task is unknown, or its number of outputs is invalid.
     """
 
-    def __init__(
-        self, config: AlbertConfig, tasks: Mapping[Task, int], *, has_exits: bool = False
-    ) -> None:
+    def __init__(self, config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
         super().__init__()
         _check_tasks(config, tasks)
-        if has_exits:
-            _check_exits(config, tasks)
         self.config = config
         self.tasks = dict(tasks)
         self.albert = Albert(config)
         pooled = [task for task in tasks if task not in UNPOOLED_TASKS]
         self.pooler = _Pooler(config) if pooled else None
         self.heads = nn.ModuleDict({task: self._head(task, tasks[task]) for task in tasks})
-        self.exits = self._exits() if has_exits else None
         initialize = Initializer(config.initializer_range)
-        for head in (*self.heads.values(), *(self.exits or ())):
+        for head in self.heads.values():
             head.apply(initialize)
 
     def _head(self, task: Task, num_outputs: int) -> nn.Module:
@@ -143,14 +136,6 @@ class AlbertForTasks(nn.Module):
         assert self.pooler is not None
         dropout = 0.0 if task == "sentence-order" else self.config.classifier_dropout
         return PooledHead(self.pooler, self.config.hidden_size, num_outputs, dropout)
-
-    def _exits(self) -> nn.ModuleList:
-        """Return a linear classifier after each layer but the last, whose own is the head's.
-
-        The internal classifiers of PABEE (Zhou et al. 2020, arXiv 2006.04152, section 3.1).
-        """
-        sizes = (self.config.hidden_size, self.tasks["text-classification"])
-        return nn.ModuleList(nn.Linear(*sizes) for _ in range(self.config.num_layers - 1))
 
     def forward(self, batch: ModelInputs, read: Tensor | None = None) -> Tensor:
         """Return hidden states (B, S, H), or (R, H) at the gathered positions; see `Albert`."""
@@ -166,20 +151,6 @@ class AlbertForTasks(nn.Module):
         """Return the logits (R, K) of [CLS] rows (R, H), with their keys of dropout (R)."""
         logits_RK: Tensor = self.heads[task](rows_RH, keys_R)
         return logits_RK
-
-    def exit_logits(self, rows_LRH: Tensor, keys_R: Tensor | None = None) -> Tensor:
-        """Return the logits (L, R, K) of text classification from [CLS] rows after each layer.
-
-        Args:
-            keys_R: of dropout, which is the same after each layer.
-        """
-        head = self.heads["text-classification"]
-        assert isinstance(head, PooledHead)
-        assert self.exits is not None
-        keys_LR = None if keys_R is None else keys_R.expand(len(rows_LRH), -1)
-        pooled_LRH = head.dropout(head.pooler(rows_LRH), keys_LR)
-        outputs = (*self.exits, head.output)
-        return torch.stack([output(p_RH) for output, p_RH in zip(outputs, pooled_LRH, strict=True)])
 
 
 def head_sizes(
@@ -211,17 +182,6 @@ def is_further(head: Task) -> bool:
 def is_classifier(head: Task) -> bool:
     """Whether a head classifies texts: the default one or a further one."""
     return head == CLASSIFICATION or is_further(head)
-
-
-def _check_exits(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
-    if "text-classification" not in tasks:
-        raise ConfigError("only text-classification has classifiers after each layer")
-    if not config.is_fully_shared or config.num_layers == 1:
-        raise ConfigError(
-            "classifiers after each layer need a model of two or more layers that share all "
-            f"weights; this one has {config.num_layers} in {config.num_groups} groups that share "
-            f"{config.sharing}"
-        )
 
 
 def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,31 +13,23 @@ from typing import Final
 
 from torch import Tensor
 
-from albert_serve.bundle.manifest import WEIGHTS_FILE
+from albert_serve.bundle.manifest import MANIFEST_FILE
 from albert_serve.bundle.sentence_vectors import read_sentence_vectors
-from albert_serve.bundle.weights import OUTPUT_LAYERS, exit_name
 from albert_serve.config import AlbertConfig
 from training.model.checkpoint import (
     UNSUPPORTED_KEY,
     CheckpointError,
     check_config,
-    has_stored_exits,
     load_checkpoint,
     load_weights,
     parameters,
     read_config,
-    read_shapes,
-    read_tasks,
-    read_weights,
     save_checkpoint,
-    write_weights,
 )
 from training.model.heads import AlbertForTasks
 
-# Files of a checkpoint that do not depend on the number of its layers; `evaluation.json` does.
-_LAYERLESS: Final = (
-    "tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.txt", "training.json",
-)  # fmt: skip
+# Files that depend on the number of layers: sizes, figures, and graphs with their manifest.
+_OF_ALL_LAYERS: Final = ("config.json", "evaluation.json", MANIFEST_FILE)
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
@@ -55,7 +46,7 @@ def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
     table = "albert.embeddings.position_embeddings.weight"
     weights[table] = weights[table][:num_positions]
     config = replace(model.config, max_positions=num_positions)
-    cut = AlbertForTasks(config, model.tasks, has_exits=model.exits is not None)
+    cut = AlbertForTasks(config, model.tasks)
     load_weights(cut, weights, set(model.tasks))
     return cut
 
@@ -95,8 +86,7 @@ def _with_other_layers(model: AlbertForTasks, config: AlbertConfig) -> AlbertFor
 def with_layers(folder: Path, num_layers: int | None) -> Iterator[Path]:
     """Give a checkpoint with only its first layers, for `with`; None: the checkpoint itself.
 
-    Its weights are the same file. Only where texts can be classified after each layer, it is
-    another: their classifier is then the one that was trained after the last layer that is left.
+    Its files are the same, except `config.json` and the figures of all layers.
 
     Raises:
         CheckpointError: it has fewer layers, or layers with weights of their own.
@@ -117,34 +107,19 @@ def with_layers(folder: Path, num_layers: int | None) -> Iterator[Path]:
         cut = Path(scratch)
         content = json.dumps({**hf, "num_hidden_layers": num_layers}, indent=2)
         (cut / "config.json").write_text(content + "\n", encoding="utf-8")
-        for file in (folder / name for name in _LAYERLESS):
-            if file.is_file():
-                shutil.copyfile(file, cut / file.name)
-        has_exits = has_stored_exits(read_shapes(folder), read_tasks(folder))
-        if num_layers < config.num_layers and has_exits:
-            write_weights(_cut_exits(read_weights(folder), num_layers), cut / WEIGHTS_FILE)
-        else:
-            _link(folder / WEIGHTS_FILE, cut / WEIGHTS_FILE)
+        for file in folder.iterdir():
+            if file.name not in _OF_ALL_LAYERS:
+                _link(file, cut / file.name)
         yield cut
 
 
-def _cut_exits(weights: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
-    """Return the weights with the classifier after that layer as the last one."""
-    is_exit = re.compile(rf"{exit_name(0).removesuffix('0')}(\d+)\.").match
-    numbers = {name: int(found[1]) for name in weights if (found := is_exit(name))}
-    kept = {name: each for name, each in weights.items() if numbers.get(name, -1) < num_layers - 1}
-    for kind in ("weight", "bias"):
-        last = weights[f"{exit_name(num_layers - 1)}.{kind}"]
-        kept[f"{OUTPUT_LAYERS['text-classification']}.{kind}"] = last
-    return kept
-
-
 def _link(source: Path, target: Path) -> None:
-    """Make a symbolic link where the system can, else a copy."""
+    """Make a symbolic link to a file or folder where the system can, else a copy."""
     try:
         target.symlink_to(source.resolve())
     except OSError:
-        shutil.copyfile(source, target)
+        copy = shutil.copytree if source.is_dir() else shutil.copyfile
+        copy(source, target)
 
 
 def expand_for_hf(source: Path, folder: Path) -> None:

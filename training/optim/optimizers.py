@@ -189,8 +189,6 @@ def _pooled_parameters(model: AlbertForTasks) -> Iterator[nn.Parameter]:
     for head in model.heads.values():
         if isinstance(head, PooledHead):
             yield from head.output.parameters()
-    if model.exits is not None:
-        yield from model.exits.parameters()
 
 
 def _adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float = 0.01) -> Optimizer:

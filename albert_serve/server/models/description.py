@@ -9,7 +9,6 @@ from albert_serve import __version__
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.model_card import ModelCard, ModelSizes, TrainingStage
 from albert_serve.api.schemas import (
-    EarlyExitInfo,
     HeadInfo,
     InputExample,
     ModelReply,
@@ -42,7 +41,7 @@ def describe_model(
         version=__version__,
         precision=manifest.precision,
         revision=manifest.revision,
-        tasks=[_describe(task, manifest, config.num_layers) for task in tasks],
+        tasks=[_describe(task, manifest) for task in tasks],
         max_positions=config.max_positions,
         mask_token=mask_token,
         max_items=settings.max_items,
@@ -71,21 +70,17 @@ def _read_card(bundle: Bundle) -> ModelCard:
     )
 
 
-def _describe(task: str, manifest: Manifest, num_layers: int) -> TaskInfo:
+def _describe(task: str, manifest: Manifest) -> TaskInfo:
     """Return the description of a task, which may have no head and so no entry."""
     for name, entry in manifest.tasks.items():
         if name != task:
             continue
-        exits = entry.adaptive_depth
         examples = manifest.examples.get(name, [])
         return TaskInfo(
             name=name,
             labels=label_names(entry) if name == CLASSIFICATION else entry.labels,
             problem_type=entry.problem_type,
             null_score_diff_threshold=entry.null_score_diff_threshold,
-            adaptive_depth=None
-            if exits is None
-            else EarlyExitInfo(num_layers=num_layers, **exits.model_dump()),
             heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
             question_head=entry.question_head,
             quality=_quality(manifest, name),

@@ -211,7 +211,7 @@ class Models:
             engine.max_batch_tokens = self.settings.max_batch_tokens
         engine.warm_up()
         tokenizer = self._tokenizer(bundle)
-        tasks = load_tasks(bundle, tokenizer, device=engine.device)
+        tasks = load_tasks(bundle, tokenizer)
         mask_token = tokenizer.mask_token
         description = describe_model(name, bundle, tasks, self.settings, mask_token=mask_token)
         observer = self._metrics.observer(name, bundle.manifest.precision, tasks)

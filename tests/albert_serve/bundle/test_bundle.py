@@ -16,7 +16,6 @@ from safetensors.numpy import save_file as save_numpy
 
 from albert_serve.bundle.manifest import (
     Bundle,
-    Manifest,
     Verification,
     file_entry,
 )
@@ -39,24 +38,6 @@ def change_manifest(folder: Path, change: Change) -> None:
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-
-
-def test_a_bundle_without_early_exit_keeps_its_revision() -> None:
-    """The one that it had before manifests knew of early exit."""
-    entry = {
-        "graph": "text-classification.onnx",
-        "num_outputs": 2,
-        "labels": ["no", "yes"],
-        "problem_type": "single_label_classification",
-    }
-    content: dict[str, Any] = {
-        "config": {"model_type": "albert"},
-        "tasks": {"text-classification": entry},
-        "files": {"encoder.onnx": {"sha256": "0" * 64, "size": 1}},
-    }
-    assert Manifest.model_validate(content).revision == "17782a842479"
-    content["tasks"]["text-classification"] = {**entry, "adaptive_depth": {"patience": 2}}
-    assert Manifest.model_validate(content).revision != "17782a842479"
 
 
 @pytest.mark.parametrize("verify", ["hash", "size"])

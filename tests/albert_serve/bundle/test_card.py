@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from albert_serve.bundle.card import (
     CardMetadata,
@@ -20,7 +19,7 @@ from albert_serve.bundle.card import (
     read_metadata,
     read_stages,
 )
-from albert_serve.bundle.manifest import MAX_EXAMPLES, Bundle, EarlyExitDefaults, Manifest, Quality
+from albert_serve.bundle.manifest import Bundle, Manifest, Quality
 from training.model.checkpoint import load_checkpoint
 
 
@@ -188,30 +187,3 @@ def test_parameters_are_counted_as_torch_counts_them(
     model: torch.nn.Module = load_checkpoint(checkpoint_dir, heads)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert count_parameters(bundle.config, bundle.manifest) == counted
-
-
-def test_the_classifiers_after_each_layer_are_counted(bundle_dir: Path) -> None:
-    bundle = Bundle.open(bundle_dir)
-    config, manifest = bundle.config, bundle.manifest
-    entry = manifest.tasks["text-classification"]
-    assert entry.adaptive_depth is None
-    before = count_parameters(config, manifest)
-    deep = entry.model_copy(update={"adaptive_depth": EarlyExitDefaults(patience=1)})
-    with_exits = manifest.model_copy(
-        update={"tasks": {**manifest.tasks, "text-classification": deep}}
-    )
-    added = (config.num_layers - 1) * entry.num_outputs * (config.hidden_size + 1)
-    assert count_parameters(config, with_exits) == before + added > before
-
-
-@pytest.mark.parametrize(
-    "examples",
-    [
-        [{"label": "no inputs"}],
-        [{"inputs": "a", "label": ""}],
-        [{"inputs": "a"}] * (MAX_EXAMPLES + 1),
-    ],
-)
-def test_examples_are_limited(examples: Any) -> None:
-    with pytest.raises(ValidationError):
-        manifest_with(examples={"fill-mask": examples})

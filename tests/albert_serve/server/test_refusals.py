@@ -31,7 +31,6 @@ INVALID: list[tuple[str, Any, str]] = [
     ("/fill-mask", inputs([]), "inputs must hold at least one item"),
     ("/fill-mask", inputs("[MASK] \ud800"), "half of a surrogate pair"),
     ("/text-classification", inputs("a", head="a" * 65), "head has 65 characters; at most 64"),
-    ("/text-classification", inputs("a", patience=1), "this one answers after all of its 3 layers"),
     (
         "/multiple-choice",
         inputs([ENDINGS, {**ENDINGS, "choices": ["a", 1]}]),

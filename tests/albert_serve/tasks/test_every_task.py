@@ -102,7 +102,6 @@ def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: T
             "over 256 readings",
         ),
         ("text-classification", "a", {"head": "topic"}, InvalidInputError, "no head 'topic'"),
-        ("text-classification", "a", {"max_layers": 1}, InvalidInputError, "--adaptive-depth"),
         ("text-classification", "a " * 128, {}, TextTooLongError, "130 tokens.*most 128.*cuts"),
         (
             *("text-classification", {"text": "a " * 70, "text_pair": "b " * 70}, {}),

@@ -20,8 +20,6 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import ClassifierEntry, EarlyExitDefaults
-from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import TaskSetup, TextClassification
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import sigmoid, softmax
@@ -123,15 +121,3 @@ def test_truncation_is_that_of_transformers(
     assert prepared.inputs[0].types == expected["token_type_ids"]
     whole = oracle.tokenizer(first, second)
     assert prepared.num_truncated == len(whole["input_ids"]) - 128
-
-
-def test_a_further_head_takes_all_layers(task_setup: TaskSetup) -> None:
-    topic = ClassifierEntry(graph="topic.onnx", num_outputs=2)
-    task = with_entry(
-        task_setup, adaptive_depth=EarlyExitDefaults(max_layers=3), heads={"topic": topic}
-    )
-    task.prepare("a", TextClassificationParameters(max_layers=1))
-    [encoded] = task.prepare("a", TextClassificationParameters(head="topic")).inputs
-    assert (encoded.task, encoded.early_exit) == ("text-classification/topic", None)
-    with pytest.raises(InvalidInputError, match="of their default head; this one answers after"):
-        task.prepare("a", TextClassificationParameters(head="topic", max_layers=1))

@@ -143,9 +143,7 @@ def test_missing_columns_are_named(
 def test_sequences_are_those_of_the_service(tokenizer: AlbertTokenizer, length: int) -> None:
     texts = read_choices([RACE])
     examples, num_cut = choice_examples(texts, tokenizer, length=length, truncation=True)
-    task = MultipleChoice(
-        TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1, num_layers=1)
-    )
+    task = MultipleChoice(TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1))
     parameters = MultipleChoiceParameters(truncation="truncate")
     num_truncated = 0
     for text, example in zip(texts, examples, strict=True):

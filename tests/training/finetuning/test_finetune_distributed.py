@@ -148,7 +148,6 @@ def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task:
     [
         ((), 2),
         pytest.param((), 3, marks=pytest.mark.extended),
-        pytest.param(("--adaptive-depth",), 2, marks=pytest.mark.extended),
         (("--dropout", "0.2", "--classifier-dropout", "0.2"), 2),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else str(value),

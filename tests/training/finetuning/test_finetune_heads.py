@@ -204,23 +204,6 @@ def test_the_default_is_the_first_or_the_one_of_that_name(
     assert tasks.keys() >= {DEFAULT, f"{DEFAULT}/{further}"}
 
 
-def test_early_exit_is_of_the_default_one(
-    options: list[str], moods: Path, things: Path, tmp_path: Path
-) -> None:
-    assert run([*options, "--adaptive-depth", "--steps", "4"], tmp_path / "run") == 0
-    model = load_checkpoint(tmp_path / "run/checkpoint")
-    assert model.exits is not None
-    assert {each.out_features for each in model.exits} == {2}
-    figures = figures_of(
-        tmp_path / "run/checkpoint",
-        *("--text-classification", str(moods), "--head", "thing", "--text-classification"),
-        *(str(things), "--text-column", "words", "--label-column", "about"),
-    )
-    assert "text_classification_by_layer" in figures
-    assert "text_classification/thing_by_layer" not in figures
-    assert "text_classification/thing_accuracy" in figures
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [

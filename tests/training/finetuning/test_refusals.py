@@ -132,7 +132,6 @@ def files(
         ("QUESTIONS --teacher nowhere", "--teacher goes with --text-classification"),
         ("TEXTS --teacher nowhere --labels a b", "--teacher does not go with --labels"),
         ("TEXTS --teacher nowhere --no-truncation", "--teacher does not go with --no-truncation"),
-        ("TEXTS --teacher nowhere --adaptive-depth", "--teacher does not go with --adaptive-depth"),
         ("TEXTS --teacher /nowhere", "teacher /nowhere cannot be loaded: "),
         # further classifiers
         ("TEXTS --head a", "--head a is a classifier of texts; give its data after it"),
@@ -152,16 +151,6 @@ def files(
         # the fitted head
         ("TEXTS --head-only", "--head-only does not go with --steps"),
         ("QUESTIONS --head-only", "--head-only goes with --text-classification or --task or --he"),
-        # early exit
-        (
-            "TEXTS --adaptive-depth --problem-type regression",
-            "--adaptive-depth goes with one label",
-        ),
-        ("QUESTIONS --adaptive-depth", "--adaptive-depth is of the default text classifier"),
-        (
-            "--initialize-from finetuned --adaptive-depth --head a TEXTS",
-            "--adaptive-depth is of the default text classifier",
-        ),
     ],
 )
 def test_impossible_options_are_one_line_and_no_run(
