@@ -141,7 +141,7 @@ def test_an_image_has_its_runtime_and_a_user_without_rights(
     users = [(n, step) for n, step in enumerate(steps) if step.startswith("USER ")]
     assert users == [(users[0][0], "USER bentoml")]
     assert users[0][0] > last_to_run
-    assert "ARG BENTO_USER_UID=1034" in steps  # docs/operate.md has it
+    assert "ARG BENTO_USER_UID=1034" in steps  # docs/kubernetes.md has it
     for variable in yaml.safe_load((ROOT / bentofile).read_text())["envs"]:
         assert f"ENV {variable['name']}=${variable['name']}" in steps
         assert [step.split("=")[0] for step in steps].count(f"ENV {variable['name']}") == 1

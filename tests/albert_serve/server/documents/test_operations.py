@@ -1,4 +1,4 @@
-"""deploy/kubernetes/ and what docs/operate.md has to copy: valid, and only of what there is."""
+"""deploy/kubernetes/ and what the documents have to copy: valid, and only of what there is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from albert_serve.settings import VARIABLES, Settings
 from tests.albert_serve.support import ROOT
 from tests.programs import needs_program
 
-TEXT = (ROOT / "docs/operate.md").read_text()
+PAGES = ("operate.md", "kubernetes.md", "monitoring.md", "security.md", "bentoml.md")
+TEXT = "\n".join((ROOT / "docs" / page).read_text() for page in PAGES)
 KUBERNETES = ROOT / "deploy/kubernetes"
 IN_FILES = [yaml.safe_load(file.read_text()) for file in sorted(KUBERNETES.glob("*.yaml"))]
 READ: list[dict[str, Any]] = IN_FILES + [
@@ -122,7 +123,7 @@ def rendered(kubectl: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", ["operate.md", "serve.md", "tasks.md"])
+@pytest.mark.parametrize("page", [*PAGES, "serve.md", "tasks.md"])
 def test_every_variable_that_is_named_is_one(page: str) -> None:
     named = set(re.findall(VARIABLE, (ROOT / "docs" / page).read_text()))
     assert named
