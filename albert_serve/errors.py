@@ -37,6 +37,15 @@ _MAX_KEY_CHARS: Final = 64
 _INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
+# All but tabs and line breaks: they would change the state of a terminal.
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters are escaped; names in it may be anybody's."""
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
+
+
 def how_to_install(extra: str) -> str:
     """Return the command that installs an extra; pip needs no index for a package that is there."""
     return f"pip install 'albert-serve[{extra}]'"

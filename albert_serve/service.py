@@ -30,7 +30,7 @@ from albert_serve.api.schemas import (
     SentenceOrderReply,
     TextClassificationReply,
 )
-from albert_serve.errors import AlbertServeError
+from albert_serve.errors import AlbertServeError, printable
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
@@ -135,7 +135,7 @@ class Serving:
             if settings.pid_file is not None:
                 hold_pid_file(settings.pid_file)
         except AlbertServeError as error:
-            raise SystemExit(f"error: {error}") from error
+            raise SystemExit(f"error: {printable(str(error))}") from error
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:

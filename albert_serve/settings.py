@@ -39,6 +39,7 @@ SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 HOSTS_VARIABLE: Final = "ALBERT_SERVE_ALLOWED_HOSTS"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
+_LIKE_OURS: Final = re.compile("ALBERT(_|SERV)")
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
 # Those of the Python clients (client/server.py).
@@ -309,7 +310,7 @@ def _check_names(variables: Mapping[str, str]) -> None:
     """
     for name, value in variables.items():
         upper = name.upper()
-        if not upper.startswith("ALBERT_") or name in VARIABLES or name in _CLIENTS_VARIABLES:
+        if not _LIKE_OURS.match(upper) or name in VARIABLES or name in _CLIENTS_VARIABLES:
             continue
         if _KUBERNETES.fullmatch(f"{name}={value}"):
             continue

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from albert_serve import __version__
-from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
+from albert_serve.errors import AlbertServeError, ConfigError, how_to_install, printable
 
 # By name: the module of a command, which is imported when it is called, and the command's purpose.
 _Commands: TypeAlias = Mapping[str, tuple[str, str]]
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in training:
             return cast("int", _load(name, training, "train").main(words[1:]))
     except (AlbertServeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_status if isinstance(error, AlbertServeError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -136,7 +137,7 @@ def _named_config(name: str) -> AlbertConfig:
     """Return the sizes of a preset, a bundle, a checkpoint's folder or a `config.json`."""
     if name in PRESETS:
         return PRESETS[name]
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if (path / MANIFEST_FILE).is_file():
         return AlbertConfig.from_hf(read_manifest(path).config)
     try:

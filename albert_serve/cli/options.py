@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -130,8 +131,10 @@ def check_home() -> None:
         ConfigError: it cannot.
     """
     named = os.environ.get("BENTOML_HOME", "~/bentoml")
-    home = Path(os.path.expandvars(named)).expanduser()
+    home = Path(os.path.expanduser(os.path.expandvars(named)))
     try:
+        if home.parts[0] == "~":
+            raise FileNotFoundError(errno.ENOENT, "this user has no home folder")
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home):
             pass

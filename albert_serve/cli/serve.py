@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -102,6 +103,9 @@ def _serve(options: argparse.Namespace) -> int:
     catalogue.check_any(errors)  # the service logs the others
     host = "127.0.0.1" if options.host == "localhost" else options.host
     check_address(host, options.port)
+    if os.path.expanduser("~") == "~" and "BENTOML_HOME" not in os.environ:
+        # This user has no home folder. BentoML would make one that is called `~`.
+        os.environ["BENTOML_HOME"] = tempfile.mkdtemp(prefix="bentoml-")
     check_home()
     settings, reload = _with_pid_file(settings, options.port)
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
@@ -110,13 +114,28 @@ def _serve(options: argparse.Namespace) -> int:
         asks = settings.needs_key
         default = catalogue.default_among(bundles)
         text = greeting(bundles, default, host, options.port, needs_key=asks)
-        print(f"{text}\nprocess {os.getpid()}; {reload} reads the models again", flush=True)
+        _print(f"{text}\nprocess {os.getpid()}; {reload} reads the models again")
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
         sys.executable,
         [*command, "--host", host, "--port", str(options.port)],
         settings.environment(),
     )
+
+
+def _print(text: str) -> None:
+    """Print a text, which is the first that the service writes into its log.
+
+    Raises:
+        ConfigError: the log cannot be written to, as on a full disk.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        log = os.path.realpath("/dev/fd/1")
+        raise ConfigError(
+            f"standard output, {log}, cannot be written to: {error.strerror}"
+        ) from error
 
 
 def _with_pid_file(settings: Settings, port: int) -> tuple[Settings, str]:

@@ -23,7 +23,7 @@ from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
 from albert_serve.server.rerank_form import read_rerank
 from albert_serve.tasks import TASKS
-from albert_serve.web import page_routes
+from albert_serve.web import API_PAGE_HEADERS, page_routes
 
 _DOCS_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>albert_serve: API</title>
@@ -146,7 +146,7 @@ async def _name_tasks(request: Request) -> Response:
 
 
 async def _docs(_request: Request) -> Response:
-    return HTMLResponse(_DOCS_PAGE)
+    return HTMLResponse(_DOCS_PAGE, headers=API_PAGE_HEADERS)
 
 
 def _models(request: Request) -> _HostedModels:

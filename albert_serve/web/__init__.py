@@ -27,14 +27,22 @@ _MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+_POLICY: Final = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'"
+)
 _HEADERS: Final = {
     # A browser asks each time whether its copy is still good, so that no two versions mix.
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; object-src 'none'; require-trusted-types-for 'script'; "
+    "Content-Security-Policy": f"{_POLICY}; require-trusted-types-for 'script'; "
     "trusted-types 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
+}
+# For the API page: Swagger UI writes HTML, sets styles, and has images in its style sheet.
+API_PAGE_HEADERS: Final = {
+    **_HEADERS,
+    "Content-Security-Policy": f"{_POLICY}; img-src 'self' data:; style-src 'self' 'unsafe-inline'",
 }
 
 

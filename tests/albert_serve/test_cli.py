@@ -21,7 +21,12 @@ import training.commands
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.cli.greeting import greeting
-from tests.albert_serve.support import free_port
+from tests.albert_serve.support import (
+    before_each_program,
+    free_port,
+    running_service,
+    service_environment,
+)
 
 SERVING = ["serve", "reload", "score", "info", "doctor", "import"]
 
@@ -198,6 +203,33 @@ def test_an_address_that_cannot_be_had_is_one_line(failing_to_serve: Callable[..
     assert line.startswith(f"error: cannot listen on port {port} of 127.0.0.1: Address already in")
     line = failing_to_serve("--host", "192.0.2.1")
     assert "of 192.0.2.1: Cannot assign requested address; choose others with --port" in line
+
+
+def test_a_log_on_a_full_disk_is_one_line_that_names_it(bundle_dir: Path, tmp_path: Path) -> None:
+    command = ["-m", "albert_serve", "serve", "--bundle", str(bundle_dir)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, *command, "--port", str(free_port())],
+            env={**os.environ, "BENTOML_HOME": str(tmp_path)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: standard output, /dev/full, cannot be written to: No sp")
+
+
+def test_a_user_without_a_home_can_serve(bundle_dir: Path, tmp_path: Path) -> None:
+    """As in a container whose user id has no entry in passwd."""
+    environment = service_environment(bundle_dir, tmp_path)
+    environment |= before_each_program(tmp_path, "import pwd; pwd.getpwuid = {}.__getitem__")
+    for variable in ("HOME", "BENTOML_HOME", "XDG_CACHE_HOME"):
+        environment.pop(variable, None)
+    environment["TMPDIR"] = str(tmp_path)
+    with running_service(environment, tmp_path, ("albert_serve", "serve")) as service:
+        reply = httpx.post(f"{service.url}/fill-mask", json={"inputs": "The [MASK] run."})
+        assert reply.status_code == 200
+    assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/proc"])

@@ -25,6 +25,7 @@ from circus.process import DEAD_OR_ZOMBIE, UNEXISTING  # type: ignore[import-unt
 from circus.watcher import Watcher  # type: ignore[import-untyped]
 from prometheus_client.multiprocess import mark_process_dead
 
+from albert_serve.server.logging import log_writer
 from albert_serve.settings import (
     METRICS_VARIABLE,
     SUPERVISOR_VARIABLE,
@@ -76,7 +77,7 @@ def end_worker(error: Exception) -> None:
     """End this process with one line if it is a worker; BentoML would log tracebacks."""
     if supervisor_pid() is not None:
         _logger.error("this worker cannot start: %s", error)
-        logging.shutdown()
+        log_writer().finish()
         os._exit(1)
 
 
@@ -84,8 +85,8 @@ async def end_with(supervisor: int) -> None:
     """Wait until the supervisor has died, and end this worker, which would keep its port."""
     while os.getppid() == supervisor:
         await asyncio.sleep(_CHECK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)  # first, as nothing may read the log any more
     _logger.error("the supervisor, process %d, has died: this worker ends", supervisor)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Workers:

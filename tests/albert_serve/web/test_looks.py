@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.albert_serve.support import Running
-from tests.albert_serve.web.browsing import CHOICE_TASKS, TASKS, OpenPage, show
+from tests.albert_serve.web.browsing import CHOICE_TASKS, TASKS, OpenPage, show, watch
 
 PHONE_WIDTH_PX = 360
 MARKUP = "<img src=x onerror=\"document.title='hacked'\"> [MASK]"
@@ -117,3 +117,19 @@ def next_stop(page: Page) -> list[str]:
         "(document.activeElement, getComputedStyle(document.activeElement))"
     )
     return focused
+
+
+def test_the_api_page_keeps_to_its_policy(browser: Browser, site: str) -> None:
+    faults: list[str] = []
+    with browser.new_page() as page:
+        watch(page, site, faults)
+        reply = page.goto(f"{site}docs")
+        assert reply
+        assert "default-src 'self'" in reply.headers["content-security-policy"]
+        page.locator(".opblock-summary").first.click()
+        page.locator(".try-out__btn").first.click()
+        page.locator(".execute").first.click()
+        expect(page.locator(".live-responses-table .response-col_status").nth(1)).to_have_text(
+            "200"
+        )
+    assert not faults

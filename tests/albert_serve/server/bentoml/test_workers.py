@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
@@ -29,7 +28,6 @@ from tests.albert_serve.support import (
 from tests.devices import CUDA
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-SOON_S = 20.0
 BODY = {"inputs": "the first [MASK] of the year", "parameters": {"top_k": 2}}
 # For `before_each_program`: no process may write more than 128 KB into a file.
 FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, 1 << 17))"
@@ -87,17 +85,6 @@ def test_a_killed_worker_loses_its_own_requests_and_is_replaced(workers: Running
     assert workers.log.count(f"worker {killed} was ended by SIGKILL") == 1
 
 
-def test_workers_end_with_their_supervisor(bundle_dir: Path, tmp_path: Path) -> None:
-    environment = service_environment(bundle_dir, tmp_path / "home")
-    with running_service(environment, tmp_path) as service:
-        (worker,) = workers_of(service)
-        service.process.kill()
-        service.process.wait(timeout=SOON_S)
-        wait_until_gone(worker)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(service.url)
-
-
 def test_a_service_ends_whose_workers_cannot_start_any_more(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
@@ -134,14 +121,6 @@ def test_all_files_of_metrics_have_their_room(workers: Running) -> None:
     assert len(files) > 4
     for file in files:
         assert file.stat().st_blocks * 512 >= file.stat().st_size, file
-
-
-def wait_until_gone(pid: int) -> None:
-    give_up_s = time.monotonic() + SOON_S
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < give_up_s
-            time.sleep(0.1)
 
 
 def ask(url: str) -> object:
