@@ -19,8 +19,8 @@ const TASKS = [
   { name: 'sentence-order', title: 'Sentence order', make: sentenceOrder },
   { name: 'feature-extraction', title: 'Embeddings', make: featureExtraction },
 ];
-const NO_TASKS = 'The model served here has no task that this page knows. The API reference lists what it has.';
-const NO_SUCH_KEY = 'A key has letters, digits and signs of ASCII only, and no spaces. Is this one whole?';
+const NO_TASKS = "This page supports none of this model's tasks; see the API reference.";
+const NO_SUCH_KEY = 'Keys contain only ASCII letters, digits and symbols. Did you copy the whole key?';
 const RETRY_AFTER_MS = 2000;
 const NOT_READY = 503;
 

@@ -41,7 +41,7 @@ function show(embeddings, texts, place) {
     return order;
   };
   const [, nearest] = compare(0);
-  return nearest ? `Most like the first: ${texts[nearest.index]}, ${rounded(nearest.cosine)}` : 'Nothing to compare it with';
+  return nearest ? `Most similar to the first: ${texts[nearest.index]}, ${rounded(nearest.cosine)}` : 'Nothing to compare it with';
 }
 
 /** The texts by {index, cosine} with the chosen one, which is the first. */

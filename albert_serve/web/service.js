@@ -134,7 +134,7 @@ function notesOf(response) {
     const side = CUT_AT_ITS_BEGINNING.test(place) ? 'after' : 'up to';
     return `${textAt(place)} was read ${side} character ${offset}.`;
   });
-  return [...warnings, [`Tokens that were left out: ${truncated}.`, ...places].join(' ')];
+  return [...warnings, [`${truncated} tokens were cut.`, ...places].join(' ')];
 }
 
 /** A text of a request by its place, such as "inputs[2]" or "inputs.sentences[2]". */

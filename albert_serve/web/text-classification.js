@@ -11,7 +11,7 @@ export function textClassification(section, info, _running, examples) {
   const fields = section.querySelector('form').elements;
   offerHeads(fields.head, heads ?? []);
   if (isSentiment(labels)) {
-    section.querySelector('[data-title]').textContent = 'Tell the sentiment of a text';
+    section.querySelector('[data-title]').textContent = 'Classify the sentiment of a text';
   }
   return {
     name: 'text-classification',

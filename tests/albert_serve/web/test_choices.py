@@ -53,14 +53,14 @@ def test_where_the_texts_were_cut_is_said(choice_page: Page, choice_client: http
     panel = choose(choice_page, context, question, "nobody\neverybody")
     expect(panel.get_by_role("alert")).to_contain_text("too_long")
     panel.get_by_text("Options").click()
-    panel.get_by_label("Cut a context").check()
+    panel.get_by_label("Truncate a context").check()
     panel.get_by_role("button", name="Choose").click()
     inputs = {"context": context, "question": question, "choices": ["nobody", "everybody"]}
     parameters = {"truncation": True}
     reply = choice_client.post(f"/{TASK}", json={"inputs": inputs, "parameters": parameters})
     cuts = json.loads(reply.headers["X-Albert-Truncated-At"])
     expect(panel.locator(".notes li")).to_have_text(
-        f"Tokens that were left out: {reply.headers['X-Albert-Truncated-Tokens']}. "
+        f"{reply.headers['X-Albert-Truncated-Tokens']} tokens were cut. "
         f"The context was read up to character {cuts['inputs.context']}. "
         f"The question was read after character {cuts['inputs.question']}."
     )

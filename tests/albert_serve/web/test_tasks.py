@@ -47,7 +47,7 @@ def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
     panel.get_by_text("Options").click()
     panel.get_by_label("Only these words").fill("run, unearnedness , the")
     panel.get_by_label("Predictions").fill("2")
-    panel.get_by_label("Cut a text").check()
+    panel.get_by_label("Truncate a text").check()
     text = "The [MASK] run. " + "It was scored in the first inning. " * 40
     page.fill("#fill-mask-text", text)
     page.keyboard.press("Control+Enter")
@@ -61,7 +61,7 @@ def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
     warnings = json.loads(reply.headers["X-Albert-Warnings"])
     num_cut = reply.headers["X-Albert-Truncated-Tokens"]
     offset = json.loads(reply.headers["X-Albert-Truncated-At"])["inputs"]
-    note = f"Tokens that were left out: {num_cut}. The text was read up to character {offset}."
+    note = f"{num_cut} tokens were cut. The text was read up to character {offset}."
     expect(panel.locator(".notes li")).to_have_text([*warnings, note])
 
 
