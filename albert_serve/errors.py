@@ -38,7 +38,8 @@ _INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
 # All but tabs and line breaks: they would change the state of a terminal.
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Those of ASCII and ISO 8859, and those that change the direction of text.
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from albert_serve.errors import AlbertServeError
+from albert_serve.terminal import prepare_output, print_error
 
 # Lines of an error that are shown.
 _SHOWN_LINES: Final = 20
@@ -52,6 +53,7 @@ def report_errors(command: Callable[[], int]) -> int:
 
     That of an interrupted command is 130.
     """
+    prepare_output()
     try:
         return command()
     except KeyboardInterrupt as error:
@@ -59,5 +61,5 @@ def report_errors(command: Callable[[], int]) -> int:
             print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except REPORTED as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 1

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from albert_serve import __version__
-from albert_serve.errors import AlbertServeError, ConfigError, how_to_install, printable
+from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
+from albert_serve.terminal import prepare_output, print_error
 
 # By name: the module of a command, which is imported when it is called, and the command's purpose.
 _Commands: TypeAlias = Mapping[str, tuple[str, str]]
@@ -46,6 +47,7 @@ _INTERRUPTED: Final = 128 + 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
+    prepare_output()
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words[0] if words else ""
     try:
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in training:
             return cast("int", _load(name, training, "train").main(words[1:]))
     except (AlbertServeError, OSError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print_error(error)
         return error.exit_status if isinstance(error, AlbertServeError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

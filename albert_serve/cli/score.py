@@ -285,6 +285,7 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
         raise ConfigError(f"--summary {file} is a folder; it must be a file")
     if file.resolve() in {Path(name).resolve() for name in (*options.inputs, options.output)}:
         raise ConfigError(f"--summary {file} is also an input or the output; name another file")
+    file = file.resolve()  # the file behind a link, which stays
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
 

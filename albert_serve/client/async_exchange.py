@@ -94,7 +94,7 @@ class AsyncExchange:
 
     def __init__(self, server: Server, http_client: httpx.AsyncClient | None) -> None:
         self._server = server
-        self._http = http_client or httpx.AsyncClient(limits=server.connection_limits)
+        self._http = http_client or server.open_http(httpx.AsyncClient)
         self.is_own = http_client is None
         self._limits: InfoReply | None = None
 

@@ -5,10 +5,11 @@ This is the only module of the client that reads the environment.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -35,6 +36,9 @@ LOCAL_URL: Final = "http://local"
 LOCAL_TIMEOUT_S: Final = 86_400.0
 # As many as httpx keeps by default.
 _MIN_KEPT_CONNECTIONS: Final = 20
+
+
+_HttpT = TypeVar("_HttpT", httpx.Client, httpx.AsyncClient)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +69,23 @@ class Server:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be {least} or more")
 
-    @property
-    def connection_limits(self) -> httpx.Limits:
-        """The limits of a client of its own: as many connections as its callers use at once."""
+    def open_http(self, client: type[_HttpT]) -> _HttpT:
+        """Return a new client of httpx, with as many connections as its callers use concurrently.
+
+        Raises:
+            ConfigError: httpx cannot use the environment's proxies.
+        """
         num_kept = max(_MIN_KEPT_CONNECTIONS, self.max_concurrency)
-        return httpx.Limits(max_connections=None, max_keepalive_connections=num_kept)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=num_kept)
+        try:
+            # No proxy leads to this machine. Over HTTPS the environment may name certificates.
+            return client(limits=limits, trust_env=not _is_loopback(self.base_url))
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"the proxy variables (http_proxy, https_proxy, all_proxy, no_proxy) cannot be "
+                f"used: {error}. Correct them, or pass http_client=httpx.{client.__name__}"
+                "(trust_env=False)"
+            ) from error
 
 
 def service_url(base_url: str | None, model: str | None) -> str:
@@ -137,6 +153,17 @@ def open_transport(
 def _variable(name: str) -> str | None:
     """Return a variable of the environment; None if it is not set, or blank."""
     return os.environ.get(name, "").strip() or None
+
+
+def _is_loopback(url: str) -> bool:
+    """Whether a URL is of HTTP on this machine."""
+    host = _host(url)
+    if not url.startswith("http://"):
+        return False
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _host(url: str) -> str:

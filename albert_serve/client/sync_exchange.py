@@ -95,7 +95,7 @@ class Exchange:
 
     def __init__(self, server: Server, http_client: httpx.Client | None) -> None:
         self._server = server
-        self._http = http_client or httpx.Client(limits=server.connection_limits)
+        self._http = http_client or server.open_http(httpx.Client)
         self.is_own = http_client is None
         self._limits: InfoReply | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -60,6 +61,7 @@ def score_files(
     """
     options = options or ScoreOptions()
     target = output_path(output)
+    _check_links(target)
     is_folder = str(output).endswith(os.sep) or target.is_dir()
     sources = _open_sources(inputs, target, options)
     if is_folder:
@@ -90,6 +92,17 @@ def score_files(
 def output_path(output: str | Path) -> Path:
     """Return the path of an output; `-` is the standard output."""
     return Path(_STDOUT if str(output) == "-" else output)
+
+
+def _check_links(target: Path) -> None:
+    """Refuse a path whose symbolic links lead to themselves; one to a missing file is followed."""
+    try:
+        target.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InvalidInputError(
+                f"{target} is a symbolic link that leads to itself; name another output"
+            ) from error
 
 
 def is_stdout(path: Path) -> bool:

@@ -294,3 +294,29 @@ def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
         f"error: {missing} is not installed, which `albert-serve {command}` needs: "
         f"pip install 'albert-serve[{extra}]'\n"
     )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_no_character_ends_a_command(encoding: str, bundle_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle_dir, tmp_path / "好")
+    serving = f"from albert_serve.cli import main; main(['info', {str(tmp_path / '好')!r}])"
+    training = "from training.errors import report_errors; report_errors(lambda: print('好') or 0)"
+    for program in (serving, training):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+        )
+        assert done.stderr == ""
+        assert r"\u597d" in done.stdout
+
+
+def test_a_terminal_does_not_obey_the_text_of_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "in.csv"
+    table.write_text("a\x1b[2J\x9b\N{RIGHT-TO-LEFT OVERRIDE}b,é\n1,2\n", encoding="utf-8")
+    score = ["score", "--task", "text-classification", str(table), str(tmp_path / "out.csv")]
+    assert main(score) == 1
+    assert r"it has a\x1b[2J\x9b\u202eb, é." in capsys.readouterr().err

@@ -60,7 +60,9 @@ def write_report(evaluation: Evaluation, name: str, folder: Path) -> Path:
         lines += _section("Worst questions of multiple choice", worst_choices)
     lines += _section("Worst questions", list(_worst_questions(evaluation)))
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "report.md", ("\n".join(lines).rstrip() + "\n").encode())
+    content = "\n".join(lines).rstrip() + "\n"
+    # The name of a file in it need not be UTF-8.
+    write_atomically(folder / "report.md", content.encode(errors="backslashreplace"))
     return folder / "report.md"
 
 

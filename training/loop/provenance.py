@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -78,4 +79,5 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 def file_names(files: Iterable[Path] | None) -> list[str]:
     """Return the names of data files without their folders."""
-    return [file.name for file in files or []]
+    # As text, also where the file system's encoding is ASCII, as with LC_ALL=C.
+    return [os.fsencode(file.name).decode(errors="replace") for file in files or []]

@@ -15,7 +15,7 @@ import pytest
 from albert_serve.api import schemas
 from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.client import AlbertClient, requests
-from albert_serve.errors import InvalidInputError, NoMaskError, TextTooLongError
+from albert_serve.errors import ConfigError, InvalidInputError, NoMaskError, TextTooLongError
 from scripts.unasync import generated
 from tests.albert_serve.client.cases import CASES, assert_same, kinds
 from tests.albert_serve.client.twins import URL, Twin
@@ -148,3 +148,24 @@ def test_the_options_are_the_parameters_that_the_method_leaves_open(
     options: type, parameters: Any, implied: set[str]
 ) -> None:
     assert set(get_type_hints(options)) == set(parameters.model_fields) - implied
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"no_proxy": "localhost,127.0.0.1,[::1]"},
+        {"no_proxy": "fd07:b51a:cc66:f0::/64"},
+        {"ALL_PROXY": "socks5://127.0.0.1:9"},
+        {"ALL_PROXY": "socks://127.0.0.1:9"},
+        {"http_proxy": "127.0.0.1:9"},
+    ],
+)
+def test_a_service_on_this_machine_needs_no_proxy(
+    variables: dict[str, str], service: Running, twin: MakeTwin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert twin(service.url).info().tasks
+    if "http_proxy" not in variables:
+        with pytest.raises(ConfigError, match=r"the proxy variables \(http_proxy, .*trust_env"):
+            twin("http://albert.example")

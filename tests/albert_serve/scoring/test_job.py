@@ -465,3 +465,10 @@ def test_the_file_behind_a_link_is_replaced(tmp_path: Path) -> None:
     score(write_jsonl(tmp_path / "in.jsonl", texts(1)), output)
     assert output.is_symlink()
     assert read_jsonl(linked)[0]["id"] == 0
+    linked.unlink()
+    score(tmp_path / "in.jsonl", output)
+    assert read_jsonl(linked)[0]["id"] == 0
+    output.unlink()
+    output.symlink_to(output)
+    with pytest.raises(InvalidInputError, match="is a symbolic link that leads to itself"):
+        score(tmp_path / "in.jsonl", output)
