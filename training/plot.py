@@ -204,7 +204,7 @@ class _PlotConfig(Options, title="picture"):
 
     runs: Sequence[Path]
     output: Path | None = flag("picture to write (curves.png, or layers.png with --layers)")
-    x: _XAxis = flag("what is to the right", "steps")
+    x: _XAxis = flag("quantity on the x axis", "steps")
     layers: bool = flag("plot distance and angle of each layer's input and output", False)
 
 

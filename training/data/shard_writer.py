@@ -106,9 +106,9 @@ class ShardWriter:
             sync(self._folder)
         except OSError as error:
             raise ShardError(
-                f"{self._folder} cannot be written: {error.strerror or error}; whole parts are "
-                f"kept ({len(self.manifest.parts)}), with that mended the same command resumes "
-                "from them"
+                f"{self._folder} cannot be written: {error.strerror or error}. "
+                f"{len(self.manifest.parts)} complete parts are saved. Fix the problem and repeat "
+                "the command to resume."
             ) from error
         self.manifest = manifest
         self._clear()

@@ -230,7 +230,7 @@ def _start_layers(
     """Return the teacher's layers that initialise the student's; empty without such a start."""
     if recipe.start != "teacher" or config.initialize_from is not None:
         if config.start_layers:
-            raise TeacherError("--start-layers goes with --start teacher and new weights")
+            raise TeacherError("--start-layers requires --start teacher and new weights")
         return ()
     layers = config.start_layers or default_layers(sizes.num_attentions, teacher.num_layers)
     check_start(sizes, teacher, layers)

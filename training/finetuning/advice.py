@@ -43,7 +43,7 @@ def advise(settings: FinetuneSettings, run: Run) -> Iterator[str]:
         yield "the validation was still getting better at the end"
     else:
         return
-    yield f"the same command with {_longer_end(settings, run)} goes on"
+    yield f"to continue, run the same command with {_longer_end(settings, run)}"
 
 
 def _longer_end(settings: FinetuneSettings, run: Run) -> str:

@@ -264,7 +264,7 @@ def _class_weights(
     if not asked:
         return None
     if problem != "single_label_classification":
-        raise RunError(f"--class-weights goes with one label a text; this is {problem}")
+        raise RunError(f"--class-weights requires one label per text; this is {problem}")
     numbers = [weight for weight in asked if isinstance(weight, int | float)]
     if len(numbers) == len(asked) == len(names):
         return torch.tensor(numbers, dtype=torch.float32)

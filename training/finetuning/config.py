@@ -97,7 +97,7 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
         (),
     )
     metric: _Figure | None = flag(
-        "figure that decides which is the best (the task's; with several classifiers validated, "
+        "metric that selects the best checkpoint (default: the task's; with several classifiers, "
         "their mean)"
     )
 
@@ -254,11 +254,11 @@ class FinetuneConfig(
         super().__post_init__()
         for name, data in _NEEDS.items():
             if self._has(name) and not any(map(self._has, data)):
-                raise RunError(f"{_shown(name)} goes with {' or '.join(map(_shown, data))}")
+                raise RunError(f"{_shown(name)} requires {' or '.join(map(_shown, data))}")
         for name, others in _EXCLUDES.items():
             if self._has(name) and (given := list(filter(self._has, others))):
                 raise RunError(
-                    f"{_shown(name)} does not go with {' and '.join(map(_shown, given))}"
+                    f"{_shown(name)} cannot be combined with {' and '.join(map(_shown, given))}"
                 )
 
     def _has(self, name: str) -> bool:

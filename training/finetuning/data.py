@@ -137,4 +137,4 @@ def check_metric(metric: str | None, allowed: Sequence[str], data: str) -> None:
         RunError: it is not.
     """
     if metric not in (None, *allowed):
-        raise RunError(f"--metric {metric} is none of {data}; take {', '.join(allowed)}")
+        raise RunError(f"--metric {metric} does not apply to {data}; choose {', '.join(allowed)}")

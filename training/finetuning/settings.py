@@ -203,7 +203,7 @@ def _check_validation(config: FinetuneSettings) -> None:
     has_default = bool(config.text_classification or config.multiple_choice)
     if config.validation and not (has_default or config.question_answering or config.embeddings):
         raise RunError(
-            "--validation takes labelled data; it goes with --text-classification, "
+            "--validation requires labelled data: --text-classification, "
             "--multiple-choice, --question-answering or --embeddings"
         )
     if config.validation and config.heads and not has_default:
@@ -214,6 +214,6 @@ def _check_validation(config: FinetuneSettings) -> None:
     if config.splits_validation and any(each.text_classification for each in config.classifiers):
         return
     if config.patience is not None and not any(each.validation for each in config.classifiers):
-        raise RunError("--patience goes with --validation")
+        raise RunError("--patience requires --validation")
     if any(each.metric is not None and not each.validation for each in config.classifiers):
-        raise RunError("--metric goes with --validation")
+        raise RunError("--metric requires --validation")

@@ -147,7 +147,7 @@ def greek(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--max-positions 128", "max_positions 128: with --start teacher at most 64"),
         ("--start-layers 4", "--start-layers 4: the teacher has 1 to 3"),
         ("--start-layers 1 2", "--start-layers names 2 layers of the teacher"),
-        ("--start-layers 1 --start local", "--start-layers goes with --start teacher and new wei"),
+        ("--start-layers 1 --start local", "--start-layers requires --start teacher and new weig"),
     ],
 )
 def test_impossible_options_are_one_line_and_no_run(

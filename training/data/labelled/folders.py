@@ -69,7 +69,7 @@ def _files_in(folder: Path, splits: Sequence[_Split], suffixes: frozenset[str]) 
     chosen: list[Path] = next((by_split[split] for split in splits if split in by_split), [])
     if not chosen:
         raise CorpusError(
-            f"{folder} has files of {', '.join(by_split)}, and none of {' or '.join(splits)}"
+            f"{folder} has files for {', '.join(by_split)}, but none for {' or '.join(splits)}."
         )
     names = ", ".join(str(file.relative_to(folder)) for file in chosen[:_NUM_SHOWN])
     num_more = len(chosen) - _NUM_SHOWN
