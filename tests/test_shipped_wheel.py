@@ -1,4 +1,4 @@
-"""The wheel serves without anything beside it: it holds the int8 form of the model that ships."""
+"""The wheel serves the int8 form of the default model, with the lowest versions it declares too."""
 
 from __future__ import annotations
 
@@ -19,6 +19,23 @@ ROOT = Path(__file__).parent.parent
 PACKAGED = ROOT / "albert_serve/models/albert-small-en"
 
 
+def clean_environment(folder: Path) -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if "ALBERT_SERVE" not in name},
+        "BENTOML_DO_NOT_TRACK": "True",
+        "BENTOML_HOME": str(folder / "home"),
+    }
+
+
+def python_with_lowest_versions(folder: Path, extras: str) -> Path:
+    uv = [sys.executable, "-m", "uv", "--quiet", "--no-config"]
+    python = folder / "bin/python"
+    subprocess.run([*uv, "venv", "--python", sys.executable, str(folder)], check=True)
+    install = ["pip", "install", "--resolution", "lowest-direct", "--python", str(python)]
+    subprocess.run([*uv, *install, f"{ROOT}{extras}"], check=True)
+    return python
+
+
 def test_the_packaged_bundle_is_the_int8_form_of_the_one_in_models() -> None:
     packaged, shipped = Bundle.open(PACKAGED).manifest, Bundle.open(shipped_bundle()).manifest
     assert packaged.precision == "int8"
@@ -36,12 +53,7 @@ def test_the_wheel_serves_its_own_bundle(tmp_path: Path) -> None:
     [wheel] = (tmp_path / "dist").glob("*.whl")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
     subprocess.run([*install, tmp_path / "site", wheel], check=True, capture_output=True)
-    environment = {
-        **{name: value for name, value in os.environ.items() if "ALBERT_SERVE" not in name},
-        "BENTOML_DO_NOT_TRACK": "True",
-        "BENTOML_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": str(tmp_path / "site"),
-    }
+    environment = {**clean_environment(tmp_path), "PYTHONPATH": str(tmp_path / "site")}
     with running_service(environment, tmp_path, ("albert_serve", "serve")) as service:
         info = httpx.get(f"{service.url}/info").json()
         asked = {"inputs": "She was [MASK] in London in 1950.", "parameters": {"top_k": 1}}
@@ -50,3 +62,20 @@ def test_the_wheel_serves_its_own_bundle(tmp_path: Path) -> None:
     assert [info["version"]] == [wheel.name.split("-")[1]] == cited
     assert info["precision"] == "int8"
     assert best["token_str"] == "born"
+
+
+@pytest.mark.extended
+@pytest.mark.process
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the lowest versions are for Python 3.11")
+def test_service_and_client_run_with_the_lowest_declared_versions(tmp_path: Path) -> None:
+    client = python_with_lowest_versions(tmp_path / "client", "")
+    server = python_with_lowest_versions(tmp_path / "server", "[serve]")
+    command = ("albert_serve", "serve")
+    with running_service(clean_environment(tmp_path), tmp_path, command, server) as service:
+        for script in ("fill_mask", "question_answering", "sentence_order", "batch_stream"):
+            example = str(ROOT / f"examples/{script}.py")
+            run = [str(client), "-W", "error", example, "--url", service.url]
+            done = subprocess.run(run, capture_output=True, text=True, check=False)
+            assert (done.stderr, done.returncode) == ("", 0)
+            assert re.search(r"[01]\.\d{4}", done.stdout)
+    assert "Warning" not in service.log

@@ -79,13 +79,14 @@ def running_service(
     environment: dict[str, str],
     folder: Path,
     command: tuple[str, ...] = ("bentoml", "serve", SERVICE),
+    python: str | Path = sys.executable,
 ) -> Iterator[Running]:
     """Start `python -m COMMAND` in `folder`, wait until it is ready, and end it afterwards."""
     port = free_port()
     log_file = folder / "log.txt"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--port", str(port), "--host", "127.0.0.1"],
+            [python, "-m", *command, "--port", str(port), "--host", "127.0.0.1"],
             cwd=folder,
             env=environment,
             stdout=log,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -130,13 +129,3 @@ def test_without_a_driver_auto_says_so_and_cuda_by_name_is_an_error(
         assert [(record.levelno, record.getMessage()) for record in caplog.records] == lines
     with pytest.raises(EngineError, match=r"CUDA is asked for and cannot be used: .*serve-gpu"):
         Engine.open(bundle_dir, RuntimeOptions(device="cuda"))
-
-
-def test_the_extra_for_gpus_pins_what_the_constraints_do() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = {line.split(";")[0] for line in extras["optional-dependencies"]["gpu"]}
-    packages -= {"albert-serve[serve]"}
-    constraints = (ROOT / "constraints.txt").read_text().split()
-    assert {package.replace("[cuda,cudnn]", "") for package in packages} <= set(constraints)
-    assert "onnxruntime-gpu[cuda,cudnn]==1.31.1" in packages
-    assert {package for package in constraints if package.startswith("nvidia-")} <= packages
