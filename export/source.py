@@ -28,7 +28,6 @@ from albert_serve.bundle.weights import (
     check_shapes,
     further_head,
     is_task,
-    question_head_of,
     read_header,
     stored_name,
 )
@@ -218,13 +217,7 @@ def _read_tasks(
         if found == CLASSIFICATION:
             tasks[CLASSIFICATION] = _classification(hf, heads)
         elif is_task(found):
-            head = question_head_of(found, num_outputs)
-            tasks[found] = TaskEntry(
-                graph=f"{found}.onnx",
-                num_outputs=num_outputs,
-                # Left out as in bundles from before there was another.
-                question_head=None if head == "independent" else head,
-            )
+            tasks[found] = TaskEntry(graph=f"{found}.onnx", num_outputs=num_outputs)
     return tasks
 
 

@@ -27,20 +27,18 @@ from albert_serve.bundle.manifest import (
     TOKENIZER_FILE,
     HeadEntry,
 )
-from albert_serve.bundle.weights import NUM_BEAMS, StoredTensor
+from albert_serve.bundle.weights import StoredTensor
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError, BundleError
 from albert_serve.progress import progress
 from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.question_answering.beams import best_starts
 from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
 from export.errors import ExportError
 from export.graph import Compute, Form, rounded
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
-from training.model.start_conditioned import StartConditionedHead
 
 # Lengths of the sequences of each batch: ragged from 1 up, unpadded; the longest is added.
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
@@ -259,36 +257,8 @@ def _differences(
     yield "encoder", _compare(expected_RH[real], got_RH[real])
     rows = np.unique(np.concatenate([real[: _NUM_ROWS // 2], real[-_NUM_ROWS // 2 :]]))
     for task, head in heads.items():
-        if isinstance(model.heads[task], StartConditionedHead):
-            yield task, _beam_difference(model, head, batch, expected_RH, hidden_BSH)
-            continue
         (got_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": rows})
         yield task, _compare(model.logits(task, expected_RH[rows]), got_RK)
-
-
-def _beam_difference(
-    model: AlbertForTasks,
-    head: onnxruntime.InferenceSession,
-    batch: PaddedBatch,
-    expected_RH: torch.Tensor,
-    hidden_BSH: _Floats,
-) -> _Difference:
-    """Return the same of a start-conditioned head, of each sequence as a window.
-
-    The end logits are those given the starts that the graph chose: of nearly equal starts, torch
-    might choose another.
-    """
-    in_torch = model.heads["question-answering"]
-    real = _real_rows(batch)
-    (got_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": real})
-    ends = np.cumsum(batch.lengths)
-    largest = _Difference()
-    for rows, got in zip(np.split(real, ends[:-1]), np.split(got_RK, ends[:-1]), strict=True):
-        starts = best_starts(got[:, 0])
-        num_known = got.shape[1] - NUM_BEAMS + len(starts)  # of a window shorter than the beam
-        expected = in_torch(expected_RH[rows], torch.from_numpy(starts))
-        largest = largest.and_(_compare(expected[:, :num_known], got[:, :num_known]))
-    return largest
 
 
 def torch_batch(batch: PaddedBatch) -> ModelInputs:

@@ -432,9 +432,6 @@ class TaskInfo(Reply):
     null_score_diff_threshold: float | None = Field(
         None, description="Of question answering: the default of the parameter."
     )
-    question_head: Literal["independent", "start-conditioned"] | None = Field(
-        None, description="Of question answering; left out, start and end by themselves."
-    )
     sentence_vectors: SentenceVectorsInfo | None = Field(
         None,
         description="Of feature extraction, if the model was trained to give vectors of sentences; "

@@ -27,13 +27,11 @@ from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
     HEAD_NAME,
-    QuestionHead,
     Shape,
     TaskName,
     check_shapes,
     expected_shapes,
     further_head,
-    question_head_of,
     read_header,
 )
 from albert_serve.config import AlbertConfig
@@ -114,13 +112,11 @@ class TaskEntry(HeadEntry):
             over that of the best answer to win; tuned on questions of which some have no answer.
         head: the name of text classification's default head; None: it is called `default`.
         heads: the further classifiers of texts by name.
-        question_head: of question answering; None in bundles that were written when there was one.
     """
 
     null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
     head: _HeadName | None = None
     heads: dict[_HeadName, ClassifierEntry] = Field(default_factory=dict)
-    question_head: QuestionHead | None = None
 
     @property
     def default_head(self) -> str:
@@ -137,7 +133,7 @@ class TaskEntry(HeadEntry):
     def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Dump what a task does not have as nothing: bundles keep the revision that they had."""
         content: dict[str, Any] = dump(self)
-        for name in ("head", "heads", "question_head"):
+        for name in ("head", "heads"):
             if not getattr(self, name):
                 content.pop(name, None)
         return content
@@ -311,7 +307,6 @@ class Bundle:
             config = AlbertConfig.from_hf(manifest.config)
         except ConfigError as error:
             raise BundleCorruptError(f"{folder / MANIFEST_FILE}, config: {error}") from error
-        _check_tasks(manifest.tasks)
         check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest.tasks))
         return cls(folder=folder, manifest=manifest, config=config)
 
@@ -399,17 +394,6 @@ def _check_references(manifest: Manifest) -> None:
     for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, CUDA_ENCODER_FILE, *graphs):
         if name not in manifest.files:
             raise BundleCorruptError(f"{MANIFEST_FILE} lists no file {name}; export again")
-
-
-def _check_tasks(tasks: Mapping[TaskName, TaskEntry]) -> None:
-    asked = tasks.get("question-answering")
-    if asked is not None and question_head_of("question-answering", asked.num_outputs) != (
-        asked.question_head or "independent"
-    ):
-        raise BundleCorruptError(
-            f"{MANIFEST_FILE}: the head for questions is {asked.question_head or 'independent'} "
-            f"and has {asked.num_outputs} outputs, which do not go together"
-        )
 
 
 def _check_file(file: Path, expected: FileEntry, verify: Verification) -> None:

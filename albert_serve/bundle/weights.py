@@ -24,9 +24,6 @@ TaskName = Literal[
     "sentence-order",
     "multiple-choice",
 ]
-# The head of question answering: start and end by themselves, or the end given the start, with the
-# beam search and the answerability of ALBERT's run_squad_v2.
-QuestionHead = Literal["independent", "start-conditioned"]
 Shape = tuple[int, ...]
 CLASSIFICATION: Final[TaskName] = "text-classification"
 # The name of a further classifier; its head is `text-classification/NAME`, and file names have it.
@@ -61,13 +58,6 @@ UNPOOLED_TASKS: Final[tuple[TaskName, ...]] = (
     "fill-mask",
     "question-answering",
 )
-# The starts in the beam, and the ends of each (the original's start_n_top and end_n_top).
-NUM_BEAMS: Final = 5
-# Outputs of a row: start and end; or start, answerability, and the end given each of the starts.
-QUESTION_OUTPUTS: Final[dict[QuestionHead, int]] = {
-    "independent": 2,
-    "start-conditioned": 2 + NUM_BEAMS,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,28 +162,8 @@ def _head_shapes(config: AlbertConfig, head: str, num_outputs: int) -> dict[str,
             | _norm("predictions.LayerNorm", e)
             | {"predictions.bias": (config.vocab_size,)}
         )
-    if question_head_of(head, num_outputs) == "start-conditioned":
-        return _start_conditioned_shapes(h)
     output = _linear(output_layer(head), num_outputs, h)
     return output if head in UNPOOLED_TASKS else _linear("albert.pooler", h, h) | output
-
-
-def question_head_of(task: str, num_outputs: int) -> QuestionHead | None:
-    """The head of question answering that has so many outputs; None for another task or number."""
-    heads = QUESTION_OUTPUTS if task == "question-answering" else {}
-    return next((head for head, size in heads.items() if size == num_outputs), None)
-
-
-def _start_conditioned_shapes(h: int) -> dict[str, Shape]:
-    """The shapes under the names that XLNet's head has in `transformers`."""
-    return (
-        _linear("start_logits.dense", 1, h)
-        | _linear("end_logits.dense_0", h, 2 * h)
-        | _norm("end_logits.LayerNorm", h)
-        | _linear("end_logits.dense_1", 1, h)
-        | _linear("answer_class.dense_0", h, 2 * h)
-        | {"answer_class.dense_1.weight": (1, h)}
-    )
 
 
 def layer_name(block: int, config: AlbertConfig) -> str:

@@ -16,7 +16,6 @@ from albert_serve.api.schemas import (
     QuestionContext,
 )
 from albert_serve.api.wire import validate
-from albert_serve.bundle.weights import question_head_of
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.question_answering.spans import NUM_BEST
@@ -152,10 +151,7 @@ def answer_questions(
         EvaluationError: as `question_parameters` and `lay_questions`.
     """
     max_positions = model.config.max_positions
-    head = question_head_of("question-answering", model.tasks["question-answering"])
-    task = QuestionAnswering(
-        tokenizer=tokenizer, max_positions=max_positions, head=head or "independent"
-    )
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions)
     parameters = question_parameters(
         max_positions, may_be_empty=True, max_answer_length=max_answer_length, length=length
     )

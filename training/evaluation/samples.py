@@ -372,7 +372,6 @@ def _questions(
         tokenizer=drawing.tokenizer,
         max_positions=drawing.max_positions,
         null_score_diff_threshold=entry.null_score_diff_threshold,
-        head=entry.question_head or "independent",
     )
     parameters = question_parameters(drawing.max_positions, may_be_empty=may_be_empty)
     for item in question_items(task, shuffled(questions), parameters):

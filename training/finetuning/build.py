@@ -25,7 +25,6 @@ from training.finetuning.data import DataContext
 from training.finetuning.model import label_config, load_start, new_classifiers, place
 from training.finetuning.pretraining import check_order_length, mask_rates
 from training.finetuning.probing import Probing
-from training.finetuning.questions import choose_head
 from training.finetuning.settings import FinetuneSettings
 from training.finetuning.streams import Streams, TaskData
 from training.loop.distributed import World
@@ -79,8 +78,7 @@ def prepare_finetuning(
         precision=precision,
         compiles=should_compile(settings.compile, world.device),
     )
-    question_head = choose_head(settings.question_head, stored)
-    streams = Streams(context=context, placed=placed, question_head=question_head)
+    streams = Streams(context=context, placed=placed)
     streams.read()
     labels = {each.task: each.labels for each in streams.classifications}
     progress = Progress(num_steps=streams.num_steps, budget_s=settings.budget)
@@ -98,7 +96,6 @@ def prepare_finetuning(
         config,
         tuple(task for stream in streams.task_streams for task in stream.tasks),
         labels,
-        question_head=question_head,
     )
     probing = _probing(model, streams, new_classifiers(start, labels))
     hyperparameters = settings.hyperparameters

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
-from albert_serve.bundle.weights import QuestionHead
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.conversion.source import REFERENCE_HELP
 from training.finetuning.recipes import DEFAULTS, LR_HELP
@@ -41,7 +40,6 @@ _OF_PAIRS: Final = ("order_share", "order_length", "order_sentences", "order_sho
 # Options, each with the data of which one has to be given with it.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "question_head": ("question_answering",),
         "teacher": ("text_classification",),
         "head_only": ("text_classification", "task", "heads"),
         **dict.fromkeys(
@@ -136,11 +134,6 @@ class _TeacherOptions(Options, title="teacher"):
 @dataclass(frozen=True, kw_only=True)
 class _QuestionOptions(Options, title="questions"):
     question_answering: tuple[Path, ...] = flag("SQuAD files", ())
-    question_head: QuestionHead | None = flag(
-        "start and end of an answer by themselves, or the end given the start with a beam search, "
-        "and a logit of no answer, as the paper has it for SQuAD 2.0 (the checkpoint's, or "
-        "independent)"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

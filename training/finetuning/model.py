@@ -11,9 +11,7 @@ import torch
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
-    QuestionHead,
     further_head,
-    question_head_of,
 )
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
@@ -104,8 +102,6 @@ def load_start(
     config: AlbertConfig,
     tasks: tuple[Task, ...],
     labels: Mapping[Task, Mapping[str, Any]],
-    *,
-    question_head: QuestionHead = "independent",
 ) -> AlbertForTasks:
     """Load a checkpoint with the heads of the tasks beside its own, and report a replaced one.
 
@@ -114,24 +110,17 @@ def load_start(
     Args:
         config: its sizes, perhaps with fewer positions and other dropout.
         labels: of each classifier that is trained, keys of `config.json` that name its labels.
-        question_head: the head of question answering, if it is trained.
 
     Raises:
         ConfigError, CheckpointError: as `load_checkpoint`.
     """
     heads = _without_replaced(read_tasks(folder), tasks)
-    stored_head = question_head_of("question-answering", heads.get("question-answering", 0))
-    if "question-answering" in tasks and stored_head not in (None, question_head):
-        print(
-            f"the checkpoint's {stored_head} head of questions is replaced by one that is "
-            f"{question_head}"
-        )
     sizes = dict(heads)
     orders: dict[Task, list[int]] = {}
     for task in tasks:
         record = labels.get(task)
         if record is None:
-            sizes |= head_sizes(config, (task,), question_head=question_head)
+            sizes |= head_sizes(config, (task,))
         else:
             sizes[task] = len(record["id2label"])
         if record is not None and task in heads:

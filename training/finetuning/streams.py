@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from albert_serve.bundle.weights import QuestionHead
 from training.data.batch import TokenisedExample
 from training.data.choices import choice_stream
 from training.data.labelled.errors import collecting, raise_listed
@@ -23,7 +22,6 @@ from training.finetuning.pretraining import pretraining_streams
 from training.finetuning.questions import (
     QuestionData,
     build_held_out_questions,
-    conditioned_loss_function,
     question_examples,
 )
 from training.finetuning.settings import FinetuneSettings
@@ -55,7 +53,6 @@ class Streams:
 
     context: DataContext
     placed: Sequence[ClassifierHead]
-    question_head: QuestionHead
     task_streams: list[TaskStream] = field(default_factory=list)
     datasets: list[TaskData] = field(default_factory=list)
 
@@ -81,7 +78,7 @@ class Streams:
         has_others = bool(self.placed or settings.multiple_choice)
         if settings.question_answering and settings.validation and not has_others:
             with collecting(errors, EvaluationError):
-                self.datasets.append(build_held_out_questions(self.context, self.question_head))
+                self.datasets.append(build_held_out_questions(self.context))
         raise_listed(errors)
         if "pretraining" in sizes:  # the last, since text takes long to prepare
             self.task_streams.extend(pretraining_streams(self.context, sizes["pretraining"]))
@@ -148,10 +145,6 @@ class Streams:
         }
         if self.settings.order_share:
             loss_of["sentence-order"] = order_loss(compiles=self.context.compiles)
-        if self.question_head == "start-conditioned":
-            loss_of["question-answering"] = conditioned_loss_function(
-                compiles=self.context.compiles
-            )
         return loss_of
 
     @property

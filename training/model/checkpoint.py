@@ -22,7 +22,6 @@ from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence
 from albert_serve.bundle.weights import (
     HEAD_NAME,
     NUM_ORDERS,
-    QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
     further_head,
     output_layer,
@@ -65,13 +64,6 @@ HF_NAMES: Final[dict[str, str]] = {
     "heads.text-classification.output": "classifier",
     "heads.multiple-choice.output": "classifier",
     "heads.question-answering.output": "qa_outputs",
-    # The start-conditioned head, as XLNet's.
-    "heads.question-answering.start": "start_logits.dense",
-    "heads.question-answering.end_dense": "end_logits.dense_0",
-    "heads.question-answering.end_norm": "end_logits.LayerNorm",
-    "heads.question-answering.end_output": "end_logits.dense_1",
-    "heads.question-answering.answer_dense": "answer_class.dense_0",
-    "heads.question-answering.answer_output": "answer_class.dense_1",
 }
 _FURTHER_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
 _ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
@@ -144,8 +136,6 @@ def find_tasks(
         "question-answering": "qa_outputs.bias",
     }
     sizes = {task: shapes[key][0] for task, key in keys.items() if key in shapes}
-    if "start_logits.dense.weight" in shapes:
-        sizes["question-answering"] = QUESTION_OUTPUTS["start-conditioned"]
     is_choice = _ARCHITECTURES["multiple-choice"] in architectures
     if is_choice and sizes.get("text-classification") == 1:
         sizes["multiple-choice"] = sizes.pop("text-classification")
@@ -485,10 +475,8 @@ def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:
-    """Return the `transformers` classes that read these heads; a start-conditioned one has none."""
-    beams = tasks.get("question-answering") == QUESTION_OUTPUTS["start-conditioned"]
-    left_out = "question-answering" if beams else None
-    names = [name for task, name in _ARCHITECTURES.items() if task in tasks and task != left_out]
+    """Return the `transformers` classes that read these heads."""
+    names = [name for task, name in _ARCHITECTURES.items() if task in tasks]
     if {"fill-mask", "sentence-order"} <= tasks.keys():
         names[0] = "AlbertForPreTraining"
     return names or ["AlbertModel"]

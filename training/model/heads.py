@@ -1,8 +1,7 @@
 """The heads of the five tasks, and the model of one backbone and any of these heads.
 
 A head maps rows of hidden states to rows of logits, so that a task computes only what it needs:
-masked positions for fill-mask, the [CLS] row for classification, all real rows for spans. Only the
-start-conditioned head of questions needs to know which rows are of one window.
+masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
 
 Shape legend: B sequences, S positions, H hidden size, E embedding size, V vocabulary,
 R rows gathered from hidden states, K outputs, L layers.
@@ -20,26 +19,22 @@ from torch import Tensor, nn
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
     HEAD_NAME,
-    QUESTION_OUTPUTS,
     UNPOOLED_TASKS,
-    QuestionHead,
     is_task,
-    question_head_of,
 )
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Initializer, ModelInputs, activation
 from training.model.dropout import Dropout
-from training.model.start_conditioned import StartConditionedHead
 
 # A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
 Task: TypeAlias = str
-# Outputs of a task's head; None where they depend on the vocabulary, the labels or the head.
+# Outputs of a task's head; None where they depend on the vocabulary or the labels.
 _NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
     "text-classification": None,
-    "question-answering": None,
+    "question-answering": 2,
     "multiple-choice": 1,
 }
 
@@ -131,8 +126,7 @@ class AlbertForTasks(nn.Module):
         if task == "fill-mask":
             return FillMaskHead(self.config, self.albert.embeddings.word)
         if task == "question-answering":
-            is_plain = num_outputs == QUESTION_OUTPUTS["independent"]
-            return _SpanHead(self.config) if is_plain else StartConditionedHead(self.config)
+            return _SpanHead(self.config)
         assert self.pooler is not None
         dropout = 0.0 if task == "sentence-order" else self.config.classifier_dropout
         return PooledHead(self.pooler, self.config.hidden_size, num_outputs, dropout)
@@ -154,22 +148,17 @@ class AlbertForTasks(nn.Module):
 
 
 def head_sizes(
-    config: AlbertConfig,
-    tasks: tuple[Task, ...],
-    num_labels: int = 2,
-    question_head: QuestionHead = "independent",
+    config: AlbertConfig, tasks: tuple[Task, ...], num_labels: int = 2
 ) -> dict[Task, int]:
     """Return the outputs of each task's head.
 
     Args:
         num_labels: of text classification.
-        question_head: of question answering.
     """
     sizes = {
         **_NUM_OUTPUTS,
         "fill-mask": config.vocab_size,
         "text-classification": num_labels,
-        "question-answering": QUESTION_OUTPUTS[question_head],
     }
     return {task: sizes[task] or 0 for task in tasks}
 
@@ -195,9 +184,6 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
             raise ConfigError(f"{task} needs a head of {CLASSIFICATION} beside it, the default one")
         if not is_task(task) and not is_further(task):
             raise ConfigError(f"no task {task!r}; there are {', '.join(_NUM_OUTPUTS)}")
-        if task == "question-answering" and question_head_of(task, num_outputs) is None:
-            sizes = " or ".join(f"{size} ({head})" for head, size in QUESTION_OUTPUTS.items())
-            raise ConfigError(f"{task} has {num_outputs} outputs; it needs {sizes}")
         needed = config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS.get(task)
         if num_outputs < 1 or (needed and num_outputs != needed):
             raise ConfigError(

@@ -82,7 +82,6 @@ def _describe(task: str, manifest: Manifest) -> TaskInfo:
             problem_type=entry.problem_type,
             null_score_diff_threshold=entry.null_score_diff_threshold,
             heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
-            question_head=entry.question_head,
             quality=_quality(manifest, name),
             examples=[InputExample(**example.model_dump()) for example in examples] or None,
         )

@@ -17,10 +17,8 @@ from albert_serve.api.schemas import (
     QuestionAnsweringParameters,
     QuestionContext,
 )
-from albert_serve.bundle.weights import QuestionHead
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
-from albert_serve.tasks.question_answering.beams import find_beams
 from albert_serve.tasks.question_answering.spans import NUM_BEST, Spans, align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import Windows, lay_windows
 from albert_serve.tasks.truncation import cut_at
@@ -48,7 +46,6 @@ class AskedQuestion:
         context: the tokens of `text`.
         threshold: the null score over which the answer is "no answer".
         may_be_empty: whether "no answer" is one.
-        head: which head the logits are of.
     """
 
     inputs: list[EncoderInput]
@@ -60,14 +57,12 @@ class AskedQuestion:
     parameters: QuestionAnsweringParameters
     threshold: float
     may_be_empty: bool
-    head: QuestionHead
 
     def find(self, logits: Sequence[Logits]) -> Spans:
         """Return the best spans of the context.
 
         Args:
-            logits: for each window, in order: (S, 2), or of a start-conditioned head (1 + n, K) of
-                [CLS] and the n tokens of context.
+            logits: start and end logits (S, 2) of each window, in order.
         """
         offsets = strip(self.context.offsets, self.text)
         if not self.parameters.align_to_words:
@@ -79,11 +74,9 @@ class AskedQuestion:
     def _find(
         self, logits: Sequence[Logits], offsets: Sequence[tuple[int, int]], num_spans: int
     ) -> Spans:
-        longest = self.parameters.max_answer_len
-        if self.head == "start-conditioned":
-            return find_beams(self.windows, logits, offsets, max_answer_len=longest)
         stitched = self.windows.stitch(logits)
-        return find_spans(stitched, offsets, max_answer_len=longest, top_k=num_spans)
+        max_answer_len = self.parameters.max_answer_len
+        return find_spans(stitched, offsets, max_answer_len=max_answer_len, top_k=num_spans)
 
     def finish(self, logits: Sequence[Logits]) -> QuestionAnsweringAnswer:
         """Return the answers, best first; a list if more than one is asked for.
@@ -116,13 +109,11 @@ class QuestionAnswering:
     Attributes:
         null_score_diff_threshold: the default of the parameter; a model that has one gives no
             answer by default.
-        head: which head the model has.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
     null_score_diff_threshold: float | None = None
-    head: QuestionHead = "independent"
 
     @classmethod
     def open(cls, setup: TaskSetup) -> QuestionAnswering:
@@ -132,7 +123,6 @@ class QuestionAnswering:
             tokenizer=setup.tokenizer,
             max_positions=setup.max_positions,
             null_score_diff_threshold=setup.entry.null_score_diff_threshold,
-            head=setup.entry.question_head or "independent",
         )
 
     def prepare(
@@ -189,7 +179,6 @@ class QuestionAnswering:
             parameters=parameters,
             threshold=(own or 0.0) if threshold is None else threshold,
             may_be_empty=own is not None if may_be_empty is None else may_be_empty,
-            head=self.head,
         )
 
     def _encode(self, item: QuestionContext) -> tuple[Encoding, Encoding]:
@@ -213,11 +202,7 @@ class QuestionAnswering:
 
     def _input(self, question: Encoding, window: Encoding) -> EncoderInput:
         pair = self.tokenizer.build(question, window)
-        rows = None
-        if self.head == "start-conditioned":  # which takes where an answer can be, and [CLS]
-            begin = len(question) + 2
-            rows = [0, *range(begin, begin + len(window))]
-        return EncoderInput(ids=pair.ids, types=pair.types, task="question-answering", rows=rows)
+        return EncoderInput(ids=pair.ids, types=pair.types, task="question-answering", rows=None)
 
 
 def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int) -> int:

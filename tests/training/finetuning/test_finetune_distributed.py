@@ -39,11 +39,9 @@ CLOSE = 1e-5
 # The biases of scores that are compared by a softmax have no gradient but that of rounding: those
 # of attention's keys in all models.
 KEY_BIAS = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.key.bias"
-START_CONDITIONED = ("start_logits.dense.bias", "end_logits.dense_1.bias")
 WITHOUT_GRADIENT: dict[str, tuple[str, ...]] = {
     "questions": ("qa_outputs.bias",),
     "several": ("qa_outputs.bias",),
-    "start-conditioned": START_CONDITIONED,
     "multiple choice": ("classifier.bias",),
 }
 
@@ -117,10 +115,6 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
     "questions": lambda _: [
         *("--question-answering", str(SQUAD), "--validation", str(SQUAD_V2)),
         *("--validate-every", "3"),
-    ],
-    "start-conditioned": lambda _: [
-        *("--question-answering", str(SQUAD_V2), "--question-head", "start-conditioned"),
-        *("--validation", str(SQUAD_V2), "--validate-every", "3"),
     ],
     "teacher": taught,
     "several": several,

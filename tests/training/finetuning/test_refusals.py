@@ -104,7 +104,6 @@ def files(
         ("QUESTIONS --validation questions --metric accuracy", "--metric accuracy does not apply"),
         ("RACE --metric f1", "f1 does not apply to multiple choice; choose accuracy, loss"),
         ("RACE --validation nowhere.csv", "nowhere.csv"),
-        ("TEXTS --question-head start-conditioned", "--question-head requires --question-answer"),
         # kinds of labels
         ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0: give `balanced`, or one num"),
         ("LISTS --problem-type regression", "lists.jsonl, line 1: column label holds lists"),
