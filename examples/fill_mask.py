@@ -1,4 +1,4 @@
-"""Fill the masks of a text; several are filled together."""
+"""Fill the masks of a text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ def main() -> None:
         if options.targets:
             for target in albert.score_targets(options.text, options.targets):
                 print(f"{target.score:.4f}  {target.sequence}")
-        elif options.text.count("[MASK]") > 1:
-            for filling in albert.fill_mask_jointly(options.text, top_k=options.top_k):
-                print(f"{filling.score:.4f}  {filling.sequence}")
         else:
-            for filled in albert.fill_mask(options.text, top_k=options.top_k):
-                print(f"{filled.score:.4f}  {filled.sequence}")
+            for answer in albert.fill_mask(options.text, top_k=options.top_k):
+                for filled in answer if isinstance(answer, list) else [answer]:
+                    print(f"{filled.score:.4f}  {filled.sequence}")
 
 
 if __name__ == "__main__":

@@ -33,13 +33,6 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
             },
         ),
         RequestExample(
-            summary="Several masks together",
-            body={
-                "inputs": "The [MASK] was built in the [MASK] century.",
-                "parameters": {"joint": True, "top_k": 3},
-            },
-        ),
-        RequestExample(
             summary="Words of several pieces as wholes",
             body={
                 "inputs": "He studied [MASK] in Vienna.",

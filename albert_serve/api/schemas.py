@@ -47,8 +47,7 @@ _MAX_TARGET_CHARS: Final = 1000
 _MAX_CHARS_OF_TARGETS: Final = 1 << 16
 # The limit of all texts of a request together: each mask is a row of vocabulary-wide logits.
 MAX_MASKS: Final = 1024
-# Joint filling reads each candidate again for every mask.
-MAX_JOINT_TOP_K: Final = 16
+
 MAX_SENTENCES: Final = 256
 # Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
@@ -155,13 +154,6 @@ class FillMaskParameters(Parameters):
         description="Score these tokens only. One that the vocabulary lacks stands for its first "
         f"piece, which the {WARNINGS_HEADER} header then says.",
     )
-    joint: bool = Field(
-        False,
-        description="Fill all masks of a text together: the surest mask first, and the others read "
-        "again with it filled (a beam search). Each prediction then fills every mask; its score "
-        "is the product of the probabilities with which its masks were filled. "
-        f"top_k is at most {MAX_JOINT_TOP_K}.",
-    )
     multi_token_targets: bool = Field(
         False,
         description="Score targets of several pieces as wholes: the mask is widened to as many, "
@@ -170,8 +162,6 @@ class FillMaskParameters(Parameters):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.joint and self.multi_token_targets:
-            raise contradiction("joint and multi_token_targets do not go together; choose one")
         if self.multi_token_targets and self.targets is None:
             raise contradiction("multi_token_targets needs targets; name the words to score")
         num_chars = 0 if self.targets is None else sum(map(len, self.targets))
@@ -180,8 +170,6 @@ class FillMaskParameters(Parameters):
                 f"the targets have {num_chars} characters together; at most "
                 f"{_MAX_CHARS_OF_TARGETS} are taken: send fewer or shorter ones"
             )
-        if self.joint and self.top_k > MAX_JOINT_TOP_K:
-            raise contradiction(f"with joint, top_k is at most {MAX_JOINT_TOP_K}, not {self.top_k}")
         return self
 
 
@@ -300,17 +288,6 @@ class FilledTarget(FilledToken):
     tokens: list[int]
 
 
-class FilledMasks(Reply):
-    """One way to fill all masks of a text."""
-
-    score: float = Field(
-        description="Product of the probabilities with which the masks were filled."
-    )
-    tokens: list[int] = Field(description="One for each mask, in the order of the text.")
-    token_strs: list[str]
-    sequence: str = Field(description="The text with all masks filled.")
-
-
 class LabelScore(Reply):
     """The score of a label."""
 
@@ -365,7 +342,7 @@ class Reordering(Coherence):
 FillMaskAnswer: TypeAlias = list[FilledToken] | list[list[FilledToken]]
 TargetsAnswer: TypeAlias = list[FilledTarget] | list[list[FilledTarget]]
 # The narrower types first: the wider ones would accept them as well.
-AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer | list[FilledMasks]
+AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer
 QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
 SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
 MultipleChoiceAnswer: TypeAlias = list[ChoiceScore]

@@ -144,14 +144,12 @@ class Batcher:
         deadline_s: float,
         *,
         priority: Priority = "interactive",
-        is_begun: bool = False,
     ) -> list[Logits]:
         """Return the logits of each input, in order; if one input fails, the whole request fails.
 
         Args:
             deadline_s: seconds from now after which the answer is of no use.
             priority: "batch" for requests that can wait until no interactive request does.
-            is_begun: whether this is a later round of an admitted request, which is not shed.
 
         Raises:
             QueueFullError: the queue has no room for all of them now, or they would wait too long.
@@ -162,7 +160,7 @@ class Batcher:
         if not inputs:
             return []
         call = self._call(inputs, deadline_s, priority)
-        self._enter(call, is_begun)
+        self._enter(call)
         try:
             self._observer.queued(call.task, call.num_tokens)
             await asyncio.wait({call.answer}, timeout=deadline_s)
@@ -198,15 +196,14 @@ class Batcher:
             answer=asyncio.get_running_loop().create_future(),
         )
 
-    def _enter(self, call: _PendingRequest, is_begun: bool) -> None:
+    def _enter(self, call: _PendingRequest) -> None:
         if not self._accepting:
             raise NotReadyError("the service is shutting down; send the request to another")
         left_s = call.ends_s - self._clock()
         if not left_s > 0:
             raise _late()
         with self._lock:
-            if not is_begun:
-                self._admission.check(call, left_s)
+            self._admission.check(call, left_s)
             self._scheduler.add(call)
             must_start = not self._is_working
             self._is_working = True

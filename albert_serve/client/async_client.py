@@ -17,7 +17,6 @@ from albert_serve.api.embeddings import Embedding
 from albert_serve.api.rerank import RankedText
 from albert_serve.api.schemas import (
     Coherence,
-    FilledMasks,
     FillMaskAnswer,
     InfoReply,
     LabelScore,
@@ -199,29 +198,6 @@ class AsyncAlbertClient:
             NoMaskError: a text has no mask.
         """
         return await self._exchange.ask(requests.FILL_MASK, inputs, options)
-
-    @overload
-    async def fill_mask_jointly(
-        self, inputs: str, **options: Unpack[FillMaskOptions]
-    ) -> list[FilledMasks]: ...
-
-    @overload
-    async def fill_mask_jointly(
-        self, inputs: list[str] | Column, **options: Unpack[FillMaskOptions]
-    ) -> list[list[FilledMasks]]: ...
-
-    async def fill_mask_jointly(
-        self, inputs: str | list[str] | Column, **options: Unpack[FillMaskOptions]
-    ) -> list[FilledMasks] | list[list[FilledMasks]]:
-        """Return the likeliest joint fillings of all masks of a text.
-
-        The surest mask is filled first, and the others are read again with it filled. The answer
-        is a list of `FilledMasks`, the likeliest first; `top_k` is at most 16.
-
-        Raises:
-            NoMaskError: a text has no mask.
-        """
-        return await self._exchange.ask(requests.FILL_MASK_JOINTLY, inputs, options)
 
     @overload
     async def score_targets(
@@ -453,12 +429,6 @@ class AsyncAlbertClient:
     ) -> AsyncAnswerStream[FillMaskAnswer]:
         """Return a stream of what `fill_mask` returns for each row."""
         return self._exchange.stream(requests.FILL_MASK, rows, options)
-
-    def fill_mask_jointly_stream(
-        self, rows: AnyIterable[str], **options: Unpack[FillMaskOptions]
-    ) -> AsyncAnswerStream[list[FilledMasks]]:
-        """Return a stream of what `fill_mask_jointly` returns for each row."""
-        return self._exchange.stream(requests.FILL_MASK_JOINTLY, rows, options)
 
     def score_targets_stream(
         self, rows: AnyIterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]

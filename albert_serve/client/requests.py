@@ -22,7 +22,6 @@ from albert_serve.api.schemas import (
     AnyTruncation,
     ChoiceQuestion,
     Coherence,
-    FilledMasks,
     FillMaskAnswer,
     FillMaskRequest,
     InfoReply,
@@ -219,9 +218,6 @@ INFO: Final = Call(method="GET", path="/info", body=None, read=InfoReply.model_v
 HEALTH: Final = Call(method="GET", path="/health", body=None, read=lambda _: None)
 FILL_MASK: Final[CallSpec[FillMaskAnswer]] = CallSpec(
     path="/fill-mask", request=FillMaskRequest, answer=FillMaskAnswer
-)
-FILL_MASK_JOINTLY: Final[CallSpec[list[FilledMasks]]] = CallSpec(
-    path="/fill-mask", request=FillMaskRequest, answer=list[FilledMasks], implied={"joint": True}
 )
 SCORE_TARGETS: Final[CallSpec[TargetsAnswer]] = CallSpec(
     path="/fill-mask",

@@ -18,7 +18,6 @@ from albert_serve.api.embeddings import Embedding
 from albert_serve.api.rerank import RankedText
 from albert_serve.api.schemas import (
     Coherence,
-    FilledMasks,
     FillMaskAnswer,
     InfoReply,
     LabelScore,
@@ -197,29 +196,6 @@ class AlbertClient:
             NoMaskError: a text has no mask.
         """
         return self._exchange.ask(requests.FILL_MASK, inputs, options)
-
-    @overload
-    def fill_mask_jointly(
-        self, inputs: str, **options: Unpack[FillMaskOptions]
-    ) -> list[FilledMasks]: ...
-
-    @overload
-    def fill_mask_jointly(
-        self, inputs: list[str] | Column, **options: Unpack[FillMaskOptions]
-    ) -> list[list[FilledMasks]]: ...
-
-    def fill_mask_jointly(
-        self, inputs: str | list[str] | Column, **options: Unpack[FillMaskOptions]
-    ) -> list[FilledMasks] | list[list[FilledMasks]]:
-        """Return the likeliest joint fillings of all masks of a text.
-
-        The surest mask is filled first, and the others are read again with it filled. The answer
-        is a list of `FilledMasks`, the likeliest first; `top_k` is at most 16.
-
-        Raises:
-            NoMaskError: a text has no mask.
-        """
-        return self._exchange.ask(requests.FILL_MASK_JOINTLY, inputs, options)
 
     @overload
     def score_targets(
@@ -451,12 +427,6 @@ class AlbertClient:
     ) -> AnswerStream[FillMaskAnswer]:
         """Return a stream of what `fill_mask` returns for each row."""
         return self._exchange.stream(requests.FILL_MASK, rows, options)
-
-    def fill_mask_jointly_stream(
-        self, rows: Iterable[str], **options: Unpack[FillMaskOptions]
-    ) -> AnswerStream[list[FilledMasks]]:
-        """Return a stream of what `fill_mask_jointly` returns for each row."""
-        return self._exchange.stream(requests.FILL_MASK_JOINTLY, rows, options)
 
     def score_targets_stream(
         self, rows: Iterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]

@@ -66,7 +66,7 @@ OUTPUT: Final = "output"
 
 
 def _fill_mask(output: Any) -> dict[str, Any]:
-    """One list of predictions for each mask; a single one where all are filled jointly."""
+    """Return one list of predictions for each mask."""
     predictions = output if output and isinstance(output[0], list) else [output]
     if len(predictions) > 1 or not predictions[0]:
         return {"predictions": predictions}

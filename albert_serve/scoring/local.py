@@ -21,12 +21,11 @@ from albert_serve.tasks import (
     Prepared,
     Task,
     TaskSetup,
-    Work,
     open_task,
     prepare_request,
     read_cuts,
 )
-from albert_serve.tasks.base import Runner
+from albert_serve.tasks.base import Runner, finish_all, inputs_of
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_setups
 
@@ -98,28 +97,23 @@ class LocalScorer:
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         """Return the results of requests, in order; of one that cannot be answered, its error."""
         rows = [_Row(self._opened, request) for request in requests]
-        # Each round runs the inputs that an earlier one has decided.
-        while inputs := [(row, number) for row in rows for number in range(len(row.inputs))]:
-            self._run_round(inputs)
-        return [row.result() for row in rows]
-
-    def _run_round(self, inputs: Sequence[tuple[_Row, int]]) -> None:
-        """Run inputs, of rows and by number, like lengths together."""
+        inputs = [(row, number) for row in rows for number in range(len(row.inputs))]
         encoder_inputs = [row.inputs[number] for row, number in inputs]
         lengths = [len(encoder_input.ids) for encoder_input in encoder_inputs]
         max_tokens = _BATCHES_AT_ONCE * self._engine.max_batch_tokens
-        for group in group_by_length(lengths, max_tokens):
+        for group in group_by_length(lengths, max_tokens):  # like lengths together
             outcomes = _run(self._engine, [encoder_inputs[index] for index in group])
             for index, outcome in zip(group, outcomes, strict=True):
                 row, number = inputs[index]
                 row.take(number, lengths[index], outcome)
+        return [row.result() for row in rows]
 
 
 class _Row:
     """The work of a row's request, and its result.
 
     Attributes:
-        inputs: those of the present round; none after the last, or an error.
+        inputs: of all items; none if the request is invalid.
     """
 
     def __init__(self, task: Task, request: TaskRequest) -> None:
@@ -129,21 +123,18 @@ class _Row:
         self._error: AlbertServeError | None = None
         self._num_tokens = 0
         self._arrived: dict[int, Logits] = {}
+        self._answers: list[Any] = []
         try:
             self._items = prepare_request(task, request)
             self._cuts = read_cuts(request, self._items)
         except AlbertServeError as error:
             self._error = error
-        self._work = Work(self._items)
-
-    @property
-    def inputs(self) -> list[EncoderInput]:
-        return [] if self._error is not None else self._work.inputs
+        self.inputs = inputs_of(self._items)
 
     def take(self, number: int, num_tokens: int, outcome: Logits | AlbertServeError) -> None:
-        """Take the logits of an input, or its error; the last of a round ends it.
+        """Take the logits of an input, or its error; the last one makes the answer.
 
-        At once, to free the logits, which fill-mask has as wide as the vocabulary.
+        It does so at once, to free the logits, which fill-mask has as wide as the vocabulary.
         """
         self._num_tokens += num_tokens
         if isinstance(outcome, AlbertServeError):
@@ -151,17 +142,18 @@ class _Row:
             self._arrived.clear()
             return
         self._arrived[number] = outcome
-        if self._error is None and len(self._arrived) == len(self._work.inputs):
+        if self._error is None and len(self._arrived) == len(self.inputs):
             try:
-                self._work.take([self._arrived.pop(index) for index in range(len(self._arrived))])
+                logits = [self._arrived.pop(index) for index in range(len(self._arrived))]
+                self._answers = finish_all(self._items, logits)
             except AlbertServeError as error:
                 self._error = error
 
     def result(self) -> RowResult:
-        """Return the result, after the last round."""
+        """Return the result, once all inputs have arrived."""
         if self._error is not None:
             return RowResult.of_error(self._error)
-        answers = self._work.answers
+        answers = self._answers
         values = {OUTPUT: to_jsonable_python(answers if self._is_list else answers[0])}
         notes: dict[str, Any] = {
             "warnings": list(dict.fromkeys(w for item in self._items for w in item.warnings)),

@@ -24,7 +24,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.api.wire import Parameters
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
-from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Round, Task, TaskSetup, Work
+from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Task, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tasks.fill_mask.task import FillMask
 from albert_serve.tasks.multiple_choice import MultipleChoice
@@ -42,12 +42,10 @@ __all__ = [
     "MultipleChoice",
     "Prepared",
     "QuestionAnswering",
-    "Round",
     "SentenceOrder",
     "Task",
     "TaskSetup",
     "TextClassification",
-    "Work",
     "open_task",
     "prepare_request",
     "read_cuts",
@@ -135,7 +133,7 @@ def prepare_request(
                 raise
             raise type(error)(f"{request.inputs_field}[{number}]: {error}") from error
         num_tokens += prepared[-1].num_tokens
-        num_rows += prepared[-1].num_vocabulary_rows
+        num_rows += _num_vocabulary_rows(prepared[-1])
         answer_bytes += prepared[-1].answer_bytes
         # Checked after each item: preparing a list of maximum-size items would take hours.
         if num_tokens > max_tokens:
@@ -154,6 +152,11 @@ def prepare_request(
                 "top_k, or pool the tokens' vectors"
             )
     return prepared
+
+
+def _num_vocabulary_rows(prepared: Prepared[Any]) -> int:
+    """Return the rows of logits over the vocabulary, all of which are held until the answer."""
+    return sum(len(item.rows or ()) for item in prepared.inputs if item.task == "fill-mask")
 
 
 def read_cuts(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, int]:

@@ -51,17 +51,25 @@ class EncoderInput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round(Generic[_AnswerT_co]):
-    """One round of encoder inputs for an item.
+class Prepared(Generic[_AnswerT_co]):
+    """An item ready for the engine.
 
     Attributes:
         inputs: at least one.
-        finish: converts the logits, one (R, K) float32 array an input, in order, to the answer; or
-            to a further round, if the answer depends on inputs that these logits decide.
+        finish: converts the logits, one (R, K) float32 array an input, in order, to the answer.
+        num_truncated: tokens that were cut off because the caller allowed it.
+        cuts: the offset of the first character that was cut off, by the place of the text in the
+            item: "" for a plain text, or ".text_pair", ".sentences[2]".
+        warnings: warnings for the caller.
+        answer_bytes: the approximate memory of its answer, where parameters can multiply it.
     """
 
     inputs: list[EncoderInput]
-    finish: Callable[[list[Logits]], _AnswerT_co | Round[_AnswerT_co]]
+    finish: Callable[[list[Logits]], _AnswerT_co]
+    num_truncated: int = 0
+    answer_bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+    cuts: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -69,62 +77,23 @@ class Round(Generic[_AnswerT_co]):
         return sum(len(item.ids) for item in self.inputs)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared(Round[_AnswerT_co]):
-    """An item ready for the engine: its first round, which for most tasks is the only one.
+def inputs_of(prepared: Sequence[Prepared[Any]]) -> list[EncoderInput]:
+    """Return the encoder inputs of all items, in order."""
+    return [encoder_input for item in prepared for encoder_input in item.inputs]
 
-    Attributes:
-        num_truncated: tokens that were cut off because the caller allowed it.
-        cuts: the offset of the first character that was cut off, by the place of the text in the
-            item: "" for a plain text, or ".text_pair", ".sentences[2]".
-        warnings: warnings for the caller.
-        num_vocabulary_rows: rows of logits over the vocabulary that are held at once, at most.
-        answer_bytes: the approximate memory of its answer, where parameters can multiply it.
+
+def finish_all(prepared: Sequence[Prepared[Any]], logits: Sequence[Logits]) -> list[Any]:
+    """Return the answer of each item.
+
+    Args:
+        prepared: the items.
+        logits: of `inputs_of(prepared)`, in order.
+
+    Raises:
+        EngineError: a logit is not finite.
     """
-
-    num_truncated: int = 0
-    num_vocabulary_rows: int = 0
-    answer_bytes: int = 0
-    warnings: list[str] = field(default_factory=list)
-    cuts: dict[str, int] = field(default_factory=dict)
-
-
-class Work:
-    """The encoder inputs of some items, round after round, until all have answers.
-
-        work = Work(prepared)
-        while work.inputs:
-            work.take(engine.run(work.inputs))
-        return work.answers
-
-    Attributes:
-        inputs: the next inputs of all items together; empty when all answers are complete.
-    """
-
-    def __init__(self, rounds: Sequence[Round[Any]]) -> None:
-        self._stages: list[Any] = list(rounds)
-        self.inputs = self._gather()
-
-    def take(self, logits: Sequence[Logits]) -> None:
-        """Process the logits of `inputs`, in order.
-
-        Raises:
-            EngineError: a logit is not finite.
-        """
-        rest = iter(logits)
-        for number, stage in enumerate(self._stages):
-            if isinstance(stage, Round):
-                self._stages[number] = stage.finish([next(rest) for _ in stage.inputs])
-        self.inputs = self._gather()
-
-    @property
-    def answers(self) -> list[Any]:
-        """One answer for each item, in order."""
-        assert not self.inputs, "there is more to run"
-        return self._stages
-
-    def _gather(self) -> list[EncoderInput]:
-        return [item for stage in self._stages if isinstance(stage, Round) for item in stage.inputs]
+    rest = iter(logits)
+    return [item.finish([next(rest) for _ in item.inputs]) for item in prepared]
 
 
 class Runner(Protocol):

@@ -20,9 +20,7 @@ export function fillMask(section, info, _running, examples) {
     examples: examples.map(({ label, inputs }) => ({ label, text: inputs.replaceAll('[MASK]', mask) })),
     fill: ({ text }) => { fields.text.value = text; },
     read: () => requestOf(fields.text.value, parametersOf(fields)),
-    call: ({ inputs, parameters: { joint, ...options } = {} }) => ({
-      method: joint ? 'fill_mask_jointly' : 'fill_mask', given: [inputs], options,
-    }),
+    call: ({ inputs, parameters = {} }) => ({ method: 'fill_mask', given: [inputs], options: parameters }),
     show: (answer, request, place) => show(answer, request.inputs.split(mask), place),
   };
 }
@@ -33,7 +31,6 @@ function parametersOf(fields) {
   const targets = fields.targets.value.split(',').map((word) => word.trim()).filter(Boolean);
   if (!Number.isNaN(top_k) && top_k !== DEFAULT_TOP_K) parameters.top_k = top_k;
   if (targets.length) parameters.targets = targets;
-  if (fields.joint.checked) parameters.joint = true;
   if (fields.truncate.checked) parameters.truncation = true;
   return parameters;
 }
@@ -43,9 +40,9 @@ function show(answer, pieces, place) {
   const groups = grouped(answer);
   const chosen = groups.map(() => 0);
   const { sentence, lists } = layOut(place, groups.length);
-  const refill = () => fillSentence(sentence, pieces, groups.flatMap((group, index) => group[chosen[index]].words));
+  const refill = () => fillSentence(sentence, pieces, groups.map((group, index) => group[chosen[index]].word));
   groups.forEach((group, index) => {
-    const rows = group.map(({ words, score }) => ({ label: visible(words), score, width: score }));
+    const rows = group.map(({ word, score }) => ({ label: visible(word), score, width: score }));
     const onChoose = (row) => {
       chosen[index] = row;
       refill();
@@ -53,7 +50,7 @@ function show(answer, pieces, place) {
     showBars(lists[index], rows, { onChoose, chosen: 0 });
   });
   refill();
-  return groups.map(([best]) => `${best.words.join(', ')}, ${percent(best.score)}`).join('; ');
+  return groups.map(([best]) => `${best.word}, ${percent(best.score)}`).join('; ');
 }
 
 /** The elements of an answer: those of the answer before, if it had as many lists. */
@@ -66,10 +63,10 @@ function layOut(place, numLists) {
   return { sentence: place.querySelector('.filled'), lists: place.querySelectorAll('.bars') };
 }
 
-/** One list of {words, score} for each mask; a single one where an answer fills all of them. */
+/** One list of {word, score} for each mask. */
 function grouped(answer) {
   const groups = Array.isArray(answer[0]) ? answer : [answer];
-  return groups.map((group) => group.map(({ token_str, token_strs, score }) => ({ words: token_strs ?? [token_str], score })));
+  return groups.map((group) => group.map(({ token_str, score }) => ({ word: token_str, score })));
 }
 
 function fillSentence(sentence, pieces, words) {
@@ -77,7 +74,7 @@ function fillSentence(sentence, pieces, words) {
   sentence.replaceChildren(pieces[0], ...filled);
 }
 
-/** Words as a label; a token of white space alone would be seen as nothing. */
-function visible(words) {
-  return words.map((word) => (word.trim() === '' ? '␣' : word)).join(' … ');
+/** A word as a label; a token of white space alone would be seen as nothing. */
+function visible(word) {
+  return word.trim() === '' ? '␣' : word;
 }

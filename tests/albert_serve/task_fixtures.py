@@ -13,7 +13,7 @@ import torch
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import TaskEntry
-from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup, Work
+from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint
@@ -65,11 +65,7 @@ def answer(engine: TorchEngine) -> Answerer:
     """Runs what a task prepared, and gives the answer."""
 
     def run(prepared: Prepared[Any]) -> Any:
-        work = Work([prepared])
-        while work.inputs:
-            work.take(engine.run(work.inputs))
-        [answer] = work.answers
-        return answer
+        return prepared.finish(engine.run(prepared.inputs))
 
     return run
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from albert_serve.api.embeddings import FeatureExtractionAnswer, FeatureExtractionParameters
 from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.errors import TextTooLongError
-from albert_serve.tasks.base import Logits, Prepared, Round, Runner, TaskSetup
+from albert_serve.tasks.base import Logits, Prepared, Runner, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.errors import raise_listed
@@ -94,9 +94,7 @@ def embed_texts(
 def _read_vector(
     prepared: Prepared[FeatureExtractionAnswer], logits: list[Logits]
 ) -> list[FeatureExtractionAnswer]:
-    vector = prepared.finish(logits)
-    assert not isinstance(vector, Round)  # which feature extraction never needs
-    return [vector]
+    return [prepared.finish(logits)]
 
 
 def similarity_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError
 from albert_serve.server.large_requests import LargeRequests
 from albert_serve.settings import Settings
-from albert_serve.tasks import Logits, Prepared, Task, Work, prepare_request, shape_reply
+from albert_serve.tasks import Logits, Prepared, Task, prepare_request, shape_reply
+from albert_serve.tasks.base import finish_all, inputs_of
 
 _ResultT = TypeVar("_ResultT")
 
@@ -96,21 +97,14 @@ class HostedModel:
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        work, is_begun = Work(prepared), False
+        logits = await self.batcher.run(
+            inputs_of(prepared), ends_s - time.monotonic(), priority=priority
+        )
 
-        def take(logits: list[Logits]) -> _ResultT | None:
-            """Return the reply if this was the last round, else None."""
-            work.take(logits)
-            return None if work.inputs else encode(shape_reply(request, work.answers))
+        def finish(logits: list[Logits]) -> _ResultT:
+            return encode(shape_reply(request, finish_all(prepared, logits)))
 
-        reply: _ResultT | None = None
-        while reply is None:  # more than one round where inputs depend on earlier answers
-            logits = await self.batcher.run(
-                work.inputs, ends_s - time.monotonic(), priority=priority, is_begun=is_begun
-            )
-            reply = await self.large.run(take, logits, num_bytes=num_bytes, ends_s=ends_s)
-            is_begun = True
-        return reply
+        return await self.large.run(finish, logits, num_bytes=num_bytes, ends_s=ends_s)
 
     async def close(self) -> None:
         """Answer the accepted requests, and end the engine's thread."""

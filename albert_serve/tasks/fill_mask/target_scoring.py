@@ -5,8 +5,8 @@ its pieces, from left to right, each with the pieces before it filled in and the
 
     P(w1 | [MASK] [MASK] [MASK]) * P(w2 | w1 [MASK] [MASK]) * P(w3 | w1 w2 [MASK])
 
-As the pieces are known, one round is enough. A target of one piece has the same score as in a plain
-request. Scores are not normalised by the number of pieces.
+All pieces are known, so all readings are computed together. A target of one piece has the same
+score as in a plain request. Scores are not normalised by the number of pieces.
 
 Shape legend: R rows, V vocabulary.
 """
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from albert_serve.api.schemas import FilledTarget, TargetsAnswer
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import Logits, Round
+from albert_serve.tasks.base import Logits, Prepared
 from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.probability import log_softmax
 
@@ -37,8 +37,8 @@ class _Step(NamedTuple):
 
 def score_targets(
     text: MaskedText, targets: Sequence[tuple[int, ...]], top_k: int
-) -> Round[TargetsAnswer]:
-    """Return the only round of targets, by their pieces; its answer is as `FillMaskAnswer`.
+) -> Prepared[TargetsAnswer]:
+    """Return the inputs of targets, by their pieces; the answer is as `FillMaskAnswer`.
 
     Raises:
         InvalidInputError: the targets need too many readings of the text.
@@ -77,7 +77,7 @@ def score_targets(
         return answers[0] if len(answers) == 1 else answers
 
     inputs = [text.reading(ids, places) for ids, places in readings.items()]
-    return Round(inputs=inputs, finish=finish)
+    return Prepared(inputs=inputs, finish=finish)
 
 
 def _steps(text: MaskedText, mask: int, target: tuple[int, ...]) -> Iterator[_Step]:

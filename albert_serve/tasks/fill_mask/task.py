@@ -1,8 +1,8 @@
 """Fill-mask: the likeliest tokens for each [MASK] of a text.
 
 Scores and sequences are those of `transformers`' pipeline. The masks of one text are scored
-independently, unless joint filling is requested (`joint.py`); a target of several pieces is scored
-by its first piece, unless its whole score is requested (`target_scoring.py`).
+independently. A target of several pieces is scored by its first piece, unless its whole score is
+requested (`target_scoring.py`).
 
 Shape legend: R masks, V vocabulary.
 """
@@ -24,8 +24,7 @@ from albert_serve.api.schemas import (
     Truncation,
 )
 from albert_serve.errors import NoMaskError, TextTooLongError
-from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Round, TaskSetup
-from albert_serve.tasks.fill_mask.joint import beam_width, fill_jointly
+from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, TaskSetup
 from albert_serve.tasks.fill_mask.masks import MaskedText
 from albert_serve.tasks.fill_mask.target_scoring import score_targets
 from albert_serve.tasks.fill_mask.targets import read_first_pieces, read_whole
@@ -45,8 +44,7 @@ class FillMask:
     def prepare(self, item: str, parameters: FillMaskParameters) -> Prepared[AnyFillMaskAnswer]:
         """Encode one text.
 
-        The answer is a list for one mask, or a list for each of several masks; with joint filling
-        it is one list of fillings.
+        The answer is a list for one mask, or a list for each of several masks.
 
         Raises:
             NoMaskError: the text has no mask, or none before the cut.
@@ -60,27 +58,24 @@ class FillMask:
         fitted = self._fit(item, parameters.truncation, max(map(len, pieces), default=1) - 1)
         text = self._find_masks(fitted)
         warnings: Sequence[str] = ()
-        first: Round[AnyFillMaskAnswer]
+        prepared: Prepared[AnyFillMaskAnswer]
         if pieces:
-            first = score_targets(text, pieces, top_k)
+            prepared = score_targets(text, pieces, top_k)
         else:
             # An embedding may have rows that the vocabulary has no token for.
             candidates = np.arange(tokenizer.vocab_size)
             if targets:
                 candidates, warnings = read_first_pieces(tokenizer, targets)
-            fill = fill_jointly if parameters.joint else _fill_each
-            first = fill(text, candidates, top_k)
+            prepared = _fill_each(text, candidates, top_k)
         # Of whole targets all are held until they are ranked.
         num_choices = len(pieces) or min(top_k, len(targets) or top_k)
         # Each entry of an answer contains the whole text.
         entry_bytes = ENTRY_BYTES + _BYTES_PER_TOKEN * len(text.ids)
-        return Prepared(
-            inputs=first.inputs,
-            finish=first.finish,
+        return replace(
+            prepared,
             num_truncated=fitted.num_truncated,
             cuts=fitted.cuts(""),
             warnings=list(warnings),
-            num_vocabulary_rows=_num_rows(first, text, parameters),
             answer_bytes=len(text.masks) * num_choices * entry_bytes,
         )
 
@@ -115,20 +110,15 @@ class FillMask:
         raise NoMaskError(f"the text has no {mask}; write {mask} where a token is to be filled in")
 
 
-def _num_rows(
-    first: Round[AnyFillMaskAnswer], text: MaskedText, parameters: FillMaskParameters
-) -> int:
-    """Return an upper bound of the rows of logits in the widest round."""
-    num_rows = sum(len(item.rows or ()) for item in first.inputs)
-    if not parameters.joint:
-        return num_rows
-    return max(num_rows, beam_width(parameters.top_k) * (len(text.masks) - 1))
-
-
 def _fill_each(
     text: MaskedText, candidates: NDArray[np.int64], top_k: int
-) -> Round[FillMaskAnswer]:
-    """Return the only round of a text whose masks are filled independently; see `fill_jointly`."""
+) -> Prepared[FillMaskAnswer]:
+    """Return the input of a text whose masks are filled independently, and its answer.
+
+    Args:
+        candidates: the ids that a mask may be filled with.
+        top_k: the number of fillings of each mask.
+    """
 
     def filled(mask: int, token: int, score: float) -> FilledToken:
         return FilledToken(
@@ -149,4 +139,4 @@ def _fill_each(
         ]
         return answers[0] if len(answers) == 1 else answers
 
-    return Round(inputs=[text.reading(text.ids, text.masks)], finish=finish)
+    return Prepared(inputs=[text.reading(text.ids, text.masks)], finish=finish)

@@ -11,13 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.api.embeddings import OpenAIError, OpenAIErrorReply
 from albert_serve.api.schemas import (
-    MAX_JOINT_TOP_K,
     MAX_SENTENCES,
     MAX_TARGETS,
     Answer,
     Coherence,
     ErrorReply,
-    FilledMasks,
     FilledTarget,
     FilledToken,
     FillMaskReply,
@@ -144,28 +142,21 @@ REFUSALS: list[tuple[str, Any, str]] = [
 BAD_PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
     (
         *("fill-mask", {"topk": 3}),
-        (
-            ": 'topk' is not known here; allowed are truncation, top_k, targets, joint, "
-            "multi_token_targets"
-        ),
+        ": 'topk' is not known here; allowed are truncation, top_k, targets, multi_token_targets",
     ),
     ("fill-mask", {"truncation": 1}, ".truncation must be true or false, not 1"),
     ("fill-mask", {"truncation": "true"}, ".truncation must be true or false, not 'true'"),
     ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
     ("fill-mask", {"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
     ("fill-mask", {"top_k": "5"}, ".top_k must be a valid integer, not '5'"),
-    ("fill-mask", {"joint": 1}, ".joint must be a valid boolean, not 1"),
     (
-        *("fill-mask", {"joint": True, "top_k": MAX_JOINT_TOP_K + 1}),
-        f": with joint, top_k is at most {MAX_JOINT_TOP_K}, not {MAX_JOINT_TOP_K + 1}",
+        "fill-mask",
+        {"multi_token_targets": 1},
+        ".multi_token_targets must be a valid boolean, not 1",
     ),
     (
         *("fill-mask", {"multi_token_targets": True}),
         ": multi_token_targets needs targets; name the words to score",
-    ),
-    (
-        *("fill-mask", {"multi_token_targets": True, "joint": True, "targets": "b"}),
-        ": joint and multi_token_targets do not go together; choose one",
     ),
     (
         *("fill-mask", {"targets": ["x"] * (MAX_TARGETS + 1)}),
@@ -243,7 +234,6 @@ def test_one_item_is_replied_to_bare_and_a_list_as_a_list(task: str) -> None:
         (Answer, {"answer", "score", "start", "end"}),
         (Order, {"in_order"}),
         (FilledTarget, {"score", "token", "token_str", "sequence", "tokens"}),
-        (FilledMasks, {"score", "tokens", "token_strs", "sequence"}),
         (PairOrder, {"first", "second", "in_order"}),
         (Coherence, {"pairs", "coherence"}),
         (Reordering, {"pairs", "coherence", "best_order", "best_coherence"}),
@@ -270,7 +260,6 @@ PAIRS = [PairOrder(first=0, second=1, in_order=0.5)]
     [
         (FillMaskReply, FilledToken(score=0.5, token=1, token_str="a", sequence="a")),
         (FillMaskReply, FilledTarget(score=0.5, token=1, token_str="a", sequence="a", tokens=[1])),
-        (FillMaskReply, FilledMasks(score=0.5, tokens=[1], token_strs=["a"], sequence="a")),
         (SentenceOrderReply, Order(in_order=0.5)),
         (SentenceOrderReply, Coherence(pairs=PAIRS, coherence=0.5)),
         (

@@ -11,7 +11,6 @@ from albert_serve.api.schemas import (
     Answer,
     ChoiceScore,
     Coherence,
-    FilledMasks,
     FilledTarget,
     FilledToken,
     LabelScore,
@@ -43,7 +42,6 @@ CHOICES = [
 ]
 CASES = {
     "fill_mask": Case(MASKED, FilledToken, options={"top_k": 2}),
-    "fill_mask_jointly": Case(MASKED, FilledMasks, options={"top_k": 1}),
     "score_targets": Case(MASKED, FilledTarget, (["born", "electrical engineering"],)),
     "text_classification": Case(
         [*TEXTS, PAIR, TextInput(text="a film")], LabelScore, options={"top_k": 1}

@@ -130,11 +130,11 @@ def test_many_threads_share_a_client(albert: AlbertClient) -> None:
 @pytest.mark.parametrize(
     ("options", "parameters", "implied"),
     [
-        (requests.FillMaskOptions, schemas.FillMaskParameters, {"joint", "multi_token_targets"}),
+        (requests.FillMaskOptions, schemas.FillMaskParameters, {"multi_token_targets"}),
         (
             requests.ScoreTargetsOptions,
             schemas.FillMaskParameters,
-            {"joint", "multi_token_targets", "targets"},
+            {"multi_token_targets", "targets"},
         ),
         (requests.TextClassificationOptions, schemas.TextClassificationParameters, set()),
         (requests.QuestionAnsweringOptions, schemas.QuestionAnsweringParameters, set()),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from albert_serve.api.embeddings import FeatureExtractionParameters
-from albert_serve.api.schemas import FillMaskParameters, TextClassificationParameters
+from albert_serve.api.schemas import TextClassificationParameters
 from albert_serve.errors import EngineError
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
@@ -114,37 +114,6 @@ def test_a_row_has_a_pair_or_sentences(score: Score) -> None:
     row = {"text": "a", "text_pair": "b", "sentences": ["It rained.", "We stayed in."]}
     [both] = score("sentence-order", [row])
     assert both["error_type"] == "invalid_input"
-
-
-def test_items_of_several_rounds_score_as_they_do_alone(
-    score: Score, answer: Answerer, task_setup: TaskSetup
-) -> None:
-    texts = ["The [MASK] was [MASK] .", "a [MASK]", "[MASK] [MASK] [MASK] and a [MASK]"] * 3
-    results = score("fill-mask", [{"text": text} for text in texts], joint=True, top_k=2)
-    task = open_task("fill-mask", task_setup)
-    parameters = FillMaskParameters(joint=True, top_k=2)
-    expected = [answer(task.prepare(text, parameters)) for text in texts]
-    assert [row["output"] for row in results] == [
-        [filled.model_dump() for filled in answers] for answers in expected
-    ]
-
-
-def test_a_row_that_breaks_the_engine_in_a_later_round_fails_alone(
-    score: Score, engine: TorchEngine, task_setup: TaskSetup
-) -> None:
-    poison = task_setup.tokenizer.token_id("€")
-
-    class Faltering(TorchEngine):
-        """Fails at the poison once one of the two masks beside it has been filled."""
-
-        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-            if any(poison in item.ids and len(item.rows or []) == 1 for item in inputs):
-                raise EngineError("faltered")
-            return super().run(inputs)
-
-    rows = [{"inputs": ["[MASK] € [MASK]", "a [MASK]"]}, {"inputs": "[MASK] [MASK]"}]
-    results = score("fill-mask", rows, Faltering(engine.model), joint=True)
-    assert ["error" in row for row in results] == [True, False]
 
 
 def test_a_bad_row_fails_alone(score: Score) -> None:

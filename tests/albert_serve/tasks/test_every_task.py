@@ -85,10 +85,6 @@ def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: T
         ("fill-mask", f"{LONG}[MASK]", {"truncation": True}, NoMaskError, "were cut off"),
         ("fill-mask", "[MASK]", {"targets": ""}, InvalidInputError, "none of the targets"),
         ("fill-mask", "[MASK]", {"targets": [" ", "\u0301"]}, InvalidInputError, "none of the"),
-        (
-            *("fill-mask", "[MASK] " * 17, {"joint": True}, InvalidInputError),
-            "17 masks; joint fills at most 16",
-        ),
         ("fill-mask", "a [MASK]", whole("☃"), InvalidInputError, "does not know"),
         ("fill-mask", "a [MASK]", whole("a ☃"), InvalidInputError, "does not know"),
         ("fill-mask", "a [MASK]", whole(" "), InvalidInputError, "stands for nothing"),
@@ -169,7 +165,6 @@ def test_what_cannot_be_answered_is_refused_with_the_reason(
     ("parameters", "num_masks"),
     [
         pytest.param({}, 13, id="each by itself"),
-        pytest.param({"joint": True, "top_k": 16}, 5, id="together"),
         pytest.param({"targets": ["encyclopedic"], "multi_token_targets": True}, 5, id="whole"),
     ],
 )

@@ -10,9 +10,9 @@ import pytest
 import transformers
 
 from albert_serve.api.schemas import FilledToken, FillMaskParameters
-from albert_serve.tasks import FillMask, Round, TaskSetup
+from albert_serve.tasks import FillMask, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.albert_serve.task_fixtures import Answerer, TorchEngine
+from tests.albert_serve.task_fixtures import Answerer
 
 DEFAULT = FillMaskParameters()
 
@@ -62,18 +62,15 @@ def test_odd_texts_equal_the_pipeline(
     assert_same_tokens(answer(task.prepare(text, parameters)), oracle(text, top_k=3))
 
 
-@pytest.mark.parametrize("joint", [False, True])
 def test_rows_of_the_embedding_without_a_token_are_no_answers(
-    task: FillMask, tokenizer: AlbertTokenizer, joint: bool
+    task: FillMask, tokenizer: AlbertTokenizer
 ) -> None:
     size = tokenizer.vocab_size
-    prepared = task.prepare("a [MASK] b", FillMaskParameters(joint=joint, top_k=2))
+    prepared = task.prepare("a [MASK] b", FillMaskParameters(top_k=2))
     logits = np.zeros((1, size + 8), np.float32)
     logits[0, [7, size - 1, size, size + 7]] = [5, 6, 9, 9]
     answer: Any = prepared.finish([logits])
-    best, second = answer
-    tokens = [best.tokens, second.tokens] if joint else [[best.token], [second.token]]
-    assert tokens == [[size - 1], [7]]
+    assert [filled.token for filled in answer] == [size - 1, 7]
 
 
 def test_each_mask_of_several_has_a_list(task: FillMask, answer: Answerer, oracle: Any) -> None:
@@ -150,19 +147,3 @@ def test_truncation_equals_the_pipeline(task: FillMask, answer: Answerer, oracle
     assert_same_tokens(answer(prepared), expected)
     assert prepared.num_tokens == 128
     assert prepared.num_truncated > 0
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{}, {"joint": True}, {"targets": ["encyclopedic"], "multi_token_targets": True}],
-    ids=["each by itself", "together", "whole"],
-)
-def test_no_round_has_more_rows_than_was_said(
-    parameters: dict[str, Any], task: FillMask, engine: TorchEngine
-) -> None:
-    prepared = task.prepare("[MASK] [MASK] e [MASK]", FillMaskParameters(**parameters))
-    stage: Any = prepared
-    while isinstance(stage, Round):
-        logits = engine.run(stage.inputs)
-        assert sum(map(len, logits)) <= prepared.num_vocabulary_rows
-        stage = stage.finish(logits)

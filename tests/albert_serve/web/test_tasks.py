@@ -77,13 +77,6 @@ def test_several_masks_are_filled_each_or_together(
         scores = [(one["token_str"], one["score"]) for one in group]
         assert_bars(panel.locator(".bars").nth(index), scores)
     expect(panel.locator("mark")).to_have_text([group[0]["token_str"] for group in expected])
-    panel.get_by_text("Options").click()
-    panel.get_by_label("Fill all masks together").check()
-    panel.get_by_role("button", name="Predict").click()
-    expected = ask(client, "fill-mask", text, {"joint": True})
-    scores = [(" … ".join(one["token_strs"]), one["score"]) for one in expected]
-    assert_bars(panel.locator(".bars"), scores)
-    expect(panel.locator("mark")).to_have_text(expected[0]["token_strs"])
 
 
 def test_a_text_is_classified_as_the_api_does(open_page: OpenPage, client: httpx.Client) -> None:

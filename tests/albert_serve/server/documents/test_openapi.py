@@ -92,7 +92,7 @@ def test_every_operation_without_a_body_answers_as_it_is(
     assert client.post("/info").json() == client.get("/info").json()
 
 
-@pytest.mark.parametrize("name", ["parameters", "truncation", "top_k", "targets", "joint"])
+@pytest.mark.parametrize("name", ["parameters", "truncation", "top_k", "targets"])
 def test_null_means_the_default_and_the_document_says_so(
     client: httpx.Client, document: dict[str, Any], name: str
 ) -> None:
