@@ -1,26 +1,31 @@
 """Distance and angle of each layer's input and output, as in Figure 1 of the paper.
 
 Draws any encoders that `transformers` reads over each other, ALBERT or BERT, by the mean over the
-tokens of some texts. `albert-serve plot --layers` draws the same of a run as it trains.
+tokens of some texts.
+
+Shape legend: S positions, H hidden size, R tokens, L layers.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks.harness.page import table
 from benchmarks.harness.process import BenchmarkError
 from benchmarks.harness.texts import WIKI
 from training.data.corpus import find_files, read_documents
 from training.errors import report_errors
-from training.model.similarity import LayerSimilarity, compare_layers
 from training.run.options import parse_count
 from training.system.command_line import make_parser
 
@@ -32,6 +37,55 @@ _EXAMPLES: Final = r"""examples:
   python -m benchmarks.layers "albert-small-en=models/albert-small-en" \
       "BERT=runs/bert/runs/128x4/128x4-share-none-e128-sop-800-steps-seed0/checkpoint"
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSimilarity:
+    """Comparison of each layer's input and output, as in Figure 1 of the paper (section 3.1).
+
+    There is one value for each entry of the config's `layer_plan`, that is for each application
+    of a layer.
+
+    Attributes:
+        distance: mean L2 distance of a token's input and output embedding.
+        angle_degrees: mean angle between both, from 0 to 180; the figure's "cosine similarity (in
+            terms of degree)".
+    """
+
+    distance: tuple[float, ...]
+    angle_degrees: tuple[float, ...]
+
+
+def compare_layers(states: Iterable[Iterable[Tensor]]) -> LayerSimilarity:
+    """Compare the inputs and outputs of layers.
+
+    Args:
+        states: of each batch the hidden states (R, H) before the first layer and after each.
+
+    Raises:
+        BenchmarkError: there is no token.
+    """
+    sums: list[Tensor] = []
+    num_tokens = 0
+    for rows in states:
+        moves = [
+            torch.stack([(after_RH - before_RH).norm(dim=-1), _angle_degrees(before_RH, after_RH)])
+            for before_RH, after_RH in pairwise(rows)
+        ]
+        num_tokens += moves[0].shape[-1]
+        sums.append(torch.stack(moves).double().sum(-1))
+    if not num_tokens:
+        raise BenchmarkError("there is no token to compare layers at; give a batch that has some")
+    means_L2 = torch.stack(sums).sum(0) / num_tokens
+    distance, angle = means_L2.T.tolist()
+    return LayerSimilarity(distance=tuple(distance), angle_degrees=tuple(angle))
+
+
+def _angle_degrees(x_RH: Tensor, y_RH: Tensor) -> Tensor:
+    """Return the angles (R,) of rows; the arc cosine would round small ones away."""
+    x_RH, y_RH = F.normalize(x_RH, dim=-1), F.normalize(y_RH, dim=-1)
+    difference_R, sum_R = (x_RH - y_RH).norm(dim=-1), (x_RH + y_RH).norm(dim=-1)
+    return 2 * torch.atan2(difference_R, sum_R) * (180 / math.pi)
 
 
 def measure_layers(folder: Path, texts: Sequence[str], length: int) -> LayerSimilarity:

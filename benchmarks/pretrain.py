@@ -22,6 +22,7 @@ import torch
 from albert_serve.compute import train_flops_per_token
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.harness.flops import mfu, peak_flops
 from benchmarks.harness.page import describe_machine
 from benchmarks.harness.process import BenchmarkError
 from benchmarks.harness.texts import WIKI
@@ -40,7 +41,6 @@ from training.data.packing import Plan
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.distributed import World
-from training.loop.flops import mfu, peak_flops
 from training.loop.step import Run
 from training.prepare import prepare
 from training.pretrain import PretrainConfig

@@ -52,7 +52,6 @@ _WITH_PROCESSES: Final = (
     "training/loop",
     "training/model/test_checkpoint.py",
     "training/model/test_model_training.py",
-    "training/model/test_similarity.py",
     "training/optim/test_lamb.py",
     "training/test_average.py",
     "training/test_evaluate.py",

@@ -1,9 +1,8 @@
 """Distil an encoder of `transformers` (BERT, RoBERTa, MiniLM, ELECTRA) into an ALBERT.
 
-The student learns masked tokens as in pretraining, and at each word the states of the teacher,
-which reads the text unmasked: hidden states of chosen layers, or the relations of its last layer's
-queries, keys and values (MiniLMv2, arXiv 2012.15828), for which hidden sizes may differ. Different
-tokenizers are aligned by the characters of words. With `--start teacher` the student starts from
+The student learns masked tokens as in pretraining, and at each word the teacher's hidden states of
+chosen layers. The teacher reads the text unmasked. Different tokenizers are aligned by the
+characters of words. With `--start teacher` the student starts from
 the teacher's embeddings and one of its layers. Writes the files of training.pretrain; the same
 command resumes a run that was stopped.
 
@@ -32,9 +31,6 @@ _EXAMPLES: Final = r"""examples:
   albert-serve distil --teacher sentence-transformers/all-MiniLM-L6-v2 \
       --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/student \
       --embedding-size 256 --budget 2h --validation held-out.jsonl
-  albert-serve distil --teacher bert-base-uncased --hidden-weight 0 --relation-weight 1 \
-      --start local --preset small --shards wiki-shards/ --tokenizer vocab/ \
-      --output runs/small --budget 8h
   albert-serve distil --teacher roberta-base --initialize-from runs/base/checkpoint \
       --shards wiki-shards/ --tokenizer vocab/ --output runs/taught --budget 8h
 """

@@ -1,7 +1,6 @@
 """Plot the metrics of training runs, finished or not.
 
-Draws the `metrics.jsonl` of one or several runs, or with --layers the `layers.jsonl` of one:
-distance and angle of each layer's input and output, as in Figure 1 of Lan et al. 2019.
+Draws the `metrics.jsonl` of one or several runs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ if TYPE_CHECKING:  # slow to import
 _EXAMPLES: Final = r"""examples:
   albert-serve plot runs/base
   albert-serve plot runs/lamb runs/muon --x hours --output optimizers.png
-  albert-serve plot runs/base --layers --output layers.png
 """
 _XAxis = Literal["steps", "tokens", "hours"]
 # The figure of each x axis, and the number of it in one unit.
@@ -76,40 +74,6 @@ def draw_curves(runs: Sequence[Path], *, x: _XAxis = "steps") -> Figure:
     by_label = {label: each for part in legends for each, label in zip(*part, strict=True)}
     handles, labels = [*by_label.values()], [*by_label]
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
-    return figure
-
-
-def draw_layers(run: Path) -> Figure:
-    """Draw distance and angle of each layer's input and output, as the paper's Figure 1.
-
-    There is a line for each time that the run recorded them, coloured by the step.
-
-    Raises:
-        RecordError: the folder is not a run's, or has not recorded them.
-    """
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.ticker import MaxNLocator
-
-    lines = _read_lines(run / "layers.jsonl")
-    figure, axes = _grid(2)
-    scale = ScalarMappable(Normalize(lines[0]["step"], lines[-1]["step"]), colormaps["viridis_r"])
-    titles = {
-        "distance": "L2 distance of input and output",
-        "angle_degrees": "angle of input and output (degrees)",
-    }
-    for ax, (measure, title) in zip(axes, titles.items(), strict=True):
-        for line in lines:
-            layers = np.arange(1, len(line[measure]) + 1)
-            colour = scale.to_rgba(line["step"])
-            ax.plot(layers, line[measure], color=colour, marker=".", label=f"step {line['step']:,}")
-        ax.set_title(title)
-        ax.set_xlabel("layer")
-        ax.set_ylim(bottom=0)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(scale, ax=axes, label="step", format="{x:,.0f}")
-    figure.suptitle(str(run))
     return figure
 
 
@@ -189,7 +153,7 @@ def _scale(ax: Axes, name: str) -> None:
 
     ax.set_title(name)
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if name.endswith("accuracy") or name in ("lr_factor", "mfu"):
+    if name.endswith("accuracy") or name == "lr_factor":
         ax.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     elif name == "grad_norm":
         ax.set_yscale("log")
@@ -203,9 +167,8 @@ class _PlotConfig(Options, title="picture"):
     """Runs by their folders, and the picture to draw of them."""
 
     runs: Sequence[Path]
-    output: Path | None = flag("picture to write (curves.png, or layers.png with --layers)")
+    output: Path | None = flag("picture to write (curves.png)")
     x: _XAxis = flag("quantity on the x axis", "steps")
-    layers: bool = flag("plot distance and angle of each layer's input and output", False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,10 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(config: _PlotConfig) -> int:
-    if config.layers and len(config.runs) > 1:
-        raise RecordError(f"--layers draws one run, not {len(config.runs)}")
-    figure = draw_layers(config.runs[0]) if config.layers else draw_curves(config.runs, x=config.x)
-    file = config.output or Path("layers.png" if config.layers else "curves.png")
+    figure = draw_curves(config.runs, x=config.x)
+    file = config.output or Path("curves.png")
     try:
         figure.savefig(file, dpi=100)
     except ValueError as error:

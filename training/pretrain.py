@@ -1,7 +1,7 @@
 """Pretraining from text: masked n-grams and sentence order (Lan et al. 2019, section 3.1).
 
 Writes into the output folder: `checkpoints/`, of which `checkpoint` is the newest (Hugging Face
-directories), `metrics.jsonl`, `layers.jsonl` and `tensorboard/`. The same command resumes a run
+directories), `metrics.jsonl` and `tensorboard/`. The same command resumes a run
 that was stopped or killed. On several GPUs or hosts start it with torchrun.
 """
 

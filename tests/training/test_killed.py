@@ -78,7 +78,7 @@ def commands(vocab_dir: Path, finetune_options: list[str], tmp_path: Path) -> di
     ]
     distillation = [
         *("training.distil", "--teacher", str(make_bert(tmp_path / "teacher"))),
-        *("--corpus", str(WIKI), "--tokenizer", str(vocab_dir), "--relation-weight", "1"),
+        *("--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "32", "--length", "64", "--batch-size", "64", "--steps", "20"),
     ]
     sizes = ["--batch-size", "64", "32", "32", "--steps", "20"]

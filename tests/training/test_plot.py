@@ -17,8 +17,7 @@ from matplotlib.lines import Line2D
 
 from tests.training.support import read_metrics
 from training.loop.metrics import MetricsWriter
-from training.model.similarity import LayerSimilarity
-from training.plot import draw_curves, draw_layers, main, smooth
+from training.plot import draw_curves, main, smooth
 
 STEPS = range(10, 401, 10)
 
@@ -34,10 +33,6 @@ def run(tmp_path: Path) -> Path:
             metrics.write(step=step, **known, **figures)
             if step % 100 == 0:
                 metrics.write(step=step, **known, **{"validation/fill-mask/loss": 7.1})
-                layers = LayerSimilarity(
-                    distance=(step / 10, step / 20, step / 40), angle_degrees=(40.0, 30.0, 20.0)
-                )
-                metrics.write_layers(step=step, layers=layers)
     (folder / "run.json").write_text(json.dumps({"settings": {}, "unigram_entropy": 6.8}))
     return folder
 
@@ -98,14 +93,6 @@ def test_a_real_run_can_be_drawn(pretrained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_layers_have_a_line_for_each_record(run: Path) -> None:
-    distance, angle, bar = draw_layers(run).axes
-    assert list(by_label(distance)) == [f"step {step}" for step in (100, 200, 300, 400)]
-    assert points(by_label(distance)["step 200"]) == [(1, 20), (2, 10), (3, 5)]
-    assert points(by_label(angle)["step 200"]) == [(1, 40), (2, 30), (3, 20)]
-    assert bar.get_ylim() == (100, 400)
-
-
 def write(name: str, content: str) -> Callable[[Path], object]:
     return lambda run: (run / name).write_text(content)
 
@@ -118,8 +105,6 @@ def write(name: str, content: str) -> Callable[[Path], object]:
         (write("metrics.jsonl", "{step\n"), [], r"metrics\.jsonl is damaged"),
         (write("metrics.jsonl", '{"step": 1}\n'), [], "base: no figure that can be drawn"),
         (write("run.json", "[]"), [], r"run\.json is not what a run writes"),
-        (write("layers.jsonl", ""), ["--layers"], r"layers\.jsonl is empty"),
-        (write("other", ""), ["other", "--layers"], "--layers draws one run, not 2"),
         (write("other", ""), ["--output", "curves.doc"], r"curves\.doc: .*\(supported formats"),
         (write("other", ""), ["--output", "no/curves.png"], "No such file or directory: '.*png"),
     ],

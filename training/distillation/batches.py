@@ -93,7 +93,7 @@ class DistilCollator:
             firsts=batch.firsts,
             labels=batch.labels,
             num_tokens=batch.num_tokens,
-            counts={**batch.counts, "hidden-states": num_spans, "attention-relations": num_spans},
+            counts={**batch.counts, "hidden-states": num_spans},
             student_rows=student_rows,
             teacher_tokens=tokens,
             teacher_rows=teacher_rows,

@@ -17,7 +17,7 @@ from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.distillation.alignment import Aligner
 from training.distillation.batches import DistilCollator
-from training.distillation.losses import DistillationLoss, Objectives, student_states
+from training.distillation.losses import DistillationLoss, LayerPairs, student_states
 from training.distillation.start import (
     check_start,
     default_layers,
@@ -65,11 +65,7 @@ class _TeacherOptions(Options, title="teacher"):
         (),
         metavar="STUDENT:TEACHER",
     )
-    relation_heads: Count | None = flag(
-        "number of relation heads (the teacher's number of attention heads)"
-    )
     hidden_weight: Weight = flag("hidden-state loss", 3.0)
-    relation_weight: Weight = flag("relation loss", 0.0)
     masked_weight: Weight = flag("masked-token loss", 1.0)
 
 
@@ -87,10 +83,10 @@ class DistilConfig(CorpusRunConfig, _TeacherOptions):
         super().__post_init__()
         if not self.has_end:
             raise RunError("a run needs an end: give --steps or --budget")
-        if not (self.hidden_weight or self.relation_weight):
+        if not self.hidden_weight:
             raise TeacherError(
-                "--hidden-weight and --relation-weight are both 0, so that nothing is learnt from "
-                "the teacher; without one, train with training.pretrain"
+                "with --hidden-weight 0 nothing is learnt from the teacher; give another weight, "
+                "or train without a teacher (albert-serve pretrain)"
             )
 
 
@@ -108,12 +104,13 @@ class TeacherSetup:
     """A teacher, and how it teaches a student.
 
     Attributes:
+        layers: the layers to match.
         start_layers: the teacher's layers, from 1, that initialise the student's.
     """
 
     config: DistilConfig
     teacher: Teacher
-    objectives: Objectives
+    layers: LayerPairs
     start_layers: tuple[int, ...]
 
     @classmethod
@@ -125,17 +122,12 @@ class TeacherSetup:
         Raises:
             TeacherError: the teacher cannot teach such a student.
         """
-        pairs = config.hidden_layers or _default_pairs(sizes, teacher)
-        heads = config.relation_heads or teacher.model.config.num_attention_heads
-        objectives = Objectives(
-            layers=tuple(pairs) if config.hidden_weight else (),
-            num_relation_heads=heads if config.relation_weight else 0,
-        )
-        _check_objectives(objectives, sizes, teacher)
+        layers = tuple(config.hidden_layers or _default_pairs(sizes, teacher))
+        _check_layers(layers, sizes, teacher)
         return cls(
             config=config,
             teacher=teacher,
-            objectives=objectives,
+            layers=layers,
             start_layers=_start_layers(config, recipe, sizes, teacher),
         )
 
@@ -145,12 +137,10 @@ class TeacherSetup:
         return {
             **describe_model(self.teacher.name, self.teacher.model),
             "start_layers": list(self.start_layers),
-            "hidden_layers": [list(pair) for pair in self.objectives.layers],
-            "relation_heads": self.objectives.num_relation_heads,
+            "hidden_layers": [list(pair) for pair in self.layers],
             "loss_weights": {
                 "masked": config.masked_weight,
                 "hidden": config.hidden_weight,
-                "relations": config.relation_weight,
             },
         }
 
@@ -175,7 +165,7 @@ class DistillationJob(PretrainingJob):
             pad_id=teacher.tokenizer.pad_id,
             max_teacher=teacher.max_positions,
         )
-        return replace(streams.masked(collate), further_losses=self.teaching.objectives.names)
+        return replace(streams.masked(collate), further_losses=("hidden-states",))
 
     @property
     def loss_of(self) -> Mapping[str, LossFunction]:
@@ -183,7 +173,7 @@ class DistillationJob(PretrainingJob):
         self.teaching.teacher.model.to(self.world.device)
         loss = DistillationLoss(
             teacher=self.teaching.teacher,
-            objectives=self.teaching.objectives,
+            layers=self.teaching.layers,
             student=torch.compile(student_states) if self.compiles else student_states,
         )
         return {**LOSS_OF, "distillation": loss}
@@ -196,7 +186,6 @@ class DistillationJob(PretrainingJob):
             **self.recipe.loss_weights,
             "fill-mask": config.masked_weight,
             "hidden-states": config.hidden_weight,
-            "attention-relations": config.relation_weight,
         }
 
     def model(self) -> AlbertForTasks:
@@ -237,35 +226,21 @@ def _start_layers(
     return layers
 
 
-def _check_objectives(objectives: Objectives, config: AlbertConfig, teacher: Teacher) -> None:
-    """Check that a student of these sizes can match the teacher's layers and relations."""
-    if objectives.layers and config.hidden_size != teacher.hidden_size:
+def _check_layers(layers: LayerPairs, config: AlbertConfig, teacher: Teacher) -> None:
+    """Check that a student of these sizes can match the teacher's layers."""
+    if config.hidden_size != teacher.hidden_size:
         raise TeacherError(
             f"hidden states are {teacher.hidden_size} wide in {teacher.name} and "
-            f"{config.hidden_size} in the student, and cannot be matched; match relations alone "
-            "(--hidden-weight 0 --relation-weight 1), or give --hidden-size "
-            f"{teacher.hidden_size}"
+            f"{config.hidden_size} in the student, and cannot be matched; give "
+            f"--hidden-size {teacher.hidden_size}"
         )
     num_layers = config.num_layers * config.num_inner_layers
-    for ours, theirs in objectives.layers:
+    for ours, theirs in layers:
         if not (1 <= ours <= num_layers and 1 <= theirs <= teacher.num_layers):
             raise TeacherError(
                 f"--hidden-layers {ours}:{theirs}: the student has layers 1 to {num_layers}, "
                 f"{teacher.name} 1 to {teacher.num_layers}"
             )
-    num_heads = objectives.num_relation_heads
-    if not num_heads:
-        return
-    if config.hidden_size % num_heads or teacher.hidden_size % num_heads:
-        raise TeacherError(
-            f"--relation-heads {num_heads} divides not both the student's hidden size "
-            f"{config.hidden_size} and the teacher's {teacher.hidden_size}"
-        )
-    if len(teacher.attention_parts()) < 3:
-        raise TeacherError(
-            f"{teacher.name} has no maps named query, key and value; "
-            "give --relation-weight 0 and match hidden states"
-        )
 
 
 def _check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shards) -> None:

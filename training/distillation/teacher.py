@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,6 @@ from training.errors import TrainingError
 
 # Encoders whose position ids begin after that of padding.
 _OFFSET_POSITIONS: Final = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet")
-_ATTENTION_PARTS: Final = ("query", "key", "value")
 
 
 class TeacherError(TrainingError):
@@ -36,19 +34,6 @@ class TeacherBatch:
     ids: Tensor
     types: Tensor
     is_real: Tensor
-
-
-class LayerStates(NamedTuple):
-    """The states of a model that are compared.
-
-    Attributes:
-        hidden: of the requested layers, each (..., H).
-        attention: queries, keys and values of the last layer, each (..., H); empty if they were
-            not requested.
-    """
-
-    hidden: tuple[Tensor, ...]
-    attention: tuple[Tensor, ...]
 
 
 class PieceRange(NamedTuple):
@@ -140,46 +125,18 @@ class Teacher:
         return num_positions(self.model.config)
 
     @torch.no_grad()
-    def states(
-        self, batch: TeacherBatch, layers: Sequence[int], *, with_attention: bool
-    ) -> LayerStates:
-        """Run the encoder on a batch.
+    def states(self, batch: TeacherBatch, layers: Sequence[int]) -> tuple[Tensor, ...]:
+        """Run the encoder on a batch; return the hidden states (C, N, H) after each layer.
 
         Args:
-            layers: layers whose hidden states to return, from 1; 0 for the embeddings.
-            with_attention: whether to return queries, keys and values of the last layer.
+            batch: the sequences.
+            layers: the layers, from 1; 0 for the embeddings.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.is_real}
         if self.num_types > 1:
             inputs["token_type_ids"] = batch.types
-        captured: dict[str, Tensor] = {}
-        handles = [
-            module.register_forward_hook(partial(_keep, captured, name))
-            for name, module in (self.attention_parts() if with_attention else {}).items()
-        ]
-        try:
-            out = self.model(**inputs, output_hidden_states=True)
-        finally:
-            for handle in handles:
-                handle.remove()
-        # A shared layer is applied several times, and its last states stay.
-        attention = tuple(captured[name] for name in _ATTENTION_PARTS) if with_attention else ()
-        return LayerStates(tuple(out.hidden_states[layer] for layer in layers), attention)
-
-    def attention_parts(self) -> dict[str, nn.Module]:
-        """Return the last layer's query, key and value maps, by their names in BERT and ALBERT."""
-        return {
-            name.rpartition(".")[2]: module
-            for name, module in self.model.named_modules()
-            if name.rpartition(".")[2] in _ATTENTION_PARTS and isinstance(module, nn.Linear)
-        }
-
-
-def _keep(
-    captured: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Tensor
-) -> None:
-    """Keep a module's output, as a forward hook."""
-    captured[name] = output
+        out = self.model(**inputs, output_hidden_states=True)
+        return tuple(out.hidden_states[layer] for layer in layers)
 
 
 def load_teacher(name: str, device: torch.device) -> Teacher:
@@ -189,7 +146,7 @@ def load_teacher(name: str, device: torch.device) -> Teacher:
         TeacherError: `transformers` is not installed; there is no such model; it is no encoder,
             has no tokenizer, or lacks weights.
     """
-    # Hidden states and relations do not need the pooler.
+    # Hidden states do not need the pooler.
     model, tokenizer = load_encoder(name, "AutoModel", optional=("pooler",))
     model.to(device).eval().requires_grad_(requires_grad=False)
     return Teacher(name=name, model=model, tokenizer=HfTokenizer(tokenizer))

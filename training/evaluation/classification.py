@@ -24,7 +24,6 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.labelled.texts import LabelledText
 from training.data.streams import labelled_examples
-from training.evaluation.calibration import Bin, expected_calibration_error, reliability
 from training.evaluation.metrics import metric_figures, predictions_of
 from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.glue.tasks import Metric
@@ -89,26 +88,6 @@ class TextPredictions:
         loss_N: NDArray[np.float32] = losses.numpy()
         return loss_N
 
-    @cached_property
-    def probabilities_NK(self) -> NDArray[np.float64]:
-        """The probability of each label, but of a regression."""
-        logits_NK = torch.from_numpy(self.logits).double()
-        has_several = self.problem == "multi_label_classification"
-        probabilities = logits_NK.sigmoid() if has_several else logits_NK.softmax(-1)
-        probabilities_NK: NDArray[np.float64] = probabilities.numpy()
-        return probabilities_NK
-
-    @cached_property
-    def bins(self) -> list[Bin]:
-        """The calibration of the best label's probability or, of several, of each label's."""
-        if self.problem == "regression":
-            return []
-        if self.problem == "multi_label_classification":
-            chosen = np.maximum(self.probabilities_NK, 1 - self.probabilities_NK)
-        else:
-            chosen = self.probabilities_NK.max(-1)
-        return reliability(chosen.ravel(), (self.predictions == self.targets).ravel())
-
     @property
     def confusion(self) -> dict[str, dict[str, int]]:
         """Counts of predictions by true and predicted label, without zeros; of one label a text."""
@@ -131,7 +110,7 @@ class TextPredictions:
         return ",".join(name for name, has in zip(self.names, value, strict=True) if has)
 
     def figures(self, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
-        """Return metrics, loss, counts and, of labels, calibration and the figures of each.
+        """Return metrics, loss, counts and, of labels, the figures of each.
 
         Args:
             metrics: further ones.
@@ -141,12 +120,9 @@ class TextPredictions:
             **metric_figures(tuple(all_metrics), self.logits, self.targets),
             "loss": float(self.losses_N.astype(np.float64).mean()),
         }
-        if self.problem != "regression":
-            figures["calibration_error"] = expected_calibration_error(self.bins)
         figures |= {"texts": len(self.texts), "truncated": self.num_truncated}
         if self.problem != "regression":
             figures["classes"] = self.classes()
-            figures["calibration"] = [each._asdict() for each in self.bins]
         if self.confusion:
             figures["confusion"] = self.confusion
         return {f"{PREFIX}_{name}": value for name, value in figures.items()}

@@ -10,7 +10,6 @@ import numpy as np
 
 from training.data.batch import LossName
 from training.loop.distributed import World
-from training.loop.flops import mfu
 from training.loop.step import StepResult
 from training.losses import Tally
 
@@ -19,21 +18,14 @@ _SHORT: Final[dict[str, str]] = {
     "sentence-order": "order",
     "paired-order": "pairs",
     "hidden-states": "hidden",
-    "attention-relations": "relations",
 }
 
 
 class Meter:
-    """Means since the last report.
+    """Means since the last report."""
 
-    Args:
-        flops_a_token: training FLOPs per token.
-        peak_flops: peak FLOPs a second of one process' device; 0 to report no MFU.
-    """
-
-    def __init__(self, *, flops_a_token: float = 0.0, peak_flops: float = 0.0) -> None:
+    def __init__(self) -> None:
         self._started = time.monotonic()
-        self._flops_a_token, self._peak_flops = flops_a_token, peak_flops
         self._tallies: dict[LossName, Tally] = {}
         self._num_tokens = 0
         self._norms: list[float] = []
@@ -63,12 +55,6 @@ class Meter:
             figures["grad_norm"] = float(np.mean(self._norms))
         speed = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
         figures |= {"lr_factor": self._factor, "tokens_per_s": speed}
-        if self._peak_flops:
-            figures["mfu"] = mfu(
-                tokens_per_s=speed,
-                flops_per_token=self._flops_a_token,
-                peak_flops=self._peak_flops * world.size,
-            )
         return figures
 
 
@@ -81,8 +67,6 @@ def describe(figures: Mapping[str, float]) -> str:
         if task != name
     ]
     words.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
-    if "mfu" in figures:
-        words.append(f"MFU {figures['mfu']:.0%}")
     return ", ".join(words)
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from albert_serve.files import write_atomically
-from training.model.similarity import LayerSimilarity
 
 
 class MetricsWriter:
-    """The figures of a run: `metrics.jsonl`, `layers.jsonl` and TensorBoard's `tensorboard/`.
+    """The figures of a run: `metrics.jsonl` and TensorBoard's `tensorboard/`.
 
     A line is one JSON object; `write` passes it to the system before it returns, so that a killed
     process loses none. Lines of steps after `step`, which the run repeats when it is resumed, and
@@ -33,7 +32,6 @@ class MetricsWriter:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._figures = _Lines(folder / "metrics.jsonl", step=step)
-        self._layers = _Lines(folder / "layers.jsonl", step=step)
         # TensorBoard hides events of earlier files from `purge_step` on.
         self._tensorboard = SummaryWriter(
             str(folder / "tensorboard"), purge_step=step + 1 if step else 0
@@ -51,16 +49,6 @@ class MetricsWriter:
             if value is not None:
                 self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()
-
-    def write_layers(self, *, step: int, layers: LayerSimilarity) -> None:
-        """Record how far each layer moved its embeddings, as a line of `layers.jsonl`."""
-        self._layers.append(
-            {
-                "step": step,
-                "distance": [_rounded(value) for value in layers.distance],
-                "angle_degrees": [_rounded(value) for value in layers.angle_degrees],
-            }
-        )
 
     def close(self) -> None:
         """Close TensorBoard's file."""

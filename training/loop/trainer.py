@@ -31,7 +31,6 @@ from training.model.checkpoint import (
     save_checkpoint,
     write_tokenizer,
 )
-from training.model.similarity import layer_similarity
 from training.system.memory import keep_freed_memory
 from training.system.signals import StopFlag
 
@@ -177,8 +176,6 @@ class Trainer:
         alarm: plateau alarm of the masked loss.
         validation: held-out text to validate on during training.
         validates_start: whether the weights are validated before the first step.
-        flops_a_token: training FLOPs per token; 0 where unknown.
-        peak_flops: of the device, a second.
     """
 
     run: Run
@@ -188,8 +185,6 @@ class Trainer:
     alarm: PlateauAlarm | None = None
     validation: Validation | None = None
     validates_start: bool = False
-    flops_a_token: float = 0.0
-    peak_flops: float = 0.0
 
     def train(self) -> int:
         """Train until the run is done or stopped by a signal, and save it.
@@ -234,7 +229,7 @@ class Trainer:
                 self.metrics.close()
 
     def _loop(self, stop: StopFlag, bar: tqdm[Any]) -> int:
-        run, meter, shown_at = self.run, self._meter(), 0.0
+        run, meter, shown_at = self.run, Meter(), 0.0
         if run.progress.step == 0:
             self._start(stop, bar)
         if self._is_validation_due and run.validated_step != run.progress.step:
@@ -252,7 +247,7 @@ class Trainer:
                 self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
             if run.progress.step % self.report_every == 0:
                 self._report(meter, decision.done, bar)
-                meter, shown_at = self._meter(), time.monotonic()
+                meter, shown_at = Meter(), time.monotonic()
             if self._is_validation_due:
                 self._validate(stop, bar)
             bar.update(decision.done - bar.n)
@@ -351,11 +346,7 @@ class Trainer:
                 f"step {run.progress.step:,}, validation of {task}: {describe_validation(of_task)}",
             )
         self._write(figures)
-        # All processes take part, since the weights may be sharded.
-        layers = layer_similarity(run.model, [validation.batches[0].tokens])
         reshard(run.objective)
-        if self.metrics is not None:
-            self.metrics.write_layers(step=run.progress.step, layers=layers)
         run.validated_step = run.progress.step
         return validation.decisive(by_task)
 
@@ -379,9 +370,6 @@ class Trainer:
                 elapsed_s=run.progress.seconds,
                 **figures,
             )
-
-    def _meter(self) -> Meter:
-        return Meter(flops_a_token=self.flops_a_token, peak_flops=self.peak_flops)
 
     def _tell(self, bar: tqdm[Any], message: str) -> None:
         if self.run.world.is_main:

@@ -118,8 +118,6 @@ def train_run(
     alarm: PlateauAlarm | None = None,
     validation: Validation | None = None,
     validates_start: bool = False,
-    flops_a_token: float = 0.0,
-    peak_flops: float = 0.0,
 ) -> TrainedRun:
     """Train a run to its end, resuming it from the output folder.
 
@@ -130,7 +128,7 @@ def train_run(
         start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
         sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
-        alarm, validation, validates_start, flops_a_token, peak_flops: as in `Trainer`.
+        alarm, validation, validates_start: as in `Trainer`.
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
@@ -162,8 +160,6 @@ def train_run(
         alarm=alarm,
         validation=validation,
         validates_start=validates_start,
-        flops_a_token=flops_a_token,
-        peak_flops=peak_flops,
     )
     status = trainer.train()
     if status == 128 + signal.SIGINT:

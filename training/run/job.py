@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import torch
 
-from albert_serve.compute import train_flops_per_token
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName
@@ -20,7 +19,6 @@ from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out, unigram_entropy
 from training.loop.distributed import World, join_world
-from training.loop.flops import peak_flops
 from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, RunError, is_known_run
 from training.loop.provenance import file_names
@@ -273,7 +271,6 @@ def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> Trai
     """Train a job's run; `record` is the content of `run.json` but for the corpus' entropy."""
     config, recipe, world, run = job.config, job.recipe, job.world, job.build()
     entropy = unigram_entropy(job.shards, job.architecture.vocab_size)
-    length = recipe.length  # slightly over the mean length of packed sequences
     trained = train_run(
         config,
         run,
@@ -287,14 +284,6 @@ def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> Trai
         },
         alarm=PlateauAlarm(unigram_entropy=entropy, warmup=recipe.warmup),
         validation=_validation(job),
-        flops_a_token=train_flops_per_token(
-            job.architecture,
-            length=length,
-            masked_rate=recipe.mask_rates.mean,
-            read_rate=recipe.mask_rates.mean + 1 / length,
-            num_sentence_outputs=2 if "sentence-order" in recipe.tasks else 0,
-        ),
-        peak_flops=peak_flops(world.device, job.precision),
     )
     if world.is_main:
         print(

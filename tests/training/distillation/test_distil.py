@@ -40,20 +40,7 @@ def test_the_student_approaches_its_teacher(distilled: Path) -> None:
         assert line["hidden-states/accuracy"] == pytest.approx(
             1 - line["hidden-states/loss"], abs=2e-4
         )
-        assert "attention-relations/loss" not in line
         assert "sentence-order/loss" not in line
-
-
-def test_relations_are_learned_in_another_width(distil_options: list[str], tmp_path: Path) -> None:
-    more = ("--hidden-weight", "0", "--relation-weight", "10", "--start", "local")
-    sizes = ("--hidden-size", "16", "--embedding-size", "8", "--heads", "2")
-    assert run(distil_options, tmp_path, *more, *sizes, "--relation-heads", "2") == 0
-    metrics = read_metrics(tmp_path)
-    before, after = (mean(part, "attention-relations/loss") for part in (metrics[:2], metrics[-2:]))
-    assert after < 0.8 * before
-    assert metrics[-1]["attention-relations/accuracy"] > metrics[0]["attention-relations/accuracy"]
-    assert "hidden-states/loss" not in metrics[0]
-    assert load_checkpoint(tmp_path / "checkpoint").config.hidden_size == 16
 
 
 def test_the_checkpoint_has_its_teachers_sizes_and_names_no_folder(
@@ -71,8 +58,7 @@ def test_the_checkpoint_has_its_teachers_sizes_and_names_no_folder(
     assert len(settings["teacher_sha256"]) == 64
     assert settings["start_layers"] == [2]
     assert settings["hidden_layers"] == [[1, 1], [2, 2], [3, 3]]
-    assert settings["relation_heads"] == 0
-    assert settings["loss_weights"] == {"masked": 1.0, "hidden": 3.0, "relations": 0.0}
+    assert settings["loss_weights"] == {"masked": 1.0, "hidden": 3.0}
     for folder in (REPOSITORY, teacher_dir.parent):
         assert str(folder) not in json.dumps(stage)
         assert str(folder) not in (distilled / "run.json").read_text()
@@ -119,7 +105,7 @@ def test_teachers_of_other_architectures_teach(
     )
     transformers.DistilBertModel(hf).save_pretrained(distilbert)
     sizes = ("--preset", "small", "--hidden-size", "32", "--heads", "4", "--max-positions", "64")
-    for folder, more in ((albert, ("--relation-weight", "1")), (distilbert, sizes)):
+    for folder, more in ((albert, ()), (distilbert, sizes)):
         options = ("--teacher", str(folder), "--start", "local", "--steps", "2", *more)
         assert run(distil_options, tmp_path / f"{folder.name}-run", *options) == 0
 
@@ -134,14 +120,9 @@ def greek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("--teacher /nowhere/else", "teacher /nowhere/else cannot be loaded: "),
         ("--teacher {greek}", "is it a teacher of another language?"),
-        ("--start local --hidden-size 16", "cannot be matched; match relations alone (--hidden-w"),
+        ("--start local --hidden-size 16", "cannot be matched; give --hidden-size 32"),
         ("--hidden-layers 1:1 4:3", "4:3: the student has layers 1 to 3, {teacher} 1 to 3"),
         ("--hidden-layers 0:1", "--hidden-layers 0:1: the student has"),
-        ("--relation-weight 1 --relation-heads 5", "--relation-heads 5 divides not both the stu"),
-        (
-            "--hidden-weight 0 --relation-weight 1 --hidden-size 64",
-            "hidden_size is 32 in {teacher} and 64 in the student; --start teacher copies a whole",
-        ),
         ("--ffn-size 32", "ffn_size is 64 in {teacher} and 32 in the student"),
         ("--embedding-size 64", "embedding_size 64: with --start teacher at most 32"),
         ("--max-positions 128", "max_positions 128: with --start teacher at most 64"),

@@ -101,7 +101,7 @@ def test_embeddings_of_the_teachers_width_are_its_own(
     teacher = teachers[name]
     model = started(teacher, tokenizer, counts)
     ours, theirs = both_read(teacher, tokenizer)
-    (expected,) = teacher.states(theirs, [0], with_attention=False).hidden
+    (expected,) = teacher.states(theirs, [0])
     assert torch.allclose(embedded(model, ours), expected, atol=1e-5)
     table = teacher.model.embeddings.word_embeddings.weight
     assert torch.equal(model.albert.embeddings.word.weight[ours.ids], table[theirs.ids])
@@ -122,7 +122,7 @@ def test_a_student_without_sharing_computes_what_its_teacher_does(
     teacher = teachers[name]
     model = started(teacher, tokenizer, counts, (1, 2, 3), sharing="none")
     ours, theirs = both_read(teacher, tokenizer)
-    expected = teacher.states(theirs, range(4), with_attention=False).hidden
+    expected = teacher.states(theirs, range(4))
     for actual, state in zip(model.albert.states(ours), expected, strict=True):
         assert torch.allclose(actual, state, atol=1e-4)
 
@@ -134,7 +134,7 @@ def test_the_shared_layer_is_one_of_the_teachers(
     model = started(teacher, tokenizer, counts, (2,), embedding_size=8)
     (attention,), (ffn,) = model.albert.encoder.attentions, model.albert.encoder.ffns
     _, batch = both_read(teacher, tokenizer)
-    before, after = teacher.states(batch, [1, 2], with_attention=False).hidden
+    before, after = teacher.states(batch, [1, 2])
     assert torch.allclose(ffn(attention(before, None, None), None), after, atol=1e-5)
 
 
@@ -174,9 +174,7 @@ def test_smaller_embeddings_explain_the_more_the_larger_they_are(
     teacher: Teacher, tokenizer: AlbertTokenizer, counts: NDArray[np.int64]
 ) -> None:
     ours, theirs = both_read(teacher, tokenizer)
-    (expected,) = (
-        state.flatten(0, 1) for state in teacher.states(theirs, [0], with_attention=False).hidden
-    )
+    (expected,) = (state.flatten(0, 1) for state in teacher.states(theirs, [0]))
     every = torch.ones(len(expected), dtype=torch.bool)
     unexplained: list[float] = []
     explained: list[float] = []

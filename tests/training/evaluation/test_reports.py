@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, log_loss
 
 from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.choices import ChoiceText
 from training.data.labelled.texts import LabelledText
 from training.data.questions import Question
-from training.evaluation.calibration import expected_calibration_error, reliability
 from training.evaluation.choices import ChoicePredictions
 from training.evaluation.classification import TextPredictions
 from training.evaluation.markdown import cell
@@ -51,21 +51,12 @@ def test_figures_of_labels_are_those_of_scikit_learn() -> None:
     answers = classified()
     figures = answers.figures()
     assert figures["text_classification_loss"] == pytest.approx(
-        log_loss(answers.targets, answers.probabilities_NK), rel=1e-5
+        log_loss(answers.targets, softmax(answers.logits.astype(np.float64), axis=-1)), rel=1e-5
     )
     matrix = confusion_matrix(answers.targets, answers.logits.argmax(-1))
     confusion = figures["text_classification_confusion"]
     got = [[confusion[name].get(other, 0) for other in NAMES] for name in NAMES]
     assert got == matrix.tolist()
-
-
-def test_calibration_by_hand() -> None:
-    """Two bins: 0.9 that is right in 3 of 4 cases, and 0.6 that is always right."""
-    confidences = np.array([0.9] * 4 + [0.6] * 4)
-    bins = reliability(confidences, np.array([1, 1, 1, 0, 1, 1, 1, 1]))
-    assert [(each.accuracy, each.num_predictions) for each in bins] == [(1.0, 4), (0.75, 4)]
-    assert expected_calibration_error(bins) == pytest.approx((0.4 + 0.15) / 2)
-    assert len(reliability(np.array([0.0, 1.0]), np.array([0, 1]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -76,7 +67,6 @@ def test_a_report_of_texts(problem: ProblemType, tmp_path: Path) -> None:
     evaluation = Evaluation(figures=answers.figures(), texts={"dev": answers})
     report = write_report(evaluation, "runs/a", tmp_path / "new").read_text()
     assert ("_confusion\n" in report) == (problem == "single_label_classification")
-    assert ("_calibration\n" in report) == (problem != "regression")
     worst = rows_under(report, "Worst texts (dev)")
     losses = sorted(answers.losses_N.tolist(), reverse=True)[:20]
     assert [row[0] for row in worst] == [f"{loss:,.4f}" for loss in losses]

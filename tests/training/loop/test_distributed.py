@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from functools import partial
@@ -113,15 +112,11 @@ def test_several_processes_measure_as_one_does(
     one, two = tmp_path / "one", tmp_path / "two"
     assert run_in_process(measured, one).status == 0
     check_ended(run_world(measured, two, "--parallel", how))
-    for name in ("metrics.jsonl", "layers.jsonl"):
-        mine, theirs = (
-            [json.loads(line) for line in (folder / name).read_text().splitlines()]
-            for folder in (one, two)
-        )
-        assert len(mine) == (5 if name == "metrics.jsonl" else 2)
-        for line, other in zip(mine, theirs, strict=True):
-            for key in line.keys() - {"elapsed_s", "tokens_per_s", "mfu"}:
-                assert line[key] == pytest.approx(other[key], rel=1e-5), key
+    mine, theirs = read_metrics(one), read_metrics(two)
+    assert len(mine) == 5
+    for line, other in zip(mine, theirs, strict=True):
+        for key in line.keys() - {"elapsed_s", "tokens_per_s"}:
+            assert line[key] == pytest.approx(other[key], rel=1e-5), key
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])

@@ -19,9 +19,6 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from tests.training.support import read_metrics
 from training.loop.metrics import MetricsWriter
-from training.model.similarity import LayerSimilarity
-
-LAYERS = LayerSimilarity(distance=(1.23456789, 2.0), angle_degrees=(30.0, 44.4444444))
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -62,32 +59,26 @@ def test_a_resumed_run_replaces_the_lines_of_lost_steps(tmp_path: Path) -> None:
     with closing(MetricsWriter(tmp_path, step=0)) as metrics:
         for step in (10, 20, 30, 40):
             metrics.write(step=step, loss=float(step))
-            metrics.write_layers(step=step, layers=LAYERS)
     time.sleep(1.1)  # TensorBoard orders the files of different runs by their second
     with closing(MetricsWriter(tmp_path, step=20)) as metrics:
         metrics.write(step=25, loss=25.5)
-        metrics.write_layers(step=25, layers=LAYERS)
     time.sleep(1.1)
     with closing(MetricsWriter(tmp_path, step=25)) as metrics:
         metrics.write(step=30, loss=30.5)
     expected = [(10, 10.0), (20, 20.0), (25, 25.5), (30, 30.5)]
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected
     assert events(tmp_path) == {"loss": expected}
-    layers = (tmp_path / "layers.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in layers] == [10, 20, 25]
 
 
 @pytest.mark.parametrize(
     "damage",
     ['{"st', '{"step": 3, "loss": 0.5', "\x00\x00\x00", "[3]", '{"step": null}'],
 )
-@pytest.mark.parametrize("name", ["metrics.jsonl", "layers.jsonl"])
-def test_a_truncated_line_is_removed(tmp_path: Path, name: str, damage: str) -> None:
-    (tmp_path / name).write_text('{"step": 1}\n{"step": 2}\n' + damage)
+def test_a_truncated_line_is_removed(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n' + damage)
     with closing(MetricsWriter(tmp_path, step=5)) as metrics:
         metrics.write(step=6)
-        metrics.write_layers(step=6, layers=LAYERS)
-    lines = (tmp_path / name).read_text().splitlines()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 6]
 
 

@@ -156,7 +156,11 @@ def distilling(**values: Any) -> DistilConfig:
         (pretraining, {"steps": None}, "a run needs an end: give --steps, --budget or --recipe"),
         (distilling, {"steps": None}, "a run needs an end: give --steps or --budget"),
         (distilling, {"hidden_layers": ("2",)}, "--hidden-layers: '2' is no pair of layers; wri"),
-        (distilling, {"hidden_weight": 0}, "--hidden-weight and --relation-weight are both 0"),
+        (
+            distilling,
+            {"hidden_weight": 0},
+            "with --hidden-weight 0 nothing is learnt from",
+        ),
     ],
 )
 def test_a_configuration_is_checked_however_it_is_made(

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from albert_serve.compute import train_flops_per_token
 from albert_serve.config import AlbertConfig
+from benchmarks.harness.flops import data_sheet_flops
 from tests.training.support import TINY, our_model
-from training.loop.flops import data_sheet_flops
 from training.model.albert import ModelInputs
 
 CONFIGS: dict[str, AlbertConfig] = {
