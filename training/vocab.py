@@ -211,11 +211,11 @@ def _run(options: argparse.Namespace) -> int:
         spiece = train(read_documents(files, column), vocab_size=vocab_size)
     except TooFewPiecesError as error:
         print(
-            f"{vocab_size} pieces are fewer than the {error.least} that the characters of the text "
-            "need; the vocabulary has these",
+            f"{vocab_size} pieces are too few for the characters of the text; the vocabulary has "
+            f"the {error.required} that it needs",
             file=sys.stderr,
         )
-        vocab_size = error.least
+        vocab_size = error.required
         spiece = train(read_documents(files, column), vocab_size=vocab_size)
     settings = VocabularySettings(do_lower_case=folding.case, keep_accents=not folding.accents)
     build_tokenizer(spiece, settings).save(str(options.output / "tokenizer.json"))

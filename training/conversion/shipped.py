@@ -1,4 +1,4 @@
-"""The checkpoint of a bundle in lower precision, such as the model that ships, which is in int8."""
+"""The checkpoint of a bundle in lower precision, such as the default model in int8."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.model.checkpoint import label_keys, write_weights
 
 
 def write_from_int8(bundle: Path, folder: Path) -> None:
-    """Write the checkpoint that an int8 bundle stands for, with its rounding, into a new folder.
+    """Write an int8 bundle, with its rounding, as a checkpoint into a new folder.
 
     Raises:
         BundleError: the bundle cannot be read.
@@ -33,7 +33,7 @@ def write_from_int8(bundle: Path, folder: Path) -> None:
 
 
 def restore_weights(file: Path, target: Path) -> None:
-    """Write the fp32 values that a bundle's weights of any precision stand for.
+    """Write a bundle's weights of any precision as fp32.
 
     Raises:
         OSError: the file cannot be written.
@@ -44,7 +44,7 @@ def restore_weights(file: Path, target: Path) -> None:
 
 
 def _restore(name: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """Matrices of int8 lie the other way round, [in, out]."""
+    """Return a weight as fp32; int8 matrices are transposed, because they are stored [in, out]."""
     scale_O, factors_I = stored.get(name + SCALE_SUFFIX), stored.get(name + SMOOTHING_SUFFIX)
     weight = stored[name].float()
     if scale_O is not None:

@@ -1,4 +1,4 @@
-"""A checkpoint by its folder or its name on the Hugging Face Hub, as each command takes one."""
+"""A checkpoint by its folder or its name on the Hugging Face Hub, as all commands take one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SMALL_FILES: Final = (
     "training.json", "evaluation.json", "adapter_config.json",
     *SENTENCE_FILES,
 )  # fmt: skip
-# Downloaded in this order, until there are weights: a model often has both.
+# The first pattern with files is downloaded: a model often has both formats.
 _WEIGHTS: Final = (
     ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
@@ -39,7 +39,7 @@ class Checkpoint:
 
     Attributes:
         folder: a Hugging Face directory in the standard form (`training.conversion.standard`).
-        name: for provenance: the folder's name, or the model's with its commit.
+        name: the folder's name, or the model's with its commit, for provenance.
     """
 
     folder: Path
@@ -48,11 +48,11 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
-    """Open a checkpoint of any form, for `with`; what had to be converted is removed after it.
+    """Open a checkpoint of any format, for `with`; converted files are removed at its end.
 
     Args:
         reference: a folder or, if there is no such folder, a model's id on the Hub, or
-            `id@revision`. None for the model that ships.
+            `id@revision`. None for the default model.
 
     Raises:
         HubError, CheckpointError, ConfigError, BundleCorruptError, VocabError: it cannot be found
@@ -80,8 +80,8 @@ def _locate(reference: str | Path) -> tuple[Path, str]:
     model = HubModel.parse(str(reference))
     if model is None:
         raise CheckpointError(
-            f"{reference} is not there, and cannot be a model of the Hugging Face Hub, whose name "
-            "is OWNER/MODEL or OWNER/MODEL@REVISION"
+            f"{reference} is not a local folder, and cannot be a model of the Hugging Face Hub, "
+            "whose name is OWNER/MODEL or OWNER/MODEL@REVISION"
         )
     folder = _download(model)
     return folder, f"{model.repo_id}@{folder.name}"
@@ -97,7 +97,7 @@ def _download(model: HubModel) -> Path:
     check_config(read_config(folder), model)
     pinned = HubModel(repo_id=model.repo_id, revision=folder.name)
     for patterns in _WEIGHTS:
-        # With config.json, which is there, so that there is no warning if no weights match.
+        # The existing config.json avoids a warning if no weights match.
         folder = download(pinned, ("config.json", *patterns))
         weights = find_weights(folder)
         if weights is not None:

@@ -1,8 +1,8 @@
 """The standard form of a checkpoint: the Hugging Face directory that the rest of the code reads.
 
-`config.json`, the weights as fp32 in one `model.safetensors` by today's names,
-`tokenizer.json`, with the ids of SentencePiece or WordPiece, where there is a vocabulary, and
-beside them the files of `sentence-transformers` where it is a model of sentences.
+It has `config.json`, the weights as fp32 in one `model.safetensors` by today's names, and, if
+there is a vocabulary, `tokenizer.json` with the ids of SentencePiece or WordPiece. An embedding
+model also has the files of `sentence-transformers`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from training.vocabulary.wordpiece import build_wordpiece
 
 _SPIECE_FILE: Final = "spiece.model"
 _WORDPIECE_FILE: Final = "vocab.txt"
-# Other files of a checkpoint, which are kept as they are.
-_KEPT: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_config.json",
+# Other files of a checkpoint, which are copied unchanged.
+_COPIED: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_config.json",
                 "training.json", "evaluation.json")  # fmt: skip
 
 
@@ -52,12 +52,12 @@ def is_standard(folder: Path) -> bool:
     """Whether a checkpoint is in the standard form.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is another architecture's, or a bundle that is
-            not fp32.
-        ConfigError: it is a model of sentences whose vectors are not computed here.
+        CheckpointError: there is no checkpoint, or it has another architecture, or it is a bundle
+            that is not fp32.
+        ConfigError: it is an embedding model with unsupported modules.
         BundleCorruptError: its `model.safetensors` is damaged.
     """
-    read_sentence_vectors(folder)  # refused here, before hours of training
+    read_sentence_vectors(folder)  # raises here, before hours of training
     if encoder_folder(folder) != folder:
         return False
     if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
@@ -77,7 +77,7 @@ def _are_standard(weights: Path) -> bool:
 
 
 def write_standard(source: Path, folder: Path) -> None:
-    """Write a checkpoint of any form into a new folder, in the standard form.
+    """Write a checkpoint of any format into a new folder, in the standard form.
 
     Raises:
         CheckpointError, BundleCorruptError, ConfigError, VocabError: the checkpoint cannot be read.
@@ -92,7 +92,7 @@ def write_standard(source: Path, folder: Path) -> None:
         config, weights = read_tensorflow_config(source), load_tensorflow_weights(source)
     _write_config(config, folder)
     write_weights(weights, folder / WEIGHTS_FILE)
-    for name in _KEPT:
+    for name in _COPIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     sizes = check_config(config, source)
@@ -102,7 +102,7 @@ def write_standard(source: Path, folder: Path) -> None:
 
 
 def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
-    """Add what the folder lacks of the tokenizer's files, if there is a vocabulary."""
+    """Add the missing files of the tokenizer, if there is a vocabulary."""
     for original, name in VOCABULARY_FILES.items():
         if (source / original).is_file() and not (folder / name).is_file():
             shutil.copyfile(source / original, folder / name)
@@ -127,7 +127,7 @@ def _build_tokenizer(folder: Path) -> Tokenizer | None:
 def write_for_transformers(source: Path, folder: Path) -> None:
     """Write a checkpoint in standard form as one that `transformers` reads, into an empty folder.
 
-    Of shared parts of layers, which `transformers` cannot share, each layer gets a copy.
+    Each layer gets a copy of the shared modules that `transformers` cannot share.
 
     Raises:
         CheckpointError: `source` cannot be read.
@@ -140,7 +140,7 @@ def write_for_transformers(source: Path, folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     _write_config(hf, folder)
-    for name in (WEIGHTS_FILE, *_KEPT):
+    for name in (WEIGHTS_FILE, *_COPIED):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     vectors = read_sentence_vectors(source)

@@ -1,10 +1,10 @@
 """Reader of TensorFlow's checkpoint files, `PREFIX.index` and `PREFIX.data-00000-of-00001`.
 
 The index is a table of LevelDB's format
-(https://github.com/google/leveldb/blob/main/doc/table_format.md) from names to the places of
-tensors in the data files, as the messages of
+(https://github.com/google/leveldb/blob/main/doc/table_format.md) from names to the ranges of
+tensors in the data files. The entries are messages of
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/protobuf/tensor_bundle.proto.
-Checksums are not verified, as none are in a safetensors file: each place is checked to be in its
+Checksums are not verified; a safetensors file has none either. Each range is checked to be in its
 file.
 """
 
@@ -29,9 +29,9 @@ from training.model.checkpoint import CheckpointError
 
 _MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES: Final = 48
-# TensorFlow's numbers of the types that weights have.
+# TensorFlow's numbers for the types of weights.
 _DTYPES: Final[dict[int, str]] = {1: "<f4", 2: "<f8", 19: "<f2"}
-# What is read of BundleHeaderProto and BundleEntryProto.
+# The fields of BundleHeaderProto and BundleEntryProto that are read.
 _PROTOCOL: Final = """
 name: "tensor_bundle.proto" syntax: "proto3"
 message_type { name: "Header"
@@ -54,14 +54,14 @@ class TensorBundle:
     """A checkpoint of TensorFlow.
 
     Attributes:
-        entries: the record of each tensor's place by name.
+        entries: the record of each tensor's range, by name.
     """
 
     def __init__(self, index: Path) -> None:
         """Read an index.
 
         Raises:
-            CheckpointError: it is damaged, or no index.
+            CheckpointError: it is damaged, or not an index.
         """
         self._index = index
         try:
@@ -72,7 +72,7 @@ class TensorBundle:
             if header.endianness:
                 raise ValueError("its numbers are big-endian")
             self._num_shards = header.num_shards
-            self.entries = {name.decode(): _parse("Entry", each) for name, each in table.items()}
+            self.entries = {name.decode(): _parse("Entry", value) for name, value in table.items()}
         except (OSError, ValueError, IndexError, struct.error, DecodeError) as error:
             raise CheckpointError(
                 f"{index} cannot be read as the index of a TensorFlow checkpoint: {error}; "
@@ -83,22 +83,22 @@ class TensorBundle:
         """Return a tensor, memory-mapped.
 
         Raises:
-            CheckpointError: its type is none of a weight, or the data file is missing or truncated.
+            CheckpointError: its type is not a weight's, or the data file is missing or truncated.
         """
         entry = self.entries[name]
         if entry.dtype not in _DTYPES or entry.slices:
             raise CheckpointError(
                 f"{self._index}: {name} has TensorFlow's type {entry.dtype}, or is stored in "
-                "slices; weights are fp32, fp64 or fp16, and whole"
+                "slices; weights must be fp32, fp64 or fp16, in one piece"
             )
-        dtype, shape = np.dtype(_DTYPES[entry.dtype]), tuple(each.size for each in entry.shape.dim)
+        dtype, shape = np.dtype(_DTYPES[entry.dtype]), tuple(dim.size for dim in entry.shape.dim)
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes != entry.num_bytes or num_bytes <= 0 or entry.offset < 0:
             raise CheckpointError(f"{self._index} is damaged: {name} has shape {shape}")
         suffix = f".data-{entry.shard:05}-of-{self._num_shards:05}"
         file = self._index.with_name(self._index.name.removesuffix(".index") + suffix)
         if not file.is_file():
-            raise CheckpointError(f"{file} is not there; {self._index.name} names it")
+            raise CheckpointError(f"{file} is missing; {self._index.name} names it")
         if entry.offset + num_bytes > file.stat().st_size:
             raise CheckpointError(f"{file} is truncated: {name} is not in it; copy it again")
         return np.memmap(file, dtype, "r", entry.offset, shape)
@@ -120,8 +120,8 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a table."""
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or footer[-len(_MAGIC) :] != _MAGIC:
-        raise ValueError("its end is not that of a table")
-    _, _, position = _handle(footer, 0)  # of statistics
+        raise ValueError("it does not end like a table")
+    _, _, position = _handle(footer, 0)  # skips the block of statistics
     offset, size, _ = _handle(footer, position)
     for _, value in _read_block(content, offset, size):
         offset, size, _ = _handle(value, 0)

@@ -1,6 +1,6 @@
 """Google's checkpoints of ALBERT: `albert_config.json`, TensorFlow's weights, `30k-clean.model`.
 
-They alone hold the head for sentence order. TensorFlow itself is not needed.
+Only these have the head of sentence order. TensorFlow itself is not needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.conversion.tensor_bundle import TensorBundle
 from training.model.checkpoint import CheckpointError
 
 CONFIG_FILE: Final = "albert_config.json"
-# The vocabulary under its name here, by that of Google's archives.
+# Names of the vocabulary: in Google's archives, and in our checkpoints.
 VOCABULARY_FILES: Final = {"30k-clean.model": "spiece.model", "vocab_chinese.txt": "vocab.txt"}
 _TF_LAYER: Final = "bert/encoder/transformer/group_{g}/inner_group_{i}"
 _HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
@@ -33,7 +33,7 @@ _NAMES: Final[dict[str, str]] = {
     "cls/seq_relationship/output_weights": "sop_classifier.classifier.weight",
     "cls/seq_relationship/output_bias": "sop_classifier.classifier.bias",
 }
-# The same of modules, whose weights end in the names of `_KINDS`.
+# The same for modules, whose weights end in the names in `_KINDS`.
 _MODULES: Final[dict[str, str]] = {
     "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
     "bert/encoder/embedding_hidden_mapping_in": "albert.encoder.embedding_hidden_mapping_in",
@@ -61,7 +61,7 @@ def read_tensorflow_config(folder: Path) -> dict[str, Any]:
     """Read `albert_config.json` as the keys of Hugging Face's `config.json`.
 
     Raises:
-        CheckpointError: it cannot be read, or describes no ALBERT.
+        CheckpointError: it cannot be read, or does not describe an ALBERT.
     """
     file = folder / CONFIG_FILE
     try:
@@ -84,8 +84,8 @@ def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of the folder's checkpoint as fp32, by Hugging Face's names.
 
     Raises:
-        CheckpointError: there is not one checkpoint, it is damaged, or it holds variables that
-            ALBERT has not.
+        CheckpointError: there is no checkpoint or more than one, it is damaged, or it has
+            variables that ALBERT does not have.
     """
     indices = sorted(folder.glob("*.index"))
     if len(indices) != 1:

@@ -1,7 +1,7 @@
-"""The weights of a Hugging Face directory, in each form that `transformers` has written.
+"""The weights of a Hugging Face directory, in all formats that `transformers` has written.
 
-safetensors or torch's pickles, in one file or several; any floating-point type; the names of all
-versions. A pickle is read as tensors only: no code in it is run.
+They are safetensors or torch's pickles, in one file or several, of any floating-point type, by
+the names of any version. A pickle is read as tensors only: no code in it is run.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from albert_serve.files import read_small_file
 from training.model.checkpoint import CheckpointError, with_backbone_prefix
 
 _PICKLE_FILE: Final = "pytorch_model.bin"
-# In the order of `transformers`. Each may also be `NAME.index.json`, a list of several files.
-_FORMS: Final = (WEIGHTS_FILE, _PICKLE_FILE)
+# In the order of `transformers`. `NAME.index.json` lists several files of such a format.
+_FILES: Final = (WEIGHTS_FILE, _PICKLE_FILE)
 _MAX_INDEX_BYTES: Final = 16 << 20
-# Buffers of old versions, which hold no weights.
+# Old versions stored these buffers, which are not weights.
 _BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
-# Names of norms in weights that were converted from TensorFlow.
+# Weights that were converted from TensorFlow name norms in this way.
 _NORM: Final = {".gamma": ".weight", ".beta": ".bias"}
 _DECODER: Final = "predictions.decoder."
-# Of DataParallel, torch.compile, and modules that hold the model, such as those of Lightning.
+# DataParallel, torch.compile and modules that hold the model, such as Lightning's, add these.
 _WRAPPER: Final = re.compile(r"(?:(?:module|model|_orig_mod)\.)+")
 
 
 def find_weights(folder: Path) -> Path | None:
     """Return the file of the weights, or their index; None if there is neither."""
-    for form in _FORMS:
-        for file in (folder / form, folder / f"{form}.index.json"):
+    for name in _FILES:
+        for file in (folder / name, folder / f"{name}.index.json"):
             if file.is_file():
                 return file
     return None
@@ -56,14 +56,14 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     file = find_weights(folder)
     if file is None:
         raise CheckpointError(
-            f"{folder} has no weights: no {' or '.join(_FORMS)}, nor an index of several files"
+            f"{folder} has no weights: no {' or '.join(_FILES)}, nor an index of several files"
         )
     tensors = _read_indexed(file) if file.suffix == ".json" else _read_file(file)
     return _normalize(tensors, file)
 
 
 def is_current(name: str) -> bool:
-    """Whether a name needs no change, that is, is none of an old version's."""
+    """Whether a name is today's, and not an old version's."""
     return not (
         _BUFFER.search(name)
         or name.endswith(tuple(_NORM))
@@ -74,7 +74,7 @@ def is_current(name: str) -> bool:
 
 def _read_file(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
-        read_header(file)  # its errors say what is wrong, and its size is limited
+        read_header(file)  # checks the header first: its errors are clearer, and it limits the size
         try:
             return load_file(file)
         except SafetensorError as error:
@@ -83,10 +83,10 @@ def _read_file(file: Path) -> dict[str, Tensor]:
 
 
 def missing_files(weights: Path) -> list[str]:
-    """Return the names of the files that an index names and that are not beside it.
+    """Return the names in an index whose files are missing from its folder.
 
     Args:
-        weights: what `find_weights` returned; of a file of weights nothing is missing.
+        weights: the result of `find_weights`; a file of weights has no missing files.
 
     Raises:
         CheckpointError: the index is damaged.
@@ -103,12 +103,14 @@ def _read_index(index: Path) -> dict[str, str]:
         places = json.loads(read_small_file(index, _MAX_INDEX_BYTES))["weight_map"]
         names = sorted(set(places.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
+        raise CheckpointError(f"{index} is not an index of weights: {error!r}") from error
     suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
     for name in names:
         # A file elsewhere is not the checkpoint's, and may be a secret.
         if not isinstance(name, str) or not re.fullmatch(rf"[\w.-]+\.{suffix}", name):
-            raise CheckpointError(f"{index} names {name!r}; it must be a .{suffix} file beside it")
+            raise CheckpointError(
+                f"{index} names {name!r}; it must be a .{suffix} file of its folder"
+            )
     return dict(places)
 
 
@@ -116,7 +118,7 @@ def _read_indexed(index: Path) -> dict[str, Tensor]:
     """Read the files that an index names."""
     places = _read_index(index)
     if missing := missing_files(index):
-        raise CheckpointError(f"{index.parent / missing[0]} is not there; {index.name} names it")
+        raise CheckpointError(f"{index.parent / missing[0]} is missing; {index.name} names it")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
         tensors |= _read_file(index.parent / name)
@@ -127,10 +129,10 @@ def _read_indexed(index: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
-    """Read a pickle of tensors, from a zip archive or in the form before torch 1.6."""
+    """Read a pickle of tensors, from a zip archive or in the format before torch 1.6."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a pickle that torch did not write
+            warnings.simplefilter("ignore")  # torch warns of pickles that it did not write
             content = torch.load(
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
@@ -146,7 +148,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
     ):
         raise CheckpointError(
-            f"{file} holds something else than weights by name; save the model's state_dict alone"
+            f"{file} contains something other than weights by name; save only the state_dict"
         )
     return dict(content)
 
@@ -172,7 +174,7 @@ def _current_name(name: str) -> str:
 
 
 def _without_decoder(weights: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """Drop the decoder's copy of the word embeddings; its bias, which is the one used, stays."""
+    """Drop the decoder's copy of the word embeddings, and use its bias."""
     bias = weights.pop(f"{_DECODER}bias", None)
     if bias is not None and "predictions.dense.weight" in weights:
         weights["predictions.bias"] = bias

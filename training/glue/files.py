@@ -22,30 +22,30 @@ _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
 _PARQUET: Final = ".parquet"
 # The name of the Hub's training files.
 _HUB_TRAIN: Final = f"train-*{_PARQUET}"
-# Held out of the training files, to select a model without the official held-out files.
+# Files split off the training files, to select a model without the official held-out files.
 _VALIDATION: Final = ("val.tsv", "validation.tsv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _TrainingFiles:
-    """The files of a task to train on, and those to validate on meanwhile."""
+    """The training files of a task, and the files for validation during training."""
 
     train: list[Path]
     validation: list[Path]
 
 
 def patterns_of(task: GlueTask) -> list[str]:
-    """Return the patterns of the files that the Hub's repository has of a task, in its folder."""
+    """Return the patterns of a task's files in its folder of the Hub's repository."""
     held_out = (pattern for patterns in _dev(task).values() for pattern in patterns)
     tests = (pattern for patterns in task.test.values() for pattern in patterns)
     return [name for name in (_HUB_TRAIN, *held_out, *tests) if name.endswith(_PARQUET)]
 
 
 def _dev(task: GlueTask) -> dict[str, tuple[str, ...]]:
-    """Return the patterns of each held-out split, with those of the Hub."""
-    only = len(task.dev) == 1
+    """Return the patterns of each held-out split, including the Hub's names."""
+    has_one = len(task.dev) == 1
     return {
-        split: (*patterns, f"validation{'' if only else f'_{split}'}-*{_PARQUET}")
+        split: (*patterns, f"validation{'' if has_one else f'_{split}'}-*{_PARQUET}")
         for split, patterns in task.dev.items()
     }
 
@@ -72,7 +72,7 @@ def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
     """Find the held-out files of each split of a task in a folder.
 
     Raises:
-        CorpusError: those of a split are missing.
+        CorpusError: the files of a split are missing.
     """
     files = {split: _find(folder, patterns) for split, patterns in _dev(task).items()}
     missing = [patterns for split, patterns in task.dev.items() if not files[split]]
@@ -81,7 +81,7 @@ def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
 
 
 def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSplits:
-    """Read the files of each split, the training split first, and report rows left out.
+    """Read the files of each split, the training split first, and report skipped rows.
 
     Raises:
         CorpusError: as `read_splits`.
@@ -94,7 +94,8 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
 def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
     """Read the texts of each split without labels, which have label 0; none if files are missing.
 
-    Rows without a text, of which QQP has a few, are kept: GLUE's server takes an answer to each.
+    Rows without a text, of which QQP has a few, are included: GLUE's server requires an answer for
+    every row.
 
     Raises:
         CorpusError: as `read_texts`.
@@ -106,16 +107,16 @@ def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
     return {
         split: [
             LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
-            for index, (text, pair) in enumerate(read_texts(its, columns))
+            for index, (text, pair) in enumerate(read_texts(paths, columns))
         ]
-        for split, its in files.items()
+        for split, paths in files.items()
     }
 
 
 def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Return the files of the first pattern that has any, compressed or not."""
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is not a folder; give that of the task's files")
+        raise CorpusError(f"{folder} is not a folder; pass the folder of the task's files")
     names = (pattern + suffix for pattern in patterns for suffix in _COMPRESSED)
     return next((files for name in names if (files := sorted(folder.glob(name)))), [])
 

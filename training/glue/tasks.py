@@ -15,8 +15,8 @@ from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
 from training.data.labelled.texts import Scale
 
-# `f1` is that of label 1 of two; `macro_f1` the mean over the labels; `micro_f1` that of all
-# labels of texts with several, and `subset_accuracy` the share of texts with exactly their labels.
+# `f1` is F1 of label 1 of two. `macro_f1` is the mean over the labels. For texts with several
+# labels, `micro_f1` counts all labels, and `subset_accuracy` texts with exactly their labels.
 Metric: TypeAlias = Literal[
     "accuracy",
     "f1",
@@ -28,7 +28,7 @@ Metric: TypeAlias = Literal[
     "spearman",
     "mse",
 ]
-# Name of the held-out split of tasks with one; MNLI has two.
+# Name of the held-out split, except for MNLI, which has two.
 _ONLY_DEV: Final = "dev"
 
 
@@ -38,15 +38,15 @@ class GlueTask:
 
     Attributes:
         title: the name in tables of the literature.
-        columns: of its files, official or the Hub's, by the names that data sets commonly have.
-        labels: names of the labels 0, 1, ...; the files have the names or the numbers. Empty for a
+        columns: columns of its files, official or the Hub's, by the common names of data sets.
+        labels: names of the labels 0, 1, ...; the files contain names or numbers. Empty for a
             regression.
-        scale: of a regression's scores.
+        scale: range of a regression's scores.
         metrics: official metrics; where there are several, their mean counts.
-        train: patterns of the training files' names, of which the first with a file is taken.
-        dev: the same of each held-out split.
-        test: the same of each split without labels.
-        submitted: how labels stand in the files that GLUE's server takes.
+        train: patterns of the training files' names; the first with a file is used.
+        dev: patterns of each held-out split.
+        test: patterns of each split without labels.
+        submitted: form of the labels in the files for GLUE's server.
     """
 
     title: str
@@ -108,7 +108,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         ),
         "qqp": GlueTask(
             title="QQP",
-            # A few rows of the official files are broken off, and some have an empty question.
+            # A few rows of the official files are truncated, and some have an empty question.
             columns=replace(_PAIRS, short_rows="leave out"),
             labels=("not_duplicate", "duplicate"),
             metrics=("f1", "accuracy"),
@@ -146,12 +146,12 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
 
 
 def task_name(text: str) -> str:
-    """Return the name of a task that is written as in the literature, such as `SST-2`.
+    """Return the key of a task from its name in the literature, such as `SST-2`.
 
     Raises:
         ValueError: there is no such task.
     """
     name = text.lower().replace("-", "").replace("_", "")
     if name not in TASKS:
-        raise ValueError(f"no task {text!r}; there are {', '.join(TASKS)}")
+        raise ValueError(f"unknown task {text!r}; choose {', '.join(TASKS)}")
     return name

@@ -21,7 +21,7 @@ class Lamb(Optimizer):
     """Adam's step u of each matrix w, scaled to the length of w: w - lr * |w| / |u| * u.
 
     Weight decay is part of u. Parameters of less than two dimensions, in ALBERT the biases and
-    the weights of norms, are stepped by lr * u with neither decay nor trust ratio; these are the
+    the weights of norms, change by lr * u with neither decay nor trust ratio; these are the
     parameters that the original excludes by name. The ratio is 1 if either norm is 0. Each tensor
     has one ratio: queries, keys and values must be separate tensors.
 

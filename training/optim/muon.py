@@ -20,13 +20,13 @@ _Group: TypeAlias = "dict[str, Any]"
 class Muon(torch.optim.Muon):
     """`torch.optim.Muon` that uses bf16 products only on devices that support them.
 
-    Torch's uses bf16 everywhere, and a CPU that emulates it takes seconds for one layer. The step
-    is torch's with Nesterov momentum and `match_rms_adamw` (Liu et al. 2025, arXiv 2502.16982,
+    Torch's version always uses bf16, and a CPU that emulates it takes seconds for one layer. The
+    step is torch's with Nesterov momentum and `match_rms_adamw` (Liu et al. 2025, arXiv 2502.16982,
     section 2.2).
 
     Args:
         params: matrices, or groups of them with their own `lr` or `weight_decay`.
-        precision: of the products.
+        precision: precision of the products.
 
     Raises:
         ValueError: a setting is out of range, or a parameter is not a matrix.
@@ -60,7 +60,7 @@ class Muon(torch.optim.Muon):
         update = _orthogonal(
             grad.lerp(buffer, group["momentum"]),
             coefficients=group["ns_coefficients"],
-            num_rounds=group["ns_steps"],
+            num_iterations=group["ns_steps"],
             eps=group["eps"],
             # In fp16 a small gradient would be 0 before it is scaled.
             dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
@@ -73,27 +73,27 @@ def _orthogonal(
     matrix: Tensor,
     *,
     coefficients: tuple[float, float, float],
-    num_rounds: int,
+    num_iterations: int,
     eps: float,
     dtype: torch.dtype,
 ) -> Tensor:
     """Orthogonalise a matrix (singular values near 1) by Newton-Schulz iterations.
 
-    The matrix is scaled to Frobenius norm 1; each iteration keeps the singular vectors and maps
+    The matrix is scaled to Frobenius norm 1; each iteration preserves the singular vectors and maps
     the singular values s to a*s + b*s³ + c*s⁵.
 
     Args:
         matrix: (M, N) or (N, M), not changed.
         coefficients: a, b, c.
         eps: lower bound of the norm in the division.
-        dtype: of the products and of the result.
+        dtype: type of the products and of the result.
     """
     a, b, c = coefficients
     is_tall = matrix.size(0) > matrix.size(1)
     start = matrix.to(dtype)
     x_MN = start.T if is_tall else start
     x_MN = x_MN / x_MN.norm().clamp(min=eps)
-    for _ in range(num_rounds):
+    for _ in range(num_iterations):
         gram_MM = x_MN @ x_MN.T
         factor_MM = torch.addmm(gram_MM, gram_MM, gram_MM, beta=b, alpha=c)
         x_MN = torch.addmm(x_MN, factor_MM, x_MN, beta=a)

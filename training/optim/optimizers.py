@@ -24,7 +24,7 @@ _FIRST_PROGRESS: Final = 1e-4
 
 
 class OptimizerError(TrainingError):
-    """An invalid schedule, or a state of other optimizers."""
+    """An invalid schedule, or a state that does not fit the optimizers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Schedule:
             so that the peak is never reached (0.975 of it with the paper's 3,125 of 125,000 steps)
             and the first step has rate 0. `wsd`: warm-up, constant, and a decay by 1 - sqrt.
         warmup: fraction of the run, at its start.
-        decay: fraction of the run, at its end; of `wsd` only.
+        decay: fraction of the run, at its end; only for `wsd`.
 
     Raises:
         OptimizerError: the fractions exceed one run.
@@ -74,7 +74,7 @@ class OptimizerSettings:
     """Settings of the optimizer.
 
     Attributes:
-        name: `lamb` is the paper's; `muon` steps the layers' matrices, and AdamW the rest.
+        name: `lamb` is the paper's; `muon` updates the layers' matrices, and AdamW the rest.
         lr: peak learning rate; with Muon that of the layers' matrices.
         adamw_lr: with Muon the peak learning rate of the rest; otherwise unused.
         pooled_factor: learning-rate multiplier of the pooler and of the heads that read the [CLS]
@@ -133,7 +133,7 @@ class Optimizers:
         if len(state) != len(self.parts):
             raise OptimizerError(
                 f"a state of {len(state)} optimizers for {len(self.parts)}; "
-                "go on with the optimizer that the run began with"
+                "resume with the optimizer of the run"
             )
         for part, saved in zip(self.parts, state, strict=True):
             try:
@@ -141,7 +141,7 @@ class Optimizers:
             except (KeyError, TypeError, ValueError) as error:
                 raise OptimizerError(
                     f"a state that does not fit {type(part).__name__}: {error}; "
-                    "go on with the optimizer and the model that the run began with"
+                    "resume with the optimizer and the model of the run"
                 ) from error
 
 
@@ -154,33 +154,33 @@ def build_optimizers(
     whole matrices.
 
     Args:
-        precision: of Muon's products.
+        precision: precision of Muon's products.
     """
     matrices: list[nn.Parameter] = []
     lr, decay = settings.lr, settings.weight_decay
     if settings.name == "muon":
         matrices = [p for p in model.albert.encoder.parameters() if p.ndim == 2]
         lr = settings.adamw_lr
-    pooled, rest = _split_pooled(model, matrices)
-    rates = [(rest, lr), (pooled, lr * settings.pooled_factor)]
+    pooled, unpooled = _split_pooled(model, matrices)
+    rates = [(unpooled, lr), (pooled, lr * settings.pooled_factor)]
     rates = [(params, rate) for params, rate in rates if params]
     if settings.name == "lamb":
         groups = [{"params": params, "peak_lr": rate} for params, rate in rates]
         return Optimizers([Lamb(groups, lr=lr, weight_decay=decay)])
-    others = [_adamw(params, lr=rate, weight_decay=decay) for params, rate in rates]
+    adamws = [_adamw(params, lr=rate, weight_decay=decay) for params, rate in rates]
     if not matrices:
-        return Optimizers(others)
+        return Optimizers(adamws)
     groups = [{"params": matrices, "peak_lr": settings.lr}]
-    return Optimizers([Muon(groups, settings.lr, decay, precision), *others])
+    return Optimizers([Muon(groups, settings.lr, decay, precision), *adamws])
 
 
 def _split_pooled(
-    model: AlbertForTasks, taken: Sequence[nn.Parameter]
+    model: AlbertForTasks, excluded: Sequence[nn.Parameter]
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split into parameters that only the [CLS] row trains, and all others except `taken`."""
+    """Split into parameters that only the [CLS] row trains, and all others except `excluded`."""
     pooled = list(_pooled_parameters(model))
-    left_out = {id(p) for p in (*pooled, *taken)}
-    return pooled, [p for p in model.parameters() if id(p) not in left_out]
+    omitted = {id(p) for p in (*pooled, *excluded)}
+    return pooled, [p for p in model.parameters() if id(p) not in omitted]
 
 
 def _pooled_parameters(model: AlbertForTasks) -> Iterator[nn.Parameter]:

@@ -16,19 +16,19 @@ from typing import Final
 
 from tokenizers import Regex, normalizers
 
-# White space to Python's split(), and not to the library.
+# Python's split() treats these as white space, the library does not.
 _SPACES: Final = r"[\x0b\x1c-\x1f\x85]"
-# Python's lower() gives a sigma at the end of a word its own form, the library's does not. A word
-# goes on over marks, apostrophes and their like.
+# Python's lower() writes a sigma at the end of a word as ς, the library's does not. A word may
+# contain marks, apostrophes and similar characters.
 _CASED: Final = r"[\p{Lu}\p{Ll}\p{Lt}]"
-_PASSED: Final = r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}.:'‘’·\u0387\u2024\u2027]"
-_WORD: Final = "|".join(_CASED + _PASSED * number for number in range(3))
-_FINAL_SIGMA: Final = rf"(?<={_WORD})Σ(?!{_PASSED}*{_CASED})"
+_INNER: Final = r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}.:'‘’·\u0387\u2024\u2027]"
+_WORD: Final = "|".join(_CASED + _INNER * number for number in range(3))
+_FINAL_SIGMA: Final = rf"(?<={_WORD})Σ(?!{_INNER}*{_CASED})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folding:
-    """What differs in a text and is the same to the vocabulary.
+    """The differences between texts that a vocabulary ignores.
 
     Attributes:
         case: whether text is lower-cased.
@@ -40,7 +40,7 @@ class Folding:
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[str]) -> Folding:
-        """Return what a vocabulary folds: it has no capitals, or no accents."""
+        """Return the folding of a vocabulary: case or accents, if no piece has any."""
         letters = "".join(pieces)
         return cls(
             case=letters == letters.lower(),
@@ -56,7 +56,7 @@ class Folding:
         return [group for group in groups.values() if len(group) > 1]
 
     def normalizer(self) -> normalizers.Normalizer:
-        """Return the normalizer, which also makes one of two ways to write quotes."""
+        """Return the normalizer, which also unifies two ways to write quotes."""
         steps: list[normalizers.Normalizer] = [
             normalizers.Replace(Regex(_SPACES), " "),
             normalizers.Replace("``", '"'),

@@ -1,4 +1,4 @@
-"""What `tokenizer_config.json` says of a vocabulary."""
+"""The settings of a vocabulary in `tokenizer_config.json`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FLAGS: Final = ("do_lower_case", "keep_accents", "strip_accents", "tokenize_chi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularySettings:
-    """Settings of a tokenizer, by `transformers`' names; None for what is not said.
+    """Settings of a tokenizer, by `transformers`' names; None if the file does not set them.
 
     Attributes:
         tokenizer_class: the class of `transformers`, without "Fast".
-        special: names of the special tokens by their role in `SPECIAL_NAMES`, if they are given.
+        special: names of the special tokens in the file, by their role in `SPECIAL_NAMES`.
     """
 
     tokenizer_class: str | None = None
@@ -34,10 +34,10 @@ class VocabularySettings:
 
 
 def read_settings(folder: Path) -> VocabularySettings:
-    """Read `tokenizer_config.json`; nothing is said where there is none.
+    """Read `tokenizer_config.json`; without the file, no setting is set.
 
     Raises:
-        VocabError: it is no JSON object, or a value has another type.
+        VocabError: it is not a JSON object, or a value has another type.
     """
     file = folder / CONFIG_FILE
     if not file.is_file():

@@ -30,7 +30,7 @@ _CLASSES: Final = (None, "AlbertTokenizer", "PreTrainedTokenizer", "TokenizersBa
 # Values of SentencePiece's enumerations.
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
-# Letters that are composed one by one; each takes a pass over the text.
+# Maximum number of letters to compose separately, because each takes a pass over the text.
 _MAX_COMPOSED: Final = 64
 _NORMALIZATIONS: Final = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 
@@ -44,19 +44,19 @@ def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) ->
     trained with.
 
     Args:
-        settings: of `tokenizer_config.json`; where nothing is said of case and accents, the pieces
+        settings: of `tokenizer_config.json`; without settings of case and accents, the pieces
             show what the model was trained on.
 
     Raises:
-        VocabError: the file is no SentencePiece model, lacks special tokens, or segments text in
+        VocabError: the file is not a SentencePiece model, lacks special tokens, or segments text in
             a way that `tokenizers` does not.
     """
     settings = settings or VocabularySettings()
     proto = _read(spiece)
     for reason in _unsupported(proto, settings):
         raise VocabError(
-            f"{spiece} cannot be read with the ids of SentencePiece: {reason}. A tokenizer.json "
-            "beside it, such as save_pretrained of transformers writes, is read in its place"
+            f"{spiece} cannot be read with the ids of SentencePiece: {reason}. Add the "
+            "tokenizer.json that save_pretrained of transformers writes"
         )
     special = _special_pieces(proto, spiece, settings)
     normal = [piece.piece for piece in proto.pieces if piece.type == _NORMAL]
@@ -85,7 +85,7 @@ def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) ->
 
 
 def _read(spiece: Path) -> Any:
-    # Protobuf makes the class at import, so that no type checker sees it.
+    # Protobuf creates the class at import, so type checkers do not know it.
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     try:
         proto.ParseFromString(spiece.read_bytes())
@@ -105,7 +105,7 @@ def _unsupported(proto: Any, settings: VocabularySettings) -> Iterator[str]:
     if not normalizer.add_dummy_prefix or not normalizer.escape_whitespaces:
         yield "add_dummy_prefix or escape_whitespaces is off"
     if normalizer.precompiled_charsmap and normalizer.name not in _NORMALIZATIONS:
-        yield f"its normalisation {normalizer.name!r} is none of SentencePiece's own"
+        yield f"its normalisation {normalizer.name!r} is not one of SentencePiece's"
     if any(piece.type == _UNUSED for piece in proto.pieces):
         yield "it has pieces of type unused"
     if trainer.model_type == _BPE and any(map(_is_long_symbol, proto.pieces)):
@@ -146,13 +146,13 @@ def _folding(normal: Sequence[str], settings: VocabularySettings) -> Folding:
 
 
 def _unigram(proto: Any) -> models.Unigram:
-    # SentencePiece gives user-defined symbols this score. Where a symbol is one character, nothing
-    # competes with it.
-    most = max((piece.score for piece in proto.pieces if piece.type == _NORMAL), default=0.0)
+    # SentencePiece gives user-defined symbols this score. A symbol of one character has no
+    # competing piece.
+    best_score = max((piece.score for piece in proto.pieces if piece.type == _NORMAL), default=0.0)
     pieces = [
         (
             piece.piece,
-            len(piece.piece.encode()) * most - 0.1 if _is_long_symbol(piece) else piece.score,
+            len(piece.piece.encode()) * best_score - 0.1 if _is_long_symbol(piece) else piece.score,
         )
         for piece in proto.pieces
     ]
@@ -161,7 +161,7 @@ def _unigram(proto: Any) -> models.Unigram:
 
 
 def _bpe(proto: Any, unk: str) -> models.BPE:
-    """Return the model whose merges are all ways to make a piece of two, by the piece's score."""
+    """Return the model whose merges are all splits of a piece into two, by the piece's score."""
     ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
     normal = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
     merges = [
@@ -178,7 +178,7 @@ def _normalizers(proto: Any, normal: Sequence[str]) -> list[normalizers.Normaliz
     steps: list[normalizers.Normalizer] = []
     if charsmap := proto.normalizer_spec.precompiled_charsmap:
         steps = [normalizers.Precompiled(charsmap)]
-        # It composes short sequences alone, and takes the first that fits, not the longest.
+        # The map composes only short sequences, and uses the first match, not the longest.
         composing = _composing("".join(normal))
         steps = [*composing, *steps, *composing]
     if _has_inner_space(normal):
@@ -189,16 +189,16 @@ def _normalizers(proto: Any, normal: Sequence[str]) -> list[normalizers.Normaliz
 def _composing(letters: str) -> list[normalizers.Normalizer]:
     """Return the steps that compose the letters that pieces have.
 
-    NFC also puts marks into one order, which SentencePiece does not: where marks of several classes
-    can follow one another, as in Arabic, each letter is composed by itself.
+    NFC also sorts marks, which SentencePiece does not. If marks of several classes can follow one
+    another, as in Arabic, each letter is composed separately.
     """
-    composed = {each for each in letters if unicodedata.normalize("NFD", each) != each}
-    classes = {unicodedata.combining(each) for each in letters} - {0}
+    composed = {letter for letter in letters if unicodedata.normalize("NFD", letter) != letter}
+    classes = {unicodedata.combining(letter) for letter in letters} - {0}
     if not composed or len(classes) < 2 or len(composed) > _MAX_COMPOSED:
         return [normalizers.NFC()] if composed else []
-    parts = {each: unicodedata.normalize("NFD", each) for each in sorted(composed)}
-    longest_first = sorted(parts, key=lambda each: -len(parts[each]))
-    return [normalizers.Replace(parts[each], each) for each in longest_first]
+    parts = {letter: unicodedata.normalize("NFD", letter) for letter in sorted(composed)}
+    longest_first = sorted(parts, key=lambda letter: -len(parts[letter]))
+    return [normalizers.Replace(parts[letter], letter) for letter in longest_first]
 
 
 def _pre_tokenizer(normal: Sequence[str]) -> pre_tokenizers.PreTokenizer:

@@ -26,10 +26,10 @@ _NAMES: Final = {
 
 
 def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer:
-    """Build the tokenizer of a WordPiece vocabulary, one piece a line, its id the line's number.
+    """Build the tokenizer of a WordPiece vocabulary: a piece per line, whose number is its id.
 
     Args:
-        settings: of `tokenizer_config.json`; text is lower-cased where it does not say otherwise.
+        settings: of `tokenizer_config.json`; text is lower-cased unless it says otherwise.
 
     Raises:
         VocabError: the file cannot be read, lacks special tokens or repeats a piece, or the
@@ -37,9 +37,9 @@ def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer
     """
     if settings.tokenizer_class not in _CLASSES:
         raise VocabError(
-            f"{vocabulary} is of a {settings.tokenizer_class}, which splits text in its own way; "
-            "only BertTokenizer is built from a vocab.txt. A tokenizer.json beside it, such as "
-            "save_pretrained of transformers writes for a fast tokenizer, is read in its place"
+            f"{vocabulary} belongs to a {settings.tokenizer_class}, which splits text differently; "
+            "only BertTokenizer is built from a vocab.txt. Add the tokenizer.json that "
+            "save_pretrained of transformers writes for a fast tokenizer"
         )
     ids = _read(vocabulary)
     special = _NAMES | settings.special
@@ -76,5 +76,5 @@ def _read(vocabulary: Path) -> dict[str, int]:
     ids = {piece: index for index, piece in enumerate(lines)}
     if len(ids) < len(lines):
         twice = next(piece for index, piece in enumerate(lines) if ids[piece] != index)
-        raise VocabError(f"{vocabulary} has {twice!r} twice; each id needs a piece of its own")
+        raise VocabError(f"{vocabulary} contains {twice!r} twice; each id needs a different piece")
     return ids

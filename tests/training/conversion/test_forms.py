@@ -200,9 +200,9 @@ BAD: dict[str, tuple[Damage, str]] = {
         write_header(len(GAP), GAP + bytes(8)),
         "is damaged: .*; download it again",
     ),
-    "an index of another kind": (change_index(lambda index: [1]), "is no index of weights"),
+    "an index of another kind": (change_index(lambda index: [1]), "is not an index of weights"),
     "an index of a secret": (place_all("/etc/passwd"), r"names '/etc/passwd'; it must be a \.bin"),
-    "a shard that is missing": (place_all("pytorch_model-00003.bin"), "is not there; pytorch_mod"),
+    "a shard that is missing": (place_all("pytorch_model-00003.bin"), "is missing; pytorch_mod"),
     "a weight that is missing": (
         place_all("pytorch_model-00001-of-00002.bin"),
         "names .*, which none of its files has",
