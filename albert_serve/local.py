@@ -57,6 +57,7 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         app = make_app(dict)
         app.state.models = OneModel(model)
         self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))
+        self._process = os.getpid()
         self._lock = threading.Lock()  # nothing is submitted once the loop may have ended
         closing = asyncio.Event()
         # With a factory it leaves the caller's thread without a current event loop.
@@ -86,6 +87,8 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
     def close(self) -> None:
         """Answer what is in progress, and free the model; the second call does nothing."""
+        if self._process != os.getpid():
+            return  # its thread is the parent's
         with self._lock:
             self._app = None
         self._stop()
@@ -96,6 +99,12 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         await asyncio.to_thread(self.close)
 
     def _submit(self, request: httpx.Request) -> Future[httpx.Response]:
+        if self._process != os.getpid():
+            raise ConfigError(
+                f"this local model was opened in process {self._process}, of which this one is a "
+                "fork, and a fork has no threads of its parent; open a model in each process, "
+                "after it has started"
+            )
         with self._lock:
             if self._app is None:
                 raise httpx.ConnectError("the client is closed", request=request)

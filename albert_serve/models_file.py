@@ -13,10 +13,10 @@ named, `bentoml:NAME[:VERSION]` names a bundle in BentoML's model store (bundle/
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import yaml  # type: ignore[import-untyped]
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from albert_serve.config import Precision
 from albert_serve.errors import ConfigError, describe_faults
@@ -78,6 +78,29 @@ class _ModelsFile(BaseModel):
         return self
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML whose keys are text, and there once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Return a mapping.
+
+        Raises:
+            ValueError: a key is not text, or is there twice.
+        """
+        seen = set[str]()
+        for key_node, _ in node.value:
+            key, line = self.construct_object(key_node), key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise ValueError(
+                    f"line {line}: YAML reads the key {key_node.value} as {key!r}; write it in "
+                    f'quotes, "{key_node.value}"'
+                )
+            if key in seen:
+                raise ValueError(f"line {line}: the key {key!r} is there twice; remove one")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def read_models_file(file: Path) -> _ModelsFile:
     """Return the models that a file lists; their folders are relative to it there, not here.
 
@@ -86,12 +109,13 @@ def read_models_file(file: Path) -> _ModelsFile:
     """
     try:
         text = read_small_file(file, _MAX_BYTES).decode()
-        read = _ModelsFile.model_validate(yaml.safe_load(text))
+        # The loader is PyYAML's safe one.
+        read = _ModelsFile.model_validate(yaml.load(text, _Loader))  # noqa: S506
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the models in {file} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
+    except ValueError as error:  # a ValidationError is one
         raise ConfigError(f"{file} lists no models: {describe_faults(error)}") from error
     except RecursionError as error:  # nesting that no such file has
         raise ConfigError(f"{file} lists no models: {error}") from error

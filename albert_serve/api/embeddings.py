@@ -28,6 +28,8 @@ from albert_serve.api.wire import (
 FEATURE_EXTRACTION: Final = "feature-extraction"
 # OpenAI's path; for a model by its name it is `/embeddings` after the model's path.
 EMBEDDINGS: Final = "embeddings"
+# The path of text-embeddings-inference.
+EMBED: Final = "embed"
 EMBEDDINGS_PATH: Final = f"/v1/{EMBEDDINGS}"
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "none"]

@@ -25,6 +25,7 @@ class RerankRequest(Request):
     raw_scores: bool = Field(
         False, description="The classifier's output itself, not its sigmoid; a cosine is the same."
     )
+    top_n: int | None = Field(None, ge=1, description="The number of texts returned; all.")
     return_text: bool = Field(False, description="Whether each text comes back with its score.")
     truncate: bool = Field(False, description="Whether texts that are too long are cut.")
     truncation_direction: _Right = Field(

@@ -117,6 +117,14 @@ class TaskRequest(Request):
     inputs: Any
     parameters: Any
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_options(cls, body: Any) -> Any:
+        """Drop `options` of older clients of Hugging Face's, such as Weaviate: `wait_for_model`."""
+        if isinstance(body, dict) and isinstance(body.get("options"), dict):
+            return {name: value for name, value in body.items() if name != "options"}
+        return body
+
 
 class Reply(BaseModel):
     """The base of replies; a client ignores unknown fields of newer services."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self, Unpack, overload
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
 
 import httpx
 
@@ -62,6 +62,7 @@ from albert_serve.client.server import (
     open_transport,
     service_url,
 )
+from albert_serve.errors import ConfigError
 
 if TYPE_CHECKING:
     from albert_serve.settings import Device
@@ -165,6 +166,12 @@ class AsyncAlbertClient:
         )
         client._exchange.is_own = True
         return client
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            f"a {type(self).__name__} cannot be pickled or copied, as its connections cannot; make "
+            "one in each process, as in the initializer of a pool"
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -396,9 +403,11 @@ class AsyncAlbertClient:
 
         A classifier of one output scores each pair of query and text: by its sigmoid or, with
         `raw_scores=True`, by the output itself. A model without one compares embeddings, and the
-        score is their cosine. All texts are in one request: at most `max_items` of `/info`.
+        score is their cosine. Texts are sent in requests of 32, one after another, so that a long
+        list is not over the service's deadline.
         """
-        return await self._exchange.send(requests.rerank_call(query, texts, options))
+        calls = requests.rerank_calls(query, texts, options)
+        return requests.merge_ranked(await self._exchange.send_in_turn(calls), options)
 
     async def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.

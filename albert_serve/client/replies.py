@@ -22,8 +22,8 @@ from albert_serve.errors import QueueFullError, RequestError, request_error
 BAD_GATEWAY: Final = 502
 _MAX_SHOWN_CHARS: Final = 200
 # At the beginning of each sentence of a message, and of a place in a header.
-_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))(inputs)\[(\d{1,18})\]")
-_PLACE_INDEX: Final = re.compile(r'("inputs)\[(\d{1,18})\]')
+_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))(inputs|texts|query and texts)\[(\d{1,18})\]")
+_PLACE_INDEX: Final = re.compile(r'("inputs|"texts)\[(\d{1,18})\]')
 # A name that callers configure (docs/client.md).
 _logger = logging.getLogger("albert_serve.client.transport")
 

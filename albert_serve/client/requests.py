@@ -45,6 +45,9 @@ from albert_serve.client.calls import Call
 from albert_serve.client.replies import renumbered
 from albert_serve.errors import InvalidInputError
 
+# Long texts of one request are then within the service's deadline, on two cores too.
+_TEXTS_PER_RERANK: Final = 32
+
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
@@ -135,6 +138,7 @@ class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
 class RerankOptions(TypedDict, total=False):
     """The parameters of reranking; see `rerank.RerankRequest`."""
 
+    top_n: int
     raw_scores: bool
     return_text: bool
     truncate: bool
@@ -261,15 +265,36 @@ TOKEN_FEATURES: Final[CallSpec[list[Embedding]]] = CallSpec(
 )
 
 
-def rerank_call(query: str, texts: Sequence[str], options: RerankOptions) -> Call[list[RankedText]]:
-    """Return the call that sorts texts by a query.
+def rerank_calls(
+    query: str, texts: Sequence[str], options: RerankOptions
+) -> list[Call[list[RankedText]]]:
+    """Return the calls that score texts for a query, each with a part of the texts.
 
     Raises:
         InvalidInputError: the service would refuse it.
     """
     body = {"query": query, "texts": texts if isinstance(texts, str) else list(texts), **options}
     content = validate(RerankRequest, body).model_dump(exclude_unset=True)
-    return Call(method="POST", path=f"/{RERANK}", body=content, read=_reader(RerankReply))
+    return [
+        Call(
+            method="POST",
+            path=f"/{RERANK}",
+            body={**content, "texts": content["texts"][start : start + _TEXTS_PER_RERANK]},
+            read=_reader(RerankReply),
+            start=start,
+        )
+        for start in range(0, len(content["texts"]), _TEXTS_PER_RERANK)
+    ]
+
+
+def merge_ranked(replies: Sequence[list[RankedText]], options: RerankOptions) -> list[RankedText]:
+    """Return the texts of all parts in one order, with their indices in the caller's list."""
+    ranked = [
+        item.model_copy(update={"index": item.index + number * _TEXTS_PER_RERANK})
+        for number, reply in enumerate(replies)
+        for item in reply
+    ]
+    return sorted(ranked, key=lambda item: -item.score)[: options.get("top_n")]
 
 
 def with_targets(targets: Sequence[str], options: ScoreTargetsOptions) -> dict[str, Any]:

@@ -5,11 +5,12 @@ This is the only module of the client that reads the environment.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -77,15 +78,34 @@ class Server:
         """
         num_kept = max(_MIN_KEPT_CONNECTIONS, self.max_concurrency)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=num_kept)
+        is_async = issubclass(client, httpx.AsyncClient)
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [_OneLoop()] if is_async else []}
+        # No proxy leads to this machine. Over HTTPS the environment may name certificates.
+        trusts_env = not _is_loopback(self.base_url)
         try:
-            # No proxy leads to this machine. Over HTTPS the environment may name certificates.
-            return client(limits=limits, trust_env=not _is_loopback(self.base_url))
+            return client(limits=limits, trust_env=trusts_env, event_hooks=hooks)
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise ConfigError(
                 f"the proxy variables (http_proxy, https_proxy, all_proxy, no_proxy) cannot be "
                 f"used: {error}. Correct them, or pass http_client=httpx.{client.__name__}"
                 "(trust_env=False)"
             ) from error
+
+
+class _OneLoop:
+    """Refuses requests of an async client from a second event loop: connections are of one."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, request: httpx.Request) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise ConfigError(
+                "this AsyncAlbertClient was used on another event loop; make one in each "
+                "(`async with AsyncAlbertClient(...)` within asyncio.run), or use AlbertClient"
+            )
 
 
 def service_url(base_url: str | None, model: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
+from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH
 from albert_serve.settings import Surface
@@ -26,6 +26,7 @@ _TASK_PATHS: Final = {f"/{name}": name for name in TASKS}
 _API_PATHS: Final[dict[str, str | None]] = {
     **_TASK_PATHS,
     EMBEDDINGS_PATH: FEATURE_EXTRACTION,
+    f"/{EMBED}": FEATURE_EXTRACTION,
     f"/{RERANK}": FEATURE_EXTRACTION,
     "/info": None,
     MODELS_PATH: None,
@@ -34,6 +35,7 @@ _API_PATHS: Final[dict[str, str | None]] = {
 _MODEL_PATHS: Final[dict[str, str | None]] = {
     **_TASK_PATHS,
     f"/{EMBEDDINGS}": FEATURE_EXTRACTION,
+    f"/{EMBED}": FEATURE_EXTRACTION,
     f"/{RERANK}": FEATURE_EXTRACTION,
     "": None,
     "/info": None,

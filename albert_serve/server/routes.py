@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from albert_serve.api.embeddings import EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
+from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.errors import NotFoundError, NotReadyError
 from albert_serve.server.answering import answer_request
 from albert_serve.server.bodies import check_media_type
+from albert_serve.server.embed_form import read_embed
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
@@ -84,6 +85,7 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
                 Route(f"{prefix}/{RERANK}", _rerank, methods=["POST"])
                 for prefix in ("", MODEL_PATH)
             ),
+            *(Route(f"{prefix}/{EMBED}", _embed, methods=["POST"]) for prefix in ("", MODEL_PATH)),
             Route(MODELS_PATH, _list),
             Route(MODEL_PATH, _info),
             # BentoML's clients post to the endpoint of the method `info`.
@@ -109,6 +111,10 @@ async def _task(name: str, request: Request) -> Response:
 async def _embeddings(request: Request) -> Response:
     model = _model(request)
     return await answer_request(model, FEATURE_EXTRACTION, request, read=read_embeddings)
+
+
+async def _embed(request: Request) -> Response:
+    return await answer_request(_model(request), FEATURE_EXTRACTION, request, read=read_embed)
 
 
 async def _rerank(request: Request) -> Response:

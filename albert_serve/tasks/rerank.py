@@ -119,5 +119,5 @@ def _ranked(item: RerankRequest, scores: NDArray[np.float64]) -> RerankReply:
             score=float(scores[index]),
             text=item.texts[index] if item.return_text else None,
         )
-        for index in np.argsort(-scores, kind="stable").tolist()
+        for index in np.argsort(-scores, kind="stable")[: item.top_n].tolist()
     ]

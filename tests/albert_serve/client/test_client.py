@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from albert_serve.api import schemas
 from albert_serve.api.embeddings import FeatureExtractionParameters
-from albert_serve.client import AlbertClient, requests
+from albert_serve.client import AlbertClient, AsyncAlbertClient, requests
 from albert_serve.errors import ConfigError, InvalidInputError, NoMaskError, TextTooLongError
 from scripts.unasync import generated
 from tests.albert_serve.client.cases import CASES, assert_same, kinds
@@ -148,6 +149,19 @@ def test_the_options_are_the_parameters_that_the_method_leaves_open(
     options: type, parameters: Any, implied: set[str]
 ) -> None:
     assert set(get_type_hints(options)) == set(parameters.model_fields) - implied
+
+
+def test_an_async_client_is_of_one_event_loop(service: Running) -> None:
+    albert = AsyncAlbertClient(service.url)
+
+    async def ask() -> Any:
+        return await albert.text_classification("a film")
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        assert first.run(ask())
+        with pytest.raises(ConfigError, match="was used on another event loop; make one in each"):
+            second.run(ask())
+        first.run(albert.aclose())
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -148,6 +151,31 @@ def test_a_cancelled_call_leaves_the_client_usable_from_any_event_loop(bundle_di
     asyncio.run(cancel())
     assert len(asyncio.run(albert.text_classification("a film"))) == 2
     asyncio.run(albert.aclose())
+
+
+def test_a_fork_is_told_to_open_its_own_model(bundle_dir: Path) -> None:
+    program = (
+        "import os, sys\nfrom albert_serve.client import AlbertClient\n"
+        f"albert = AlbertClient.local({str(bundle_dir)!r}, num_threads=1)\n"
+        "child = os.fork()\n"
+        "try: answer = albert.text_classification('a film')[0].label\n"
+        "except ValueError as error: answer = str(error)\n"
+        "albert.close()\n"
+        "print(answer, flush=True)\n"
+        "child and os.waitpid(child, 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert re.search(r"opened in process \d+, of which this one is a fork.*; open", done.stdout)
+    assert re.search(r"^(negative|positive)$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_a_client_cannot_be_pickled(copied: Call) -> None:
+    for kind in (AlbertClient, AsyncAlbertClient):
+        with pytest.raises(ConfigError, match=f"{kind.__name__} cannot be pickled.*; make one in"):
+            copied(kind("http://127.0.0.1:1"))
 
 
 def test_closing_answers_what_is_in_progress(bundle_dir: Path) -> None:

@@ -110,3 +110,25 @@ def test_parameters_are_taken_inside_and_beside(client: httpx.Client) -> None:
     )
     for reply in others:
         assert_close(reply, expected)
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/models/tiny/embed"])
+def test_the_format_of_text_embeddings_inference(client: httpx.Client, path: str) -> None:
+    """A list also for one text, of length 1 unless `normalize` says otherwise."""
+    unit, plain = vectors(client, TEXTS, normalize=True), vectors(client, TEXTS)
+    options = {"truncate": None, "truncation_direction": "Right", "prompt_name": None}
+    reply = client.post(path, json={"inputs": TEXTS, **options})
+    np.testing.assert_allclose(reply.json(), unit, atol=1e-5)
+    reply = client.post(path, json={"inputs": TEXTS[0]})
+    np.testing.assert_allclose(reply.json(), unit[:1], atol=1e-5)
+    reply = client.post(path, json={"inputs": TEXTS, "normalize": False})
+    np.testing.assert_allclose(reply.json(), plain, atol=1e-5)
+    assert_envelope(client.post(path, json={"inputs": []}), 422, "invalid_input")
+
+
+def test_options_of_older_clients_are_accepted(client: httpx.Client) -> None:
+    options = {"wait_for_model": True, "use_cache": False}
+    reply = client.post("/feature-extraction", json={"inputs": TEXTS, "options": options})
+    np.testing.assert_allclose(reply.json(), vectors(client, TEXTS), atol=1e-5)
+    reply = client.post("/fill-mask", json={"inputs": "A [MASK].", "options": options})
+    assert reply.status_code == 200

@@ -63,7 +63,8 @@ def test_texts_come_back_if_they_are_asked_for(client: httpx.Client) -> None:
         ({"query": ["a"]}, "invalid_input", "query must be a valid string"),
         ({"raw_scores": "yes"}, "invalid_input", "raw_scores must be a valid boolean"),
         ({"truncation_direction": "left"}, "invalid_input", "truncation_direction must be"),
-        ({"top_n": 3}, "invalid_input", "'top_n' is not known here"),
+        ({"top_n": 0}, "invalid_input", "top_n must be greater than or equal to 1"),
+        ({"top": 3}, "invalid_input", "'top' is not known here"),
         ({"texts": ["a", LONG]}, "too_long", "texts[1]: the text is"),
         ({"query": LONG}, "too_long", "or set the parameter truncate to true"),
         ({"texts": ["a"] * 33}, "too_much_at_once", "texts holds 33 items; at most 32"),
@@ -116,6 +117,23 @@ def test_a_cross_encoder_scores_pairs(albert: AlbertClient, cross_encoder: Path)
     ((best, *_),) = albert.text_classification([TextInput.model_validate(pairs[0])])
     assert best.label == "relevant"
     assert best.score == pytest.approx(expected[0], abs=1e-5)
+
+
+def test_a_long_list_is_sent_in_parts_and_is_one_order(client: httpx.Client) -> None:
+    """The service takes 32 texts in a request; `top_n` is of the whole list."""
+    texts = [f"{TEXTS[number % len(TEXTS)]} {number}" for number in range(70)]
+    alone = {text: rerank(client, texts=[text]).json()[0]["score"] for text in texts}
+    with AlbertClient(str(client.base_url)) as albert:
+        ranked = albert.rerank(QUERY, texts, return_text=True)
+        best = albert.rerank(QUERY, texts, top_n=3)
+        with pytest.raises(InvalidInputError, match=r"^texts\[60\]: the text is"):
+            albert.rerank(QUERY, [*texts[:60], LONG])
+    assert sorted(item.index for item in ranked) == list(range(70))
+    assert [item.text for item in ranked] == [texts[item.index] for item in ranked]
+    np.testing.assert_allclose(
+        [item.score for item in ranked], sorted(alone.values(), reverse=True), atol=1e-5
+    )
+    assert [item.index for item in best] == [item.index for item in ranked[:3]]
 
 
 def test_the_client_refuses_what_the_service_would(albert: AlbertClient) -> None:

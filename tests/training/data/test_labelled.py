@@ -403,3 +403,18 @@ def test_a_folder_is_read_by_its_splits(tmp_path: Path, capsys: pytest.CaptureFi
     assert names(labelled_files([folder], "test", "validation")) == ["dev.csv"]
     assert names(files_of_split(folder, "validation")) == ["dev.csv"]
     assert labelled_files([folder / "dev.csv"], "train") == [folder / "dev.csv"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_text_of_more_than_a_million_characters_is_refused(kind: str, tmp_path: Path) -> None:
+    """Its tokens would take gigabytes."""
+    rows = [{"text": "a", "label": "x"}, {"text": "a" * 1_000_001, "label": "y"}]
+    file = tmp_path / f"data.{kind}"
+    if kind == "csv":
+        write(file, "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
+    elif kind == "jsonl":
+        write(file, "".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    [error] = errors_of(tmp_path, file)
+    assert "the column 'text' has 1,000,001 characters, at most 1,000,000 are read" in error

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from albert_serve.api.wire import MAX_CHARS
 from albert_serve.columnar import class_names, read_columns, read_schema
 from albert_serve.delimited import read_rows
 from albert_serve.errors import AlbertServeError
@@ -71,13 +72,27 @@ def read_records(
             return
         kind = detect_type(file, chosen)
         if kind.is_columnar:
-            yield from _columnar_records(file, kind)
+            rows = _columnar_records(file, kind)
         elif kind.format == "jsonl":
-            yield from _json_records(file, kind)
+            rows = _json_records(file, kind)
         else:
-            yield from _table_records(file, kind, delimiter, headerless)
+            rows = _table_records(file, kind, delimiter, headerless)
+        yield from map(_refuse_long, rows)
     except (AlbertServeError, OSError) as error:
         yield RowError(str(error))
+
+
+def _refuse_long(row: _Row) -> _Row:
+    """Return a row, or the error of one with a text that would take gigabytes to tokenise."""
+    if isinstance(row, RowError):
+        return row
+    for name, value in row.values.items():
+        if isinstance(value, str) and len(value) > MAX_CHARS:
+            return RowError(
+                f"{row.place}: the column {name!r} has {len(value):,} characters, at most "
+                f"{MAX_CHARS:,} are read; split it, or leave it out"
+            )
+    return row
 
 
 def gather_rows(

@@ -86,6 +86,8 @@ def test_a_file_names_models_precisions_threads_and_workers(shelf: Path, tmp_pat
         ("models: {}", "models: Dictionary should have at least 1 item"),
         ("models: {a: {folder: x}}", "models.a.bundle: Field required; models.a.folder: Extra"),
         ("models: {a/b: {bundle: x}}", "a/b"),
+        ("models:\n  no: {bundle: x}", 'line 2: YAML reads the key no as False; .* quotes, "no"'),
+        ("models:\n  a: {bundle: x}\n  a: {bundle: y}", "line 3: the key 'a' is there twice"),
         ("models: {a: {bundle: x, precision: int4}}", "'fp32', 'fp16' or 'int8'"),
         ("models: {a: {bundle: x}}\ndefault: b", "default is 'b', which is no model; there are a"),
         ("models: {a: {bundle: x, name: b}}", "models.a.name: the key is the name"),
