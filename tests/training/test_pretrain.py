@@ -157,7 +157,7 @@ def test_other_options_on_a_run_are_refused(
         ("--heads 5", "hidden_size 32 is not a multiple of num_heads 5"),
         ("--groups 3", "num_groups 3 is over num_layers 2"),
         ("--parallel fsdp", "muon needs whole matrices; with --parallel fsdp take lamb or adamw"),
-        ("--initialize-from ./nowhere", "./nowhere is not there, and cannot be a model"),
+        ("--initialize-from ./nowhere", "./nowhere is not a local folder"),
         ("--initialize-from {start} --hidden-size 64", "hidden_size 64: "),
         ("--initialize-from {start} --preset base", "--preset goes with new weights; --initialize"),
         (

@@ -227,5 +227,5 @@ def test_bad_safetensors_are_refused(folder: Path, damage: Damage, message: str)
 
 
 def test_neither_a_folder_nor_a_name_of_the_hub() -> None:
-    with pytest.raises(CheckpointError, match="nowhere/at/all is not there, and cannot be a model"):
+    with pytest.raises(CheckpointError, match="nowhere/at/all is not a local folder"):
         open_checkpoint("nowhere/at/all").__enter__()
