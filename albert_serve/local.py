@@ -32,7 +32,7 @@ from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 
-# The callers are this process' own: they wait, and their client's timeout ends a call.
+# The only callers are in this process, and the client's timeout ends their calls.
 _UNLIMITED: Final = 1 << 62
 _UNLIMITED_S: Final = 10 * 365 * 86_400.0
 

@@ -61,15 +61,19 @@ def score_parser(purpose: str) -> argparse.ArgumentParser:
     score = make_parser("score", purpose, _SCORE_EXAMPLES)
     score.add_argument("--task", required=True, choices=list(TASKS))
     score.add_argument(
-        "--parameters", type=_json_object, default={}, metavar="JSON", help="for all rows"
+        "--parameters",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="task parameters for every row",
     )
     score.add_argument(
-        "--head", metavar="NAME", help="the classifier of a model that has several (its default)"
+        "--head", metavar="NAME", help="classifier, if the model has several (default: the model's)"
     )
     score.add_argument(
         "--all-scores",
         action="store_true",
-        help="of text classification: the scores of all labels, not of the best alone",
+        help="text classification: return the scores of all labels, not only of the best",
     )
     _add_columns(score.add_argument_group("columns and formats"))
     _add_job(score.add_argument_group("the job"))
@@ -92,38 +96,42 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         type=_column,
         default=[],
         metavar="FIELD=COLUMN",
-        help="the column that holds a field of the task, such as text=review",
+        help="column that holds a field of the task, such as text=review",
     )
     group.add_argument(
         "--keep",
         action="extend",
         type=_names,
         metavar="COLUMNS",
-        help="the columns of the input that the output keeps, by commas (all); '' for none",
+        help="input columns to keep in the output, by commas; '' for none (default: all)",
     )
     group.add_argument(
-        "--input-format", choices=get_args(Format), help="whatever the names (stdin: jsonl)"
+        "--input-format",
+        choices=get_args(Format),
+        help="input format (default: from the file name; jsonl for stdin)",
     )
     group.add_argument(
-        "--output-format", choices=WRITTEN_FORMATS, help="whatever the name (stdout: jsonl)"
+        "--output-format",
+        choices=WRITTEN_FORMATS,
+        help="output format (default: from the file name; jsonl for stdout)",
     )
     group.add_argument(
         "--delimiter",
         metavar="CHARACTER",
-        help="of CSV and TSV input (of CSV detected from the header)",
+        help="delimiter of CSV and TSV input (default: CSV's by its header; a tab in TSV)",
     )
     group.add_argument(
         "--no-quotes",
         dest="has_quotes",
         action="store_false",
-        help="quotes are ordinary characters of CSV and TSV input",
+        help="read quotes in CSV and TSV input as ordinary characters",
     )
     group.add_argument(
         "--shard",
         type=_shard,
         default=(0, 1),
         metavar="I/N",
-        help="the files I, I + N, ... of the input only",
+        help="score only every N-th file, starting with file I (counted from 0)",
     )
 
 
@@ -162,17 +170,26 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         "--errors",
         choices=("keep", "fail"),
         default="keep",
-        help="whether a row that cannot be answered is kept, or ends the job (%(default)s)",
-    )
-    group.add_argument("--max-errors", type=int, metavar="N", help="more rows in error end the job")
-    group.add_argument(
-        "--part-rows", type=int, default=PART_ROWS, metavar="N", help="rows of a part (%(default)s)"
+        help="keep rows that cannot be answered, or end the job (default: %(default)s)",
     )
     group.add_argument(
-        "--no-dedupe", dest="dedupe", action="store_false", help="compute identical rows each"
+        "--max-errors", type=int, metavar="N", help="end the job after more than N error rows"
     )
     group.add_argument(
-        "--restart", action="store_true", help="begin again, whatever parts there are"
+        "--part-rows",
+        type=int,
+        default=PART_ROWS,
+        metavar="N",
+        help="maximum number of rows in a part (default: %(default)s)",
+    )
+    group.add_argument(
+        "--no-dedupe",
+        dest="dedupe",
+        action="store_false",
+        help="compute identical rows again instead of reusing answers",
+    )
+    group.add_argument(
+        "--restart", action="store_true", help="discard existing parts and start over"
     )
     group.add_argument(
         "--summary", type=Path, metavar="FILE", help="write counts and rates as JSON"
@@ -180,22 +197,26 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--server", metavar="URL", help="the service's address")
-    group.add_argument("--model", metavar="NAME", help="a model of it (its default)")
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="the file of its key")
+    group.add_argument("--server", metavar="URL", help="address of the service")
+    group.add_argument(
+        "--model", metavar="NAME", help="model of the service (default: the service's)"
+    )
+    group.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="file that contains the service's key"
+    )
     group.add_argument(
         "--concurrency",
         type=int,
         default=NUM_CONCURRENT,
         metavar="N",
-        help="requests at once (%(default)s)",
+        help="maximum number of concurrent requests (default: %(default)s)",
     )
     group.add_argument(
         "--server-wait",
         type=float,
         default=WAIT_S,
         metavar="SECONDS",
-        help="the longest time to wait for a service that does not answer (%(default)g)",
+        help="seconds to wait for a service that does not answer (default: %(default)g)",
     )
 
 
@@ -204,19 +225,19 @@ def _add_ray(group: argparse._ArgumentGroup) -> None:
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="where the model runs: in this process, or in actors of Ray (%(default)s)",
+        help="where to run the model: in this process, or in Ray actors (default: %(default)s)",
     )
     group.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="the cluster (RAY_ADDRESS, else the Ray of this machine, else one is started)",
+        help="Ray cluster (default: RAY_ADDRESS, else the Ray of this machine, else a new one)",
     )
     group.add_argument(
         "--workers",
         dest="num_actors",
         type=int,
         metavar="N",
-        help="actors, each with an engine of --threads CPUs (as many as the cluster has CPUs for)",
+        help="number of actors of --threads CPUs each (default: as many as fit)",
     )
 
 
@@ -238,7 +259,7 @@ def _score(options: argparse.Namespace) -> int:
         )
         write_summary({"status": "complete", **summary.as_json()})
     output = output_path(options.output)
-    # Beside the rows, where the output is the standard output itself.
+    # Rows on the standard output are not mixed with the summary.
     print(f"{output}: {summary}", file=sys.stderr if is_stdout(output) else sys.stdout)
     if summary.num_errors and summary.num_errors == summary.num_rows:
         raise InvalidInputError(
@@ -276,7 +297,7 @@ def read_score_options(options: argparse.Namespace) -> ScoreOptions:
 
 @contextmanager
 def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield what writes the summary of a job that is complete; write that of one that fails."""
+    """Yield a function that writes a complete job's summary; write a failed job's here."""
     file: Path | None = options.summary
     if file is None:
         yield lambda summary: None
@@ -306,7 +327,7 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
 
 
 def _open_scorer(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
-    """Open what answers: a service, actors of Ray, or the engine in this process."""
+    """Open a scorer: a service, Ray actors, or the engine in this process."""
     if options.engine != "ray" and (options.ray_address or options.num_actors):
         raise ConfigError("--ray-address and --workers are for --engine ray")
     if options.server is not None:
@@ -324,7 +345,7 @@ def _open_scorer(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
 def _open_remote(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
     from albert_serve.scoring.remote import RemoteScorer
 
-    # Each row has its warnings in the output.
+    # Warnings are written with their rows, so they are not logged again.
     logging.getLogger("albert_serve.client").setLevel(logging.ERROR)
     return RemoteScorer(
         options.server,
@@ -350,7 +371,7 @@ def _open_ray(options: argparse.Namespace, settings: Settings) -> AbstractContex
     bundle = one_bundle(settings)
     tag = store_tag(settings.bundle) if settings.bundle else None
     model = WorkerModel(
-        # The store may be elsewhere on another node.
+        # The tag, because the store's folder may differ on other nodes.
         bundle=str(settings.bundle if tag else bundle.folder.absolute()),
         task=options.task,
         device="cuda" if settings.device == "cuda" else "cpu",
@@ -367,7 +388,7 @@ def _open_ray(options: argparse.Namespace, settings: Settings) -> AbstractContex
 
 @contextmanager
 def _termination() -> Iterator[Callable[[], bool]]:
-    """Yield whether SIGTERM came, which does not end the job at once; a second one does."""
+    """Yield a function that tells whether SIGTERM came; a second SIGTERM ends the process."""
     terminated = threading.Event()
 
     def stop(number: int, frame: Any) -> None:

@@ -17,8 +17,8 @@ from albert_serve.client.concurrency import AnyIterable, async_in_order, async_i
 from albert_serve.client.replies import RawReply
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
-    PASSING,
     RETRIED_STATUSES,
+    TRANSIENT_ERRORS,
     AnsweredRequests,
     Deadline,
     Retries,
@@ -179,7 +179,7 @@ class AsyncExchange:
         deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
         try:
             HEALTH.answer(await self._receive(HEALTH, deadline))
-        except PASSING as error:
+        except TRANSIENT_ERRORS as error:
             return error
         return None
 

@@ -175,13 +175,13 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSpec(Generic[AnswerT]):
-    """What a method asks, and how its reply is read.
+    """A client method's endpoint, request type and reply type.
 
     Attributes:
         answer: the type of the answer to an input of a list.
-        single: that of the reply to an input alone, if it is another.
+        single: the type of the reply to a single input, if it differs.
         implied: the parameters that the method sets.
-        as_item: makes of an input of a list what is sent.
+        as_item: converts an input of a list to the item that is sent.
     """
 
     path: str

@@ -20,7 +20,7 @@ from albert_serve.errors import DeadlineExceededError, NotReadyError, QueueFullE
 
 RETRIED_STATUSES: Final = frozenset({429, BAD_GATEWAY, 503})
 # Over soon, as after a start.
-PASSING: Final = (DeadlineExceededError, NotReadyError, QueueFullError)
+TRANSIENT_ERRORS: Final = (DeadlineExceededError, NotReadyError, QueueFullError)
 _FIRST_DELAY_S: Final = 0.2
 
 

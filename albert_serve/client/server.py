@@ -33,9 +33,9 @@ READY_TIMEOUT_S: Final = 60.0
 # As much as a service's answers may take of its memory (docs/operate.md).
 MAX_REPLY_BYTES: Final = 64 << 20
 LOCAL_URL: Final = "http://local"
-# A day: lists of any length are one call, and nobody else waits.
+# A day, because a list of any length is one call and no other caller waits.
 LOCAL_TIMEOUT_S: Final = 86_400.0
-# As many as httpx keeps by default.
+# httpx's own default.
 _MIN_KEPT_CONNECTIONS: Final = 20
 
 
@@ -159,7 +159,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 def open_transport(
     bundle: str | os.PathLike[str] | None, num_threads: int | None, device: Device
 ) -> LocalTransport:
-    """Open a bundle in this process; the serving stack is imported here, and nowhere else."""
+    """Open a bundle in this process. No other function of the client imports the serving stack."""
     try:
         from albert_serve.local import LocalTransport
         from albert_serve.settings import RuntimeOptions

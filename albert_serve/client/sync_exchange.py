@@ -18,8 +18,8 @@ from albert_serve.client.concurrency import in_order, iterate
 from albert_serve.client.replies import RawReply
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
-    PASSING,
     RETRIED_STATUSES,
+    TRANSIENT_ERRORS,
     AnsweredRequests,
     Deadline,
     Retries,
@@ -179,7 +179,7 @@ class Exchange:
         deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
         try:
             HEALTH.answer(self._receive(HEALTH, deadline))
-        except PASSING as error:
+        except TRANSIENT_ERRORS as error:
             return error
         return None
 

@@ -18,7 +18,7 @@ from albert_serve.scoring.options import Counts, ScoreOptions
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tasks.text_classification import no_head
 
-# The limits of the answers that are kept for later rows.
+# Limits of the cache of answers.
 _MAX_KEPT_BYTES: Final = 64 << 20
 _MAX_ANSWER_BYTES: Final = 1 << 16
 
@@ -29,7 +29,7 @@ class Scorer(Protocol):
     Attributes:
         task: its name.
         identity: what its answers depend on, such as the model's revision.
-        heads: the names of the model's classifiers of texts, where the task is theirs.
+        heads: names of the model's text classifiers, if the task is text classification.
     """
 
     task: str

@@ -9,7 +9,7 @@ from typing import Final
 
 from albert_serve.errors import AlbertServeError
 
-# The exit status that a shell has for a program that SIGTERM ended.
+# A shell reports this status for a program that SIGTERM ended.
 _TERMINATED: Final = 128 + 15
 
 

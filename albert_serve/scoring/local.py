@@ -29,7 +29,7 @@ from albert_serve.tasks.base import Runner, finish_all, inputs_of
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_setups
 
-# Enough for the engine's parallel sessions, and few enough for the memory of fill-mask's
+# Enough for the engine's parallel sessions; more would take much memory for fill-mask's
 # vocabulary-wide logits.
 _BATCHES_AT_ONCE: Final = 8
 

@@ -13,7 +13,7 @@ from albert_serve.errors import ConfigError
 from albert_serve.tables import Format
 
 PART_ROWS: Final = 1024
-# Of a service: requests at once, and the time limit without any answer.
+# Limits for a service: concurrent requests, and the time without any answer.
 NUM_CONCURRENT: Final = 8
 WAIT_S: Final = 300.0
 
@@ -88,7 +88,7 @@ class Counts:
     first_error: str | None = None
 
     def add(self, other: Counts) -> None:
-        """Add the counts of further rows."""
+        """Add the counts of other rows."""
         self.num_rows += other.num_rows
         self.num_errors += other.num_errors
         self.num_computed += other.num_computed

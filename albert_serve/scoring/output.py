@@ -24,10 +24,10 @@ from albert_serve.scoring.inputs import InputFile, RowBatch
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tables import TableType, compressor, first_line
 
-# Parts are joined into row groups of at least so many rows.
+# Parts are joined into row groups of at least this size.
 _GROUP_ROWS: Final = 1 << 16
 _GROUP_BYTES: Final = 1 << 26
-# Pages of Parquet end at multiples of so many rows; with wide rows, more would be much memory.
+# Rows between possible page ends in Parquet; a page of many wide rows would take much memory.
 _PAGE_ROWS: Final = 64
 
 _CONVERSION_ERRORS: Final = (pa.ArrowException, TypeError, OverflowError)
@@ -193,7 +193,7 @@ def _to_column(values: Sequence[Any], kind: Any) -> tuple[Any, dict[int, str]]:
 def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[_Write]:
     """Open the writer of a layout; the end is written if the block did not fail."""
     if layout.type.format == "parquet":
-        # What is not complete is closed, too: else it would be later, when the file is not open.
+        # An incomplete writer is closed here too; later, its file would already be closed.
         with pq.ParquetWriter(raw, layout.schema, write_batch_size=_PAGE_ROWS) as parquet:
             yield lambda part: parquet.write_table(to_table(layout, part))
         return

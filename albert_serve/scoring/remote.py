@@ -26,7 +26,7 @@ from albert_serve.client.async_exchange import AsyncExchange
 from albert_serve.client.calls import Call
 from albert_serve.client.replies import RawReply, renumbered_places
 from albert_serve.client.requests import INFO
-from albert_serve.client.retries import PASSING
+from albert_serve.client.retries import TRANSIENT_ERRORS
 from albert_serve.client.server import (
     MAX_REPLY_BYTES,
     NUM_RETRIES,
@@ -48,11 +48,11 @@ from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
 from albert_serve.scoring.options import NUM_CONCURRENT, WAIT_S
 
 _CALL_S: Final = 120.0
-# Between the retries of the client and those of a request that it gave up.
+# Delay before retrying a request that the client gave up.
 _DELAY_S: Final = 0.5
-# Of one request, while the service answers others.
+# Timeouts allowed for one request while the service answers others.
 _MAX_DEADLINES: Final = 3
-# Of the row, not of the service.
+# Errors caused by the row, not by the service.
 _OF_ROW: Final = (
     InvalidInputError,
     MalformedRequestError,
@@ -67,22 +67,22 @@ _ResultT = TypeVar("_ResultT")
 class RemoteScorer:
     """Answers with a service; for `with`.
 
-    A service that is overloaded is asked again after the delay that it names, and one that is out
-    of reach until it answers, or has not answered anything for so long. An interrupted job cancels
-    the requests under way.
+    If the service is overloaded, a request is retried after the delay that the service names. If
+    the service is out of reach, requests are retried until it has not answered for `wait_s`. An
+    interrupted job cancels its requests.
 
     Args:
-        url: its address, such as "http://127.0.0.1:3000".
+        url: address of the service, such as "http://127.0.0.1:3000".
         task: the name of the task.
         model: the name of a hosted model; None for the service's default.
         api_key: sent as a bearer token.
-        num_concurrent: the limit of requests at once.
-        wait_s: the time limit without any answer.
+        num_concurrent: maximum number of concurrent requests.
+        wait_s: maximum time without any answer.
 
     Raises:
         ConfigError: an argument is wrong, or the service's model has no such task.
         ServiceUnavailableError: the service does not answer.
-        RequestError: it refuses to, as without a key.
+        RequestError: the service rejects all requests, as without a key.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RemoteScorer:
             headers=authorization(api_key),
             timeout_s=_CALL_S,
             num_retries=NUM_RETRIES,
-            max_concurrency=1,  # of one row, whose list may need several requests
+            max_concurrency=1,  # a row's list may need several requests
             max_reply_bytes=MAX_REPLY_BYTES,
         )
         self._exchange = AsyncExchange(server, None)
@@ -183,7 +183,7 @@ class RemoteScorer:
         try:
             answer = await self._until_answered(ask)
         except RequestError as error:
-            # An engine's failure at the row; without an identifier it is a proxy's.
+            # The engine failed at this row. Without an identifier, the reply is a proxy's.
             is_failure = type(error) is RequestError and error.request_id is not None
             if not (is_failure or isinstance(error, _OF_ROW)):
                 raise
@@ -193,13 +193,13 @@ class RemoteScorer:
         return RowResult(values={OUTPUT: answer, **_notes(replies)})
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_ResultT]]) -> _ResultT:
-        """Ask beyond the client's retries, unless the service answers no request at all."""
+        """Retry beyond the client's retries, while the service answers other requests."""
         began_s = time.monotonic()
         num_deadlines = 0
         while True:
             try:
                 answer = await ask()
-            except PASSING as error:
+            except TRANSIENT_ERRORS as error:
                 num_deadlines += isinstance(error, DeadlineExceededError)
                 if num_deadlines >= _MAX_DEADLINES and self._answered_s > began_s:
                     raise
@@ -228,7 +228,7 @@ def _heads(task: TaskInfo) -> list[str]:
 
 
 def _notes(replies: Iterable[tuple[RawReply, int]]) -> dict[str, Any]:
-    """Return the notes of a call's replies, each of a part of its list."""
+    """Return the notes in the replies to a call, which has one reply for each part of its list."""
     warnings: list[str] = []
     num_truncated = 0
     cuts: dict[str, int] = {}
