@@ -180,7 +180,7 @@ BAD: dict[str, tuple[Damage, str]] = {
     "half a pickle": (truncated_pickle(5000), "cannot be read as weights alone.*complete"),
     "a training state": (
         write_pickle({"state_dict": {"a": torch.zeros(2)}, "step": 3}),
-        "weights by name; save the model's state_dict alone",
+        "weights by name; save only the state_dict",
     ),
     "whole numbers": (write_pickle({"x": torch.zeros(3, dtype=torch.int8)}), "not floating point"),
     "two of one": (
