@@ -23,11 +23,12 @@ from albert_serve.bundle.catalog import open_model, read_catalogue
 from albert_serve.default_bundle import default_bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
+from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.large_requests import LargeRequests
 from albert_serve.server.models.description import describe_model
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.routes import make_app
+from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
@@ -154,7 +155,8 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         bundle=opened,
         tasks=tasks,
         description=describe_model(spec.name, opened, tasks, settings, mask_token=mask_token),
-        large=LargeRequests(max_bytes=_UNLIMITED),
+        budget=BodyBudget(_UNLIMITED),
+        thread=WorkerThread(),
         batcher=Batcher(
             engine,
             max_queue_tokens=_UNLIMITED,

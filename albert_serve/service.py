@@ -37,8 +37,8 @@ from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.middleware import (
     NO_SPANS,
     CallersTrace,
+    adapt_middleware,
     has_exporter,
-    leave_timeouts_out,
 )
 from albert_serve.server.bentoml.start import check_command_line, listens_on_loopback
 from albert_serve.server.bentoml.supervision import (
@@ -221,11 +221,13 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
-        leave_timeouts_out(app)
+        adapt_middleware(app)
         if is_main:
             self._leave_requests_to_our_routes(app)
             app.exception_handlers.update(EXCEPTION_HANDLERS)
-        app.add_middleware(ConcurrencyGate, models=lambda: _app.state.models, settings=settings)
+        app.add_middleware(
+            ConcurrencyGate, models=lambda: _app.state.models, limit=settings.max_concurrency
+        )
         if settings.cors_origins:  # outside of the gate, so that pages can read its refusals
             app.add_middleware(CORSMiddleware, **cors_options(settings))
         return app

@@ -172,7 +172,7 @@ class Settings(BaseModel):
     cache_folder: Path | None = Field(default_factory=_cache_folder)
     max_batch_tokens: int | None = Field(None, ge=1, le=1 << 24)
     max_queue_tokens: int = Field(131_072, ge=1, le=1 << 30)
-    max_wait_s: float = Field(0.5, ge=0.05, le=_LONGEST_DEADLINE_S)
+    max_concurrency: int = Field(128, ge=1, le=1 << 16)
     deadline_s: float = Field(30.0, ge=0.05, le=_LONGEST_DEADLINE_S)
     max_body_bytes: int = Field(4_194_304, ge=1, le=1 << 30)
     max_items: int = Field(1024, ge=1, le=1 << 16)

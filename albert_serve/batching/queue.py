@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
-from albert_serve.batching.admission import QueueAdmission
-from albert_serve.batching.scheduler import PRIORITIES, Priority, QueuedRequest, Scheduler
+from albert_serve.batching.scheduler import QueuedRequest, Scheduler
 from albert_serve.errors import (
     DeadlineExceededError,
-    InvalidInputError,
     NotReadyError,
+    QueueFullError,
+    TooMuchAtOnceError,
 )
 from albert_serve.tasks.base import EncoderInput, Logits
 
@@ -102,7 +102,7 @@ class Batcher:
     """Runs the inputs of many callers in shared batches. Belongs to one event loop.
 
     Args:
-        max_queue_tokens: the limit of queued tokens; batch jobs may fill half of it.
+        max_queue_tokens: the limit of queued tokens.
         call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
@@ -124,7 +124,7 @@ class Batcher:
         self._scheduler: Scheduler[_PendingRequest] = Scheduler(
             max_batch_tokens=engine.max_batch_tokens, call_overhead_tokens=call_overhead_tokens
         )
-        self._admission = QueueAdmission(self._scheduler, max_tokens=max_queue_tokens)
+        self._max_queue_tokens = max_queue_tokens
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -136,30 +136,27 @@ class Batcher:
     @property
     def num_queued_tokens(self) -> int:
         """Queued tokens, without padding."""
-        return self._admission.num_queued_tokens
+        return self._scheduler.num_tokens
 
     async def run(
         self,
         inputs: Sequence[EncoderInput],
         deadline_s: float,
-        *,
-        priority: Priority = "interactive",
     ) -> list[Logits]:
         """Return the logits of each input, in order; if one input fails, the whole request fails.
 
         Args:
             deadline_s: seconds from now after which the answer is of no use.
-            priority: "batch" for requests that can wait until no interactive request does.
 
         Raises:
-            QueueFullError: the queue has no room for all of them now, or they would wait too long.
-            InvalidInputError: the inputs exceed even an empty queue, or the priority is unknown.
+            QueueFullError: the queue has no room for all of them now.
+            TooMuchAtOnceError: the inputs exceed even an empty queue.
             NotReadyError: the batcher is draining.
             DeadlineExceededError: there was no answer in time.
         """
         if not inputs:
             return []
-        call = self._call(inputs, deadline_s, priority)
+        call = self._call(inputs, deadline_s)
         self._enter(call)
         try:
             self._observer.queued(call.task, call.num_tokens)
@@ -178,18 +175,11 @@ class Batcher:
         # The thread may still compute an abandoned request.
         await asyncio.to_thread(self._thread.shutdown)
 
-    def _call(
-        self, inputs: Sequence[EncoderInput], deadline_s: float, priority: Priority
-    ) -> _PendingRequest:
-        if priority not in PRIORITIES:
-            raise InvalidInputError(
-                f"there is no priority {priority!r}; allowed are {' and '.join(PRIORITIES)}"
-            )
+    def _call(self, inputs: Sequence[EncoderInput], deadline_s: float) -> _PendingRequest:
         arrived_s = self._clock()
         return _PendingRequest(
             # The engine refuses an input without tokens.
             lengths=[max(1, len(item.ids)) for item in inputs],
-            priority=priority,
             inputs=inputs,
             arrived_s=arrived_s,
             ends_s=arrived_s + deadline_s,
@@ -199,11 +189,10 @@ class Batcher:
     def _enter(self, call: _PendingRequest) -> None:
         if not self._accepting:
             raise NotReadyError("the service is shutting down; send the request to another")
-        left_s = call.ends_s - self._clock()
-        if not left_s > 0:
+        if not call.ends_s > self._clock():
             raise _late()
         with self._lock:
-            self._admission.check(call, left_s)
+            self._check_room(call.num_tokens)
             self._scheduler.add(call)
             must_start = not self._is_working
             self._is_working = True
@@ -212,6 +201,25 @@ class Batcher:
         if must_start:
             # Deferred, so that requests of the same event loop iteration share a batch.
             call.answer.get_loop().call_soon(self._start)
+
+    def _check_room(self, num_tokens: int) -> None:
+        """Reject a request that does not fit in the queue.
+
+        Raises:
+            TooMuchAtOnceError: it does not fit in an empty queue.
+            QueueFullError: it does not fit now.
+        """
+        if num_tokens > self._max_queue_tokens:
+            raise TooMuchAtOnceError(
+                f"the request has {num_tokens} tokens; the limit is {self._max_queue_tokens}. "
+                "Split it."
+            )
+        num_free = max(0, self._max_queue_tokens - self.num_queued_tokens)
+        if num_tokens > num_free:
+            raise QueueFullError(
+                f"{num_tokens} tokens do not fit in the queue, which has room for {num_free} more "
+                "tokens. Try again later."
+            )
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -256,7 +264,6 @@ class Batcher:
             self._compute(loop, members[middle:])
             return
         engine_s = self._clock() - started_s
-        self._admission.measure(sum(call.lengths[index] for call, index in members), engine_s)
         _post(loop, self._answer, members, started_s, engine_s)
 
     def _fail(
@@ -290,7 +297,8 @@ def _result(call: _PendingRequest) -> list[Logits]:
 
 def _late() -> DeadlineExceededError:
     return DeadlineExceededError(
-        "no answer before the deadline; send less at once, or try again later"
+        "there was no answer before the deadline. Send fewer inputs per request, or try again "
+        "later."
     )
 
 

@@ -4,8 +4,7 @@ Requests are served in round-robin, each a slot of one batch. The longest of its
 batch, and the inputs nearest to that in length fill it, one of each request after another. A new
 request comes last, so it waits for at most one batch of each earlier request, however large they
 are. Short requests go before large ones, but get no more compute than these while both wait: so a
-large one waits at most twice as long as without them, and one batch. Interactive requests go before
-batch jobs, which have a share of the compute while both wait.
+large one waits at most twice as long as without them, and one batch.
 
 Nothing here depends on a clock, a thread or a model.
 """
@@ -16,13 +15,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Final, Generic, TypeVar
 
-Priority: TypeAlias = Literal["interactive", "batch"]
-
-PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
-# Of the compute, for batch jobs while interactive requests wait too.
-_BATCH_SHARE: Final = 0.2
 # A request is short if its tokens are at most this fraction of a batch.
 _SHORT_FRACTION: Final = 0.25
 
@@ -41,7 +35,6 @@ class QueuedRequest:
 
     lengths: Sequence[int]
     ends_s: float
-    priority: Priority = "interactive"
     waiting: dict[int, list[int]] = field(init=False)
     num_waiting_tokens: int = field(init=False)
     is_short: bool = field(init=False, default=False)
@@ -103,44 +96,25 @@ class Scheduler(Generic[_RequestT]):
     def __init__(self, *, max_batch_tokens: int, call_overhead_tokens: int) -> None:
         self.max_batch_tokens = max_batch_tokens
         self._call_overhead_tokens = call_overhead_tokens
-        self._queues: dict[Priority, _Queue[_RequestT]] = {
-            name: _Queue(max_batch_tokens) for name in PRIORITIES
-        }
-        self._batch_credit_tokens = 0.0
+        self._queue: _Queue[_RequestT] = _Queue(max_batch_tokens)
 
     @property
     def num_requests(self) -> int:
-        """Requests with a waiting input."""
-        return sum(map(len, self._queues.values()))
+        """Number of requests with a waiting input."""
+        return len(self._queue)
 
-    def num_tokens(self, priority: Priority) -> int:
-        """Return the waiting tokens, without padding."""
-        return self._queues[priority].num_tokens
-
-    def num_tokens_ahead(self, priority: Priority, size: int | None = None) -> float:
-        """Return the tokens that are computed before the first slot of a new request.
-
-        A large request waits for one slot of each waiting request; a short one for the short ones
-        alone, and for one slot of a large request before each of their batches. While requests of
-        the other priority wait too, their share is added.
-
-        Args:
-            size: tokens of the new request; None for a large one.
-        """
-        num_tokens = self._queues[priority].num_tokens_ahead(size)
-        if not num_tokens or not any(
-            queue for name, queue in self._queues.items() if name != priority
-        ):
-            return num_tokens
-        return num_tokens / (_BATCH_SHARE if priority == "batch" else 1 - _BATCH_SHARE)
+    @property
+    def num_tokens(self) -> int:
+        """Number of waiting tokens, without padding."""
+        return self._queue.num_tokens
 
     def add(self, request: _RequestT) -> None:
         """Add a request; its slot comes after those of the waiting requests."""
-        self._queues[request.priority].add(request)
+        self._queue.add(request)
 
     def remove(self, request: _RequestT) -> None:
         """Remove the waiting inputs of a request, if there are any."""
-        self._queues[request.priority].remove(request)
+        self._queue.remove(request)
 
     def take(self, now_s: float) -> ScheduledBatch[_RequestT]:
         """Remove and return the next batch; it has no members if nothing waits.
@@ -150,33 +124,15 @@ class Scheduler(Generic[_RequestT]):
         """
         batch: ScheduledBatch[_RequestT] = ScheduledBatch()
         while self.num_requests:
-            priority = self._next_priority()
-            queue = self._queues[priority]
-            request = queue.first()
+            request = self._queue.first()
             if self._drop_if_late(request, batch, now_s):
                 continue
-            both_priorities, both_sizes = all(self._queues.values()), queue.has_both_sizes
+            has_both_sizes = self._queue.has_both_sizes
             self._fill(batch, request, now_s)
             cost_tokens = batch.num_padded_tokens + self._call_overhead_tokens
-            if both_priorities:
-                self._account(priority, cost_tokens)
-            queue.end_slot(request, cost_tokens if both_sizes else 0)
+            self._queue.end_slot(request, cost_tokens if has_both_sizes else 0)
             break
         return batch
-
-    def _next_priority(self) -> Priority:
-        waiting = [priority for priority, queue in self._queues.items() if queue]
-        if len(waiting) == 1:  # a lone priority has all of the compute, and earns no credit
-            self._batch_credit_tokens = min(0.0, self._batch_credit_tokens)
-            return waiting[0]
-        return "batch" if self._batch_credit_tokens > 0 else "interactive"
-
-    def _account(self, priority: Priority, cost_tokens: int) -> None:
-        """Credit batch jobs for the compute of interactive requests, and debit their own."""
-        if priority == "batch":
-            self._batch_credit_tokens -= cost_tokens
-        else:
-            self._batch_credit_tokens += cost_tokens * _BATCH_SHARE / (1 - _BATCH_SHARE)
 
     def _drop_if_late(
         self, request: _RequestT, batch: ScheduledBatch[_RequestT], now_s: float
@@ -188,25 +144,23 @@ class Scheduler(Generic[_RequestT]):
         return True
 
     def _fill(self, batch: ScheduledBatch[_RequestT], seed: _RequestT, now_s: float) -> None:
-        queue = self._queues[seed.priority]
+        queue = self._queue
         batch.append(seed, queue.take(seed, max(seed.waiting)))
-        while (length := self._next_length(queue, batch)) is not None:
+        while (length := self._next_length(batch)) is not None:
             request = queue.first_of_length(length)
             if not self._drop_if_late(request, batch, now_s):
                 batch.append(request, queue.take(request, length))
 
-    def _next_length(
-        self, queue: _Queue[_RequestT], batch: ScheduledBatch[_RequestT]
-    ) -> int | None:
+    def _next_length(self, batch: ScheduledBatch[_RequestT]) -> int | None:
         """Return the length that adds the least padding; None if the batch has no room for it."""
         num_members = len(batch.members) + 1
         if num_members * batch.longest > self.max_batch_tokens:
             return None
-        if queue.has_length(batch.longest):
+        if self._queue.has_length(batch.longest):
             return batch.longest
         fitting = [
             (padding, length)
-            for length in queue.lengths_around(batch.longest)
+            for length in self._queue.lengths_around(batch.longest)
             if (padding := batch.padding_with(length)) <= self._call_overhead_tokens
             and num_members * length <= self.max_batch_tokens
         ]
@@ -214,7 +168,7 @@ class Scheduler(Generic[_RequestT]):
 
 
 class _Queue(Generic[_RequestT]):
-    """The requests of one priority.
+    """The waiting requests, by size and by length.
 
     Attributes:
         num_tokens: tokens of the waiting inputs.
@@ -259,14 +213,6 @@ class _Queue(Generic[_RequestT]):
             self._leave(request, length)
         request.waiting.clear()
         request.num_waiting_tokens = 0
-
-    def num_tokens_ahead(self, size: int | None) -> int:
-        num_short = sum(request.num_waiting_tokens for request in self._short)
-        num_large = sum(min(each.num_waiting_tokens, self._slot_tokens) for each in self._large)
-        if size is None or not self._is_short(size):
-            return num_short + num_large
-        num_batches = num_short // self._slot_tokens + 1
-        return num_short + min(num_large, num_batches * self._slot_tokens)
 
     def first(self) -> _RequestT:
         """Return the request whose slot is next."""

@@ -23,11 +23,8 @@ from albert_serve.api.schemas import (
     TaskRequest,
 )
 from albert_serve.api.wire import validate
-from albert_serve.batching.scheduler import PRIORITIES, Priority
-from albert_serve.errors import InvalidInputError, NotFoundError
-from albert_serve.server.auth import PRIORITY_HEADER
+from albert_serve.errors import NotFoundError
 from albert_serve.server.bodies import parse_json, read_body
-from albert_serve.server.concurrency_gate import priority_of
 from albert_serve.server.error_replies import JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.tasks import TASKS, Prepared, Task, read_cuts
@@ -70,9 +67,8 @@ async def answer_request(
     """
     _check_task(model, task)
     settings = model.settings
-    priority = _priority(request)
     ends_s = time.monotonic() + settings.deadline_s
-    with model.in_use(task), model.large.body() as count:
+    with model.in_use(task), model.budget.body() as count:
         reading = read_body(
             request,
             max_bytes=settings.max_body_bytes,
@@ -80,7 +76,7 @@ async def answer_request(
             count=count,
         )
         # The body has no name here, so that its memory is free once it is parsed.
-        replying = _reply(model, task, read or _read, await reading, ends_s, priority)
+        replying = _reply(model, task, read or _read, await reading, ends_s)
         return await _until_disconnect(request, replying)
 
 
@@ -96,24 +92,23 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
     request = _validate(model, task, {"inputs": inputs, "parameters": parameters})
     num_bytes = len(request.model_dump_json())
     with model.in_use(task):
-        prepared = await model.large.read(
+        prepared = await model.thread.run(
             model.prepare, model.tasks[task], request, num_bytes=num_bytes, ends_s=ends_s
         )
         return await model.answer(
             request,
             prepared,
             lambda reply: reply,
-            priority="interactive",
             num_bytes=num_bytes,
             ends_s=ends_s,
         )
 
 
 async def _reply(
-    model: HostedModel, task: str, read: Reader, body: bytes, ends_s: float, priority: Priority
+    model: HostedModel, task: str, read: Reader, body: bytes, ends_s: float
 ) -> Response:
     num_bytes = len(body)
-    preparing = model.large.read(
+    preparing = model.thread.run(
         _prepare, model, task, read, body, num_bytes=num_bytes, ends_s=ends_s
     )
     del body
@@ -122,7 +117,6 @@ async def _reply(
         parsed.request,
         prepared,
         partial(parsed.write, prepared),
-        priority=priority,
         num_bytes=num_bytes,
         ends_s=ends_s,
     )
@@ -155,16 +149,6 @@ def _check_task(model: HostedModel, task: str) -> None:
     if task not in model.tasks:
         tasks = ", ".join(model.tasks)
         raise NotFoundError(f"the model {model.name} has no {task}; it has {tasks}")
-
-
-def _priority(request: Request) -> Priority:
-    priority = priority_of(request.headers)
-    if priority is None:
-        value = request.headers[PRIORITY_HEADER][:40]
-        raise InvalidInputError(
-            f"the header {PRIORITY_HEADER} is {value!r}; allowed are {' and '.join(PRIORITIES)}"
-        )
-    return priority
 
 
 def _note_headers(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, str]:

@@ -29,7 +29,6 @@ from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
 from albert_serve.server.paths import target_of
 from albert_serve.settings import Settings, Surface
 
-PRIORITY_HEADER: Final = "X-Priority"
 MIN_KEY_CHARS: Final = 16
 _MAX_FILE_BYTES: Final = 1 << 20
 # The syntax of a bearer token in RFC 6750.
@@ -125,7 +124,7 @@ def cors_options(settings: Settings) -> dict[str, Any]:
     return {
         "allow_origins": settings.cors_origins,
         "allow_methods": ("GET", "HEAD", "POST"),
-        "allow_headers": ("Authorization", "Content-Type", REQUEST_ID_HEADER, PRIORITY_HEADER),
+        "allow_headers": ("Authorization", "Content-Type", REQUEST_ID_HEADER),
         "expose_headers": (
             REQUEST_ID_HEADER,
             TRUNCATED_AT_HEADER,

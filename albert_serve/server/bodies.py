@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from starlette.datastructures import Headers
@@ -14,10 +15,51 @@ from starlette.requests import ClientDisconnect, Request
 from albert_serve.errors import (
     BodyTooLargeError,
     MalformedRequestError,
+    QueueFullError,
     UnsupportedMediaError,
 )
 from albert_serve.server.error_replies import JSON
-from albert_serve.server.large_requests import finish_in_time
+from albert_serve.server.worker_thread import SMALL_BYTES, finish_in_time
+
+
+class BodyBudget:
+    """The memory for all large bodies that have not been answered.
+
+    Args:
+        max_bytes: the limit of their sum; a single body may exceed it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    @contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of a body, as they arrive, until `with` ends.
+
+        Yields:
+            A function of the body's bytes so far. It raises a QueueFullError if the body is large
+            and does not fit next to the others, because clients may leave bodies unfinished.
+        """
+        num_counted = 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal num_counted
+            if num_bytes <= SMALL_BYTES:
+                return
+            others = self._num_bytes - num_counted
+            if others and others + num_bytes > self._max_bytes:
+                raise QueueFullError(
+                    f"bodies of {others} bytes are in progress, and this one does not fit; the "
+                    f"limit is {self._max_bytes} bytes. Try again later."
+                )
+            self._num_bytes += num_bytes - num_counted
+            num_counted = num_bytes
+
+        try:
+            yield count
+        finally:
+            self._num_bytes -= num_counted
 
 
 async def read_body(
@@ -26,7 +68,7 @@ async def read_body(
     """Read a request's body.
 
     Args:
-        count: called with the bytes so far; raises if they have no room beside other bodies.
+        count: called with the bytes so far; raises if they do not fit next to other bodies.
 
     Raises:
         UnsupportedMediaError: the content type is not JSON, or the body is compressed.

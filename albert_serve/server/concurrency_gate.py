@@ -1,129 +1,110 @@
-"""The gate in front of every request: 429 over a concurrency limit, before anything is read.
+"""The concurrency limit: 429 to requests above it, before their bodies are read.
 
-The rules and the limits are in `batching/admission.py`; here the first of them meets a request.
+Reading, validating and tokenising a request costs far more than rejecting it. So the limit of the
+queue (batching/queue.py), which applies to parsed requests, is not enough under overload.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from albert_serve.batching.admission import ConcurrencyLimiter, RefusalPacer
-from albert_serve.batching.scheduler import PRIORITIES, Priority
-from albert_serve.server.auth import PRIORITY_HEADER
+from albert_serve.errors import QueueFullError
 from albert_serve.server.error_replies import error_response
 from albert_serve.server.logging import RepeatedWarning
 from albert_serve.server.models.registry import Models
 from albert_serve.server.paths import target_of
-from albert_serve.settings import Settings
 
 _logger = logging.getLogger(__name__)
 
 
-def priority_of(headers: Headers) -> Priority | None:
-    """Return the priority of a request; None if it names one that there is not."""
-    text = headers.get(PRIORITY_HEADER, PRIORITIES[0]).strip().lower()
-    return next((name for name in PRIORITIES if name == text), None)
-
-
 class ConcurrencyGate:
-    """ASGI middleware that answers 429 over the concurrency limit.
+    """ASGI middleware that answers 429 above the concurrency limit of a model.
 
-    Each model has a limit for interactive requests and one for batch jobs. Outside of BentoML's
-    middleware, because refusals must be cheap; and since that keeps a metric for each path, it sees
-    the path's label, until `ErrorReplies` restores the path.
+    It is outside of BentoML's middleware, because rejections must be cheap.
 
     Args:
         models: returns the hosted models; None while the service starts.
+        limit: requests in progress per model.
     """
 
-    def __init__(
-        self, app: ASGIApp, models: Callable[[], Models | None], settings: Settings
-    ) -> None:
+    def __init__(self, app: ASGIApp, models: Callable[[], Models | None], limit: int) -> None:
         self.app = app
         self._models = models
-        # By whether it is of batch jobs.
-        self._max_latencies_s = {False: settings.max_wait_s, True: settings.deadline_s / 2}
-        self._limiters: dict[tuple[str, bool], ConcurrencyLimiter] = {}
-        self._pacer = RefusalPacer()
-        self._refusals = RepeatedWarning(_logger, "%d requests refused, the last to model %s")
+        self._limit = limit
+        self._num_requests: Counter[str] = Counter()  # in progress, by model
+        self._rejections = RepeatedWarning(_logger, "%d requests rejected, the last to model %s")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        target, models = target_of(scope), self._models()
-        scope["path"] = target.label
+        """Pass a request on, or reject it."""
+        models = self._models()
         is_post = scope["type"] == "http" and scope["method"] == "POST"
-        names = models.find_task(target) if models is not None and is_post else None
+        names = models.find_task(target_of(scope)) if models is not None and is_post else None
         if models is None or names is None:
             await self.app(scope, receive, send)
             return
         model, task = names
-        limiter = self._limiter(model, priority_of(Headers(scope=scope)) == "batch")
-        if limiter.is_full():
+        num_requests = self._num_requests[model]
+        if num_requests >= self._limit:
             models.count_refusal(model, task)
-            self._refusals.log(model)
-            refusal = error_response(limiter.refuse(), scope)
-            await self._pacer.wait()
-            await refusal(scope, receive, send)
+            self._rejections.log(model)
+            error = QueueFullError(
+                f"{num_requests} requests are in progress; the limit is {self._limit}. "
+                "Try again later."
+            )
+            await error_response(error, scope)(scope, receive, send)
             return
-        slot = _Slot(limiter, receive, send)
+        slot = _Slot(model, self._num_requests, receive, send)
         try:
             await self.app(scope, slot.receive, slot.send)
         finally:
-            slot.release(None)
-
-    def _limiter(self, model: str, is_batch: bool) -> ConcurrencyLimiter:
-        key = (model, is_batch)
-        if key not in self._limiters:
-            self._limiters[key] = ConcurrencyLimiter(self._max_latencies_s[is_batch])
-        return self._limiters[key]
+            slot.release()
 
 
 class _Slot:
-    """The slot of an admitted request: from the end of its body to the start of its reply.
+    """The slot of an accepted request, from the end of its body to the start of its reply.
 
-    So slow clients do not use up the limit. Until the application begins to read the slot is
-    taken, too: requests that arrive together would all find the limit not reached.
+    So slow clients do not use up the limit. Until the application begins to read, the request has
+    a slot, too: otherwise all requests that arrive together would find the limit not reached.
     """
 
-    def __init__(self, limiter: ConcurrencyLimiter, receive: Receive, send: Send) -> None:
-        self._limiter = limiter
+    def __init__(
+        self, model: str, num_requests: Counter[str], receive: Receive, send: Send
+    ) -> None:
+        self._model = model
+        self._num_requests = num_requests
         self._receive = receive
         self._send = send
-        self._is_counted = True
+        self._is_counted = False
         self._is_read = False
-        limiter.admit()
+        self._count()
 
     async def receive(self) -> Message:
         """Receive the next message of the request."""
         if self._is_read:
             return await self._receive()
-        if self._is_counted:
-            self._is_counted = False
-            self._limiter.pause()
-        message = await self._receive()  # does not suspend if the body is there
-        if not self._is_read and not message.get("more_body"):
-            self._is_read = self._is_counted = True
-            self._limiter.resume()
+        self.release()
+        message = await self._receive()  # does not suspend if the body has arrived
+        if not message.get("more_body"):
+            self._is_read = True
+            self._count()
         return message
 
     async def send(self, message: Message) -> None:
         """Send a message of the reply."""
         if message["type"] == "http.response.start":
-            self.release(message["status"])
+            self.release()
+            self._is_read = True  # the rest of the body does not count
         await self._send(message)
 
-    def release(self, status: int | None) -> None:
-        """Release the slot, by the status of the reply; None if there is none."""
-        if self._is_counted and self._is_read:
-            self._limiter.release(status)
-        elif self._is_counted:  # 401 or 415, which tell nothing of the throughput
-            self._limiter.pause()
+    def release(self) -> None:
+        """Release the slot, if the request has one."""
+        self._num_requests[self._model] -= self._is_counted
         self._is_counted = False
-        self._is_read = True  # what comes of the body now is not counted
+
+    def _count(self) -> None:
+        self._num_requests[self._model] += 1
+        self._is_counted = True

@@ -56,7 +56,6 @@ class ErrorReplies:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope["path"] = target_of(scope).path  # in place of its label, which BentoML's metrics saw
         context = REQUEST_ID.set(_request_id(scope))
         started_s = time.perf_counter()
         reply = _Reply(scope, send)

@@ -58,7 +58,6 @@ class RequestTarget:
         task: its name, if the path is one of a task's endpoints.
     """
 
-    path: str
     label: str
     surface: Surface | None
     model: str | None = None
@@ -81,20 +80,20 @@ def target_of(scope: Scope) -> RequestTarget:
 def parse(path: str) -> RequestTarget:
     """Return the target of a path."""
     if path in _API_PATHS:
-        return RequestTarget(path=path, label=path, surface="api", task=_API_PATHS[path])
+        return RequestTarget(label=path, surface="api", task=_API_PATHS[path])
     if path in HEALTH_PATHS or path == _PAGE_PATH:
-        return RequestTarget(path=path, label=path, surface=None)
+        return RequestTarget(label=path, surface=None)
     if path.startswith(_PAGE_FOLDER):
-        return RequestTarget(path=path, label=_PAGE_FOLDER, surface=None)
+        return RequestTarget(label=_PAGE_FOLDER, surface=None)
     if path == METRICS_PATH:
-        return RequestTarget(path=path, label=path, surface="metrics")
+        return RequestTarget(label=path, surface="metrics")
     if path in _DOCS_PATHS:
-        return RequestTarget(path=path, label=path, surface="docs")
+        return RequestTarget(label=path, surface="docs")
     if path.startswith(_DOCS_FOLDER):
-        return RequestTarget(path=path, label=_DOCS_FOLDER, surface="docs")
+        return RequestTarget(label=_DOCS_FOLDER, surface="docs")
     model, slash, rest = path.removeprefix(f"{MODELS_PATH}/").partition("/")
     after = slash + rest
     if model and path.startswith(f"{MODELS_PATH}/") and after in _MODEL_PATHS:
         label, task = MODEL_PATH + after, _MODEL_PATHS[after]
-        return RequestTarget(path=path, label=label, surface="api", model=model, task=task)
-    return RequestTarget(path=path, label=OTHER, surface="api")
+        return RequestTarget(label=label, surface="api", model=model, task=task)
+    return RequestTarget(label=OTHER, surface="api")

@@ -1,29 +1,59 @@
-"""BentoML's own middleware: what is left out of it, as each part costs every request some time."""
+"""BentoML's own middleware: parts of it are replaced or left out."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from bentoml._internal.configuration.containers import BentoMLContainer
+from bentoml._internal.server.http.instruments import RunnerTrafficMetricsMiddleware
 from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from opentelemetry import context, propagate
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from albert_serve.server.paths import target_of
 
 # BentoML's configuration by which it makes no span. It would make some for every request, even
 # without an exporter; that is half of the latency that it adds (docs/decisions.md).
 NO_SPANS: Final = {"excluded_urls": ".*"}
+_SCOPE: Final = "albert_serve.scope"
 
 
-def leave_timeouts_out(app: Starlette) -> None:
-    """Remove BentoML's timeout, which keeps a timer for a minute after each reply, and a task.
+def adapt_middleware(app: Starlette) -> None:
+    """Leave BentoML's timeout out, and limit its metrics to known paths.
 
-    Each request has a deadline of this service. BentoML's configuration takes no service without a
-    timeout. Call it before the first request.
+    The timeout keeps a timer and a task for a minute after each reply. BentoML's configuration
+    requires it, though requests have our deadline. Call this before the first request.
     """
     timeout: Any = TimeoutMiddleware
-    app.user_middleware = [each for each in app.user_middleware if each.cls is not timeout]
+    metrics: Any = RunnerTrafficMetricsMiddleware
+    ours: Any = _MetricsOfKnownPaths
+    app.user_middleware = [
+        Middleware(ours, **part.kwargs) if part.cls is metrics else part
+        for part in app.user_middleware
+        if part.cls is not timeout
+    ]
+
+
+class _MetricsOfKnownPaths:
+    """BentoML's HTTP metrics, which would have a label for any path that a caller invents."""
+
+    def __init__(self, app: ASGIApp, **options: Any) -> None:
+        self._metrics = RunnerTrafficMetricsMiddleware(self._pass_on, **options)
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count a request by the label of its path."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        labelled = {**scope, "path": target_of(scope).label, _SCOPE: scope}
+        await self._metrics(labelled, receive, send)
+
+    async def _pass_on(self, labelled: Scope, receive: Receive, send: Send) -> None:
+        await self.app(labelled[_SCOPE], receive, send)
 
 
 def has_exporter() -> bool:

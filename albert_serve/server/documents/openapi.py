@@ -28,8 +28,6 @@ from albert_serve.api.schemas import (
     ModelReply,
     ModelsReply,
 )
-from albert_serve.batching.scheduler import PRIORITIES
-from albert_serve.server.auth import PRIORITY_HEADER
 from albert_serve.tasks import TASKS
 
 # pydantic's schemas are those of JSON Schema 2020-12, which 3.0 does not have.
@@ -44,12 +42,6 @@ _SECURITY: Final = {
         "scheme": "bearer",
         "description": "An API key, where the service asks for one.",
     }
-}
-_PRIORITY: Final = {
-    "name": PRIORITY_HEADER,
-    "in": "header",
-    "description": "batch for what can wait until no interactive request does.",
-    "schema": {"type": "string", "enum": list(PRIORITIES), "default": PRIORITIES[0]},
 }
 _REPLY_HEADERS: Final = {
     TRUNCATED_HEADER: {
@@ -194,7 +186,6 @@ def _operation(name: str, request: type[BaseModel], reply: dict[str, Any]) -> di
         "tags": [_TAG],
         "operationId": name.replace("-", "_"),
         "summary": (request.__doc__ or "").strip(),
-        "parameters": [_PRIORITY],
         "requestBody": {"required": True, "content": content},
         "responses": {
             "200": {

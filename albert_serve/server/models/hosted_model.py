@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from albert_serve.api.schemas import ModelReply, TaskRequest, num_items_of
 from albert_serve.batching.queue import Batcher, BatchObserver
-from albert_serve.batching.scheduler import Priority
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError
-from albert_serve.server.large_requests import LargeRequests
+from albert_serve.server.bodies import BodyBudget
+from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import Settings
 from albert_serve.tasks import Logits, Prepared, Task, prepare_request, shape_reply
 from albert_serve.tasks.base import finish_all, inputs_of
@@ -28,10 +28,11 @@ class HostedModel:
 
     Attributes:
         tasks: the logic of each task of the bundle, by endpoint name.
-        large: where large requests are read and answered.
-        description: of the model and its limits.
-        info_json: that as the reply of `/info`.
-        observer: of the batcher; it also counts requests that never reach the queue.
+        budget: limit of the bodies in progress.
+        thread: reads and answers large requests.
+        description: description of the model and its limits.
+        info_json: the description as the reply of `/info`.
+        observer: receives the batcher's events, and requests that never reach the queue.
     """
 
     name: str
@@ -39,7 +40,8 @@ class HostedModel:
     bundle: Bundle
     tasks: dict[str, Task]
     batcher: Batcher
-    large: LargeRequests
+    budget: BodyBudget
+    thread: WorkerThread
     description: ModelReply
     observer: BatchObserver = field(default_factory=BatchObserver)
     info_json: str = field(init=False)
@@ -82,7 +84,6 @@ class HostedModel:
         prepared: Sequence[Prepared[Any]],
         encode: Callable[[Any], _ResultT],
         *,
-        priority: Priority,
         num_bytes: int,
         ends_s: float,
     ) -> _ResultT:
@@ -97,14 +98,12 @@ class HostedModel:
             RequestError: the queue is full, or the deadline has passed.
             EngineError: the model failed.
         """
-        logits = await self.batcher.run(
-            inputs_of(prepared), ends_s - time.monotonic(), priority=priority
-        )
+        logits = await self.batcher.run(inputs_of(prepared), ends_s - time.monotonic())
 
         def finish(logits: list[Logits]) -> _ResultT:
             return encode(shape_reply(request, finish_all(prepared, logits)))
 
-        return await self.large.run(finish, logits, num_bytes=num_bytes, ends_s=ends_s)
+        return await self.thread.run(finish, logits, num_bytes=num_bytes, ends_s=ends_s)
 
     async def close(self) -> None:
         """Answer the accepted requests, and end the engine's thread."""

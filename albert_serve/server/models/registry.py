@@ -19,12 +19,13 @@ from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server.large_requests import LargeRequests
+from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.description import describe_model
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.paths import RequestTarget
 from albert_serve.server.process.memory import keep_memory_low
+from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
@@ -46,7 +47,8 @@ class Models:
         self.accepting = True
         self._metrics = metrics
         self._encoders = EncoderPool()
-        self._large = LargeRequests(_HELD_BODIES * settings.max_body_bytes)
+        self._budget = BodyBudget(_HELD_BODIES * settings.max_body_bytes)
+        self._thread = WorkerThread()
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
         self._served: dict[str, HostedModel] = {}
         self._options: dict[str, RuntimeOptions] = {}
@@ -228,7 +230,8 @@ class Models:
             bundle=bundle,
             tasks=tasks,
             batcher=batcher,
-            large=self._large,
+            budget=self._budget,
+            thread=self._thread,
             description=description,
             observer=observer,
         )

@@ -14,7 +14,6 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from albert_serve.batching.queue import Batcher, BatchObserver, BatchReport
-from albert_serve.batching.scheduler import Priority
 from albert_serve.errors import EngineError
 from albert_serve.tasks.base import EncoderInput, Logits
 
@@ -67,19 +66,6 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-class TimedEngine(FakeEngine):
-    """Takes a second of a fake clock for each token."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(max_batch_tokens=64)
-        self._clock = clock
-
-    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        answers = super().run_batch(inputs)
-        self._clock.now_s += sum(len(item.ids) for item in inputs)
-        return answers
 
 
 @dataclass(kw_only=True)
@@ -144,10 +130,9 @@ async def started(
     deadline_s: float = 10.0,
     *,
     task: str = "fill-mask",
-    priority: Priority = "interactive",
 ) -> asyncio.Task[list[Logits]]:
     """A request that has been queued, or is running."""
-    call = batcher.run([make_input(ids, task)], deadline_s, priority=priority)
+    call = batcher.run([make_input(ids, task)], deadline_s)
     running = asyncio.create_task(call)
     for _ in range(3):
         await asyncio.sleep(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +11,8 @@ import pytest
 from starlette.requests import Request as HttpRequest
 
 from albert_serve.api.schemas import FillMaskRequest
-from albert_serve.batching.admission import ConcurrencyLimiter, QueueAdmission
-from albert_serve.batching.scheduler import QueuedRequest, Scheduler
 from albert_serve.errors import RequestError
-from albert_serve.server.bodies import read_body
-from albert_serve.server.large_requests import LargeRequests
+from albert_serve.server.bodies import BodyBudget, read_body
 from albert_serve.settings import Settings
 from albert_serve.tasks import Prepared, prepare_request
 from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
@@ -36,21 +32,13 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text)
 
 
-def admission() -> QueueAdmission:
-    """A queue of 100 tokens, of which 90 are taken, at a token a second."""
-    scheduler: Scheduler[QueuedRequest] = Scheduler(max_batch_tokens=512, call_overhead_tokens=16)
-    scheduler.add(QueuedRequest(lengths=[90], ends_s=1000.0))
-    admission = QueueAdmission(scheduler, max_tokens=100)
-    admission.measure(10, 10.0)
-    return admission
-
-
-def exceed_concurrency() -> None:
-    raise ConcurrencyLimiter(0.5).refuse()
-
-
 def fill_queue() -> None:
-    admission().check(QueuedRequest(lengths=[11], ends_s=1000.0), 1000.0)
+    async def run() -> None:
+        batcher = make_batcher(FakeEngine(), max_queue_tokens=100)
+        calls = [batcher.run([make_input([1] * 60)], 10.0) for _ in range(2)]
+        await asyncio.gather(*calls)
+
+    asyncio.run(run())
 
 
 def exceed_queue() -> None:
@@ -59,10 +47,6 @@ def exceed_queue() -> None:
             return Prepared(inputs=[make_input([1] * 101)], finish=lambda _: None)
 
     prepare_request(Long(), FillMaskRequest(inputs="a"), max_tokens=100)
-
-
-def wait_long() -> None:
-    admission().check(QueuedRequest(lengths=[5], ends_s=100.0), 100.0)
 
 
 def miss_deadline() -> None:
@@ -80,41 +64,30 @@ def send_slowly() -> None:
 
 
 def send_large_bodies() -> None:
-    large = LargeRequests(max_bytes=10_000)
-    with large.body() as first, large.body() as second:
+    budget = BodyBudget(10_000)
+    with budget.body() as first, budget.body() as second:
         first(6_000)
         second(5_000)
 
 
-def send_large_requests() -> None:
-    async def run() -> None:
-        large = LargeRequests(max_bytes=1 << 30)
-        calls = [large.read(time.sleep, 0.1, num_bytes=1 << 20, ends_s=ends_s) for _ in range(3)]
-        await asyncio.gather(*calls)
-
-    ends_s = time.monotonic() + 1.0
-    asyncio.run(run())
-
-
 REFUSALS: list[tuple[str, Callable[[], None]]] = [
-    ("concurrency", exceed_concurrency),
     ("large bodies", send_large_bodies),
-    ("large requests", send_large_requests),
     ("queue tokens", fill_queue),
     ("queue tokens", exceed_queue),
-    ("wait", wait_long),
     ("deadline", miss_deadline),
     ("deadline", send_slowly),
 ]
 
 
 def test_the_table_has_a_row_for_each_refusal() -> None:
-    assert [row["limit"] for row in rows()] == [limit for limit, _ in REFUSALS]
+    concurrency, *others = (row["limit"] for row in rows())  # test_concurrency_gate.py has it
+    assert concurrency == "concurrency"
+    assert others == [limit for limit, _ in REFUSALS]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSALS)), ids=lambda number: REFUSALS[number][0])
 def test_a_refusal_is_as_the_table_says(number: int) -> None:
-    row, (_, refuse) = rows()[number], REFUSALS[number]
+    row, (_, refuse) = rows()[number + 1], REFUSALS[number]
     with pytest.raises(RequestError) as caught:
         refuse()
     error = caught.value
@@ -124,6 +97,6 @@ def test_a_refusal_is_as_the_table_says(number: int) -> None:
 
 def test_the_defaults_are_those_of_the_settings() -> None:
     settings, page = Settings(bundle=Path("bundle")), PAGE.read_text(encoding="utf-8")
-    assert f"`ALBERT_SERVE_MAX_WAIT_S` ({settings.max_wait_s:g})" in page
+    assert f"`ALBERT_SERVE_MAX_CONCURRENCY` ({settings.max_concurrency})" in page
     assert f"`ALBERT_SERVE_MAX_QUEUE_TOKENS` ({settings.max_queue_tokens})" in page
     assert f"`ALBERT_SERVE_DEADLINE_S` ({settings.deadline_s:g})" in page

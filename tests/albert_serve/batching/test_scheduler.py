@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.batching.scheduler import PRIORITIES, Priority, QueuedRequest, Scheduler
+from albert_serve.batching.scheduler import QueuedRequest, Scheduler
 
 CALL_OVERHEAD = 16
 MAX_BATCH_TOKENS = 64
 SHORT_TOKENS = 16
-BATCH_SHARE = 0.2
 S_PER_TOKEN = 0.01
 
 
@@ -24,7 +23,6 @@ class Arrival:
     """A request, when it comes, and when its caller leaves. `taken` is filled as it is served."""
 
     lengths: list[int]
-    priority: Priority = "interactive"
     comes_s: float = 0.0
     leaves_s: float = math.inf
     patience_s: float = math.inf
@@ -33,9 +31,7 @@ class Arrival:
     expired: bool = False
 
     def __post_init__(self) -> None:
-        self.request = QueuedRequest(
-            lengths=self.lengths, priority=self.priority, ends_s=self.comes_s + self.patience_s
-        )
+        self.request = QueuedRequest(lengths=self.lengths, ends_s=self.comes_s + self.patience_s)
 
     @property
     def is_short(self) -> bool:
@@ -58,11 +54,6 @@ class Step:
     waiting: list[Arrival]
     members: list[tuple[Arrival, int]]
     expired: list[Arrival]
-
-    @property
-    def priority(self) -> Priority:
-        (priority,) = {arrival.priority for arrival, _ in self.members}
-        return priority
 
     @property
     def seed(self) -> Arrival:
@@ -121,15 +112,7 @@ def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
 
 def assert_queue_holds(scheduler: Scheduler[QueuedRequest], waiting: Sequence[Arrival]) -> None:
     assert scheduler.num_requests == len(waiting)
-    for priority in PRIORITIES:
-        mine = [arrival for arrival in waiting if arrival.priority == priority]
-        assert scheduler.num_tokens(priority) == sum(arrival.tokens_left for arrival in mine)
-        one_turn = sum(min(arrival.tokens_left, MAX_BATCH_TOKENS) for arrival in mine)
-        share = {"batch": BATCH_SHARE, "interactive": 1 - BATCH_SHARE}[priority]
-        others_wait = len(mine) < len(waiting)
-        assert scheduler.num_tokens_ahead(priority) == pytest.approx(
-            one_turn / (share if others_wait else 1)
-        )
+    assert scheduler.num_tokens == sum(arrival.tokens_left for arrival in waiting)
 
 
 lengths = st.one_of(st.integers(1, 90), st.integers(18, 24))
@@ -137,13 +120,11 @@ seconds = st.floats(0, 30)
 patient = st.builds(
     Arrival,
     lengths=st.lists(lengths, min_size=1, max_size=12),
-    priority=st.sampled_from(PRIORITIES),
     comes_s=seconds,
 )
 impatient = st.builds(
     Arrival,
     lengths=st.lists(lengths, min_size=1, max_size=12),
-    priority=st.sampled_from(PRIORITIES),
     comes_s=seconds,
     leaves_s=seconds,
     patience_s=st.floats(0, 20),
@@ -174,7 +155,7 @@ def fits(members: Sequence[int]) -> bool:
 
 @settings(max_examples=100, deadline=None)
 @given(arrivals=crowds)
-def test_a_batch_is_of_one_priority_within_its_limits_and_as_full_as_they_allow(
+def test_a_batch_is_within_its_limits_and_as_full_as_they_allow(
     arrivals: list[Arrival],
 ) -> None:
     inputs_by_arrival: dict[Arrival, set[int]] = {arrival: set() for arrival in arrivals}
@@ -185,7 +166,6 @@ def test_a_batch_is_of_one_priority_within_its_limits_and_as_full_as_they_allow(
         remaining = [
             length
             for arrival in step.waiting
-            if arrival.priority == step.priority
             for index, length in enumerate(arrival.lengths)
             if index not in inputs_by_arrival[arrival]
         ]
@@ -200,11 +180,7 @@ def test_a_request_waits_for_one_slot_of_each_of_its_size_that_is_before_it(
     slots_left: dict[Arrival, int] = {}  # until it has to be served
     for step in simulate(arrivals):
         chosen = {arrival for arrival, _ in step.members}
-        rivals = [
-            arrival
-            for arrival in step.waiting
-            if (arrival.priority, arrival.is_short) == (step.priority, step.seed.is_short)
-        ]
+        rivals = [arrival for arrival in step.waiting if arrival.is_short == step.seed.is_short]
         for arrival in rivals:
             left = slots_left.get(arrival, len(rivals) - 1)
             assert left >= 0
@@ -218,13 +194,11 @@ def test_short_requests_get_no_more_compute_than_large_ones_that_wait(
 ) -> None:
     """So a large one waits at most twice as long for them, and two batches."""
     most = CALL_OVERHEAD + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
-    leads = dict.fromkeys(PRIORITIES, 0)  # the greatest over any time until now
+    lead = 0  # the greatest over any time until now
     for step in simulate(arrivals):
-        mine = [arrival for arrival in step.waiting if arrival.priority == step.priority]
-        if len({arrival.is_short for arrival in mine}) == 2:
-            gain = step.cost_tokens if step.seed.is_short else -step.cost_tokens
-            leads[step.priority] = max(0, leads[step.priority] + gain)
-            assert leads[step.priority] <= 2 * most
+        if len({arrival.is_short for arrival in step.waiting}) == 2:
+            lead = max(0, lead + (step.cost_tokens if step.seed.is_short else -step.cost_tokens))
+            assert lead <= 2 * most
 
 
 @pytest.mark.parametrize("num_before", [0, 20])
@@ -249,33 +223,6 @@ def test_a_short_request_is_in_the_next_batch_but_one_however_many_large_ones_th
         came = next(place for place, step in enumerate(steps) if step.now_s >= arrival.comes_s)
         served = next(place for place, step in enumerate(steps) if (arrival, 0) in step.members)
         assert served <= came + 1
-
-
-@settings(max_examples=300, deadline=None)
-@given(arrivals=crowds)
-def test_batch_jobs_have_their_share_while_interactive_requests_wait_and_no_more(
-    arrivals: list[Arrival],
-) -> None:
-    most = CALL_OVERHEAD + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
-    ratio = BATCH_SHARE / (1 - BATCH_SHARE)
-    owed = lowest = 0.0  # what batch jobs are behind their share, since they began to wait
-    for step in simulate(arrivals):
-        kinds = {arrival.priority for arrival in step.waiting}
-        if kinds != {"interactive", "batch"}:
-            owed = min(owed, 0.0)
-            continue
-        owed += step.cost_tokens * ratio if step.priority == "interactive" else -step.cost_tokens
-        lowest = min(lowest, owed)
-        assert owed <= most * ratio
-        assert lowest >= -most
-
-
-def test_batch_jobs_are_owed_nothing_from_before_they_came() -> None:
-    people = [Arrival(lengths=[60]) for _ in range(5)]
-    leaving = Arrival(lengths=[60], priority="batch", leaves_s=0.1)
-    job = Arrival(lengths=[60], priority="batch", comes_s=1.0)
-    steps = list(simulate([*people, leaving, job]))
-    assert [step.priority for step in steps].index("batch") == 3
 
 
 def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:

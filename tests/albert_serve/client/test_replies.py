@@ -131,23 +131,22 @@ def test_the_timeout_holds_for_a_reply_that_never_ends(
     """Each part comes in time, so that no wait for one is too long."""
     for kind in kinds:
         with (
-            raw_service(beginning, more) as url,
+            raw_service(beginning, more) as (url, service),
             contextlib.closing(Twin(kind, url, timeout_s=0.5)) as client,
         ):
-            began_s = time.monotonic()
             with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
                 client.info()
-            assert time.monotonic() - began_s < 2
+            assert service.is_alive()  # it would have gone on
 
 
 @contextlib.contextmanager
-def raw_service(beginning: bytes, more: bytes = b"") -> Iterator[str]:
-    """Serve one reply that goes on, a little at a time, for ten seconds."""
+def raw_service(beginning: bytes, more: bytes = b"") -> Iterator[tuple[str, threading.Thread]]:
+    """Serve one reply that goes on, a little at a time, for 20 s: its address and its thread."""
     done = threading.Event()
 
     def drip() -> None:
         connection, _ = server.accept()
-        ends_s = time.monotonic() + 10
+        ends_s = time.monotonic() + 20
         with connection, contextlib.suppress(OSError):
             connection.sendall(beginning)
             while time.monotonic() < ends_s and not done.wait(0.02):
@@ -157,7 +156,7 @@ def raw_service(beginning: bytes, more: bytes = b"") -> Iterator[str]:
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+            yield f"http://127.0.0.1:{server.getsockname()[1]}", thread
         finally:
             done.set()
             thread.join()
@@ -185,7 +184,7 @@ def test_a_reply_in_gzip_is_decoded_up_to_the_limit(
     content: bytes, message: str | None, twin: Callable[..., Twin]
 ) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(content)}\r\n\r\n"
-    with raw_service(head.encode() + content) as url:
+    with raw_service(head.encode() + content) as (url, _):
         client = twin(url, max_reply_bytes=4 << 20)
         if message is None:
             assert client.sentence_order(PAIR).in_order == 0.5

@@ -21,8 +21,9 @@ from albert_serve.errors import (
     TooMuchAtOnceError,
 )
 from albert_serve.server.answering import answer_request
-from albert_serve.server.large_requests import LargeRequests
+from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.worker_thread import WorkerThread
 from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
 from tests.albert_serve.support import without_garbage_collection
 
@@ -42,7 +43,8 @@ class Refusing:
         deadline_s=0.2, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
     )
     check_num_items = HostedModel.check_num_items
-    large = LargeRequests(1 << 20)
+    budget = BodyBudget(1 << 20)
+    thread = WorkerThread()
     held: weakref.ref[Held]
 
     def __init__(self, *, is_late: bool = False) -> None:

@@ -197,7 +197,7 @@ def test_preflight_passes_without_a_key_for_the_origin_alone(
         headers = {
             "Origin": origin,
             "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization,content-type,x-priority,x-request-id",
+            "Access-Control-Request-Headers": "authorization,content-type,x-request-id",
         }
         return http.options("/fill-mask", headers=headers)
 

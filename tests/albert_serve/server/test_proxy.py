@@ -77,11 +77,12 @@ def test_it_passes_requests_on(proxy: httpx.Client, client: httpx.Client) -> Non
 
 def test_an_address_has_a_limit_of_requests_at_once(proxy: httpx.Client) -> None:
     (limit,) = map(int, re.findall(r"limit_conn at_once (\d+);", CONFIGURATION))
-    head = b"POST /fill-mask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    head = b"POST /fill-mask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
     with contextlib.ExitStack() as unfinished:
         for _ in range(limit):
-            unfinished.enter_context(connect(proxy)).sendall(head)
-        time.sleep(0.5)
+            connection = unfinished.enter_context(connect(proxy))
+            connection.sendall(head + b"Expect: 100-continue\r\n\r\n")
+            assert connection.recv(1 << 10).startswith(b"HTTP/1.1 100")  # it is counted now
         refused = proxy.post("/fill-mask", json=BODY)
     assert refused.status_code == 429
     assert refused.headers["Retry-After"] == "1"

@@ -24,11 +24,12 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.local import OneModel
 from albert_serve.runtime.engine import Engine
+from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.large_requests import SMALL_BYTES, LargeRequests
 from albert_serve.server.models.description import describe_model
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.routes import make_app
+from albert_serve.server.worker_thread import SMALL_BYTES, WorkerThread
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.tasks.load import load_tasks
@@ -71,10 +72,8 @@ class Service:
     def batcher(self) -> Batcher:
         return self.models.default.batcher
 
-    async def post(
-        self, task: str = "fill-mask", headers: dict[str, str] | None = None
-    ) -> httpx.Response:
-        return await self.http.post(f"{MODEL}/{task}", json=REQUEST, headers=headers)
+    async def post(self, task: str = "fill-mask") -> httpx.Response:
+        return await self.http.post(f"{MODEL}/{task}", json=REQUEST)
 
     async def started(self) -> asyncio.Task[httpx.Response]:
         """A request that the engine is busy with."""
@@ -110,7 +109,8 @@ async def serve(
         tasks=tasks,
         batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
         description=describe_model("tiny", bundle, tasks, settings, mask_token="[MASK]"),
-        large=LargeRequests(max_bytes=max_held_bytes),
+        budget=BodyBudget(max_held_bytes),
+        thread=WorkerThread(),
         observer=counts,
     )
     app = make_app(dict)
@@ -144,24 +144,6 @@ async def test_a_full_queue_is_429_with_retry_after_and_recovers(serving: Servin
     assert {reply.status_code for reply in replies} == {200, 429}
     assert again.status_code == 200
     assert service.counts.counts["shed", "fill-mask"] == len(refused)
-
-
-@on_event_loop
-async def test_a_batch_job_says_so_in_a_header_and_leaves_room_for_others(serving: Serving) -> None:
-    async with serving(max_queue_tokens=20) as service:
-        batch = {"X-Priority": " Batch "}
-        running = await service.started()
-        queued = [asyncio.create_task(service.post(headers=batch)) for _ in range(4)]
-        refused, _ = await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
-        interactive = asyncio.create_task(service.post())
-        await asyncio.sleep(0.05)
-        assert not interactive.done()
-        service.engine.gate.set()
-        assert (await interactive).status_code == 200
-        await asyncio.gather(running, *queued)
-    for reply in refused:
-        assert_error(reply.result(), 429, "overloaded")
-        assert "batch requests may add" in reply.result().json()["error"]
 
 
 @on_event_loop

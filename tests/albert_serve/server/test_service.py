@@ -97,11 +97,6 @@ SURROGATE = b'{"inputs": "\xed\xa0\x80"}'
                 {**JSON, "content-encoding": "gzip"},
             )
         ),
-        pytest.param(
-            *(422, "invalid_input", "POST /fill-mask", VALID_BODY),
-            {**JSON, "X-Priority": "urgent"},
-            id="priority",
-        ),
     ],
 )
 def test_every_refusal_of_a_request_has_the_envelope(

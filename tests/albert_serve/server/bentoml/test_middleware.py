@@ -74,7 +74,7 @@ def test_bentomls_timeout_is_left_out() -> None:
     from bentoml._internal.server.http.traffic import TimeoutMiddleware
     from starlette.testclient import TestClient
 
-    from albert_serve.server.bentoml.middleware import leave_timeouts_out
+    from albert_serve.server.bentoml.middleware import adapt_middleware
 
     @bentoml.service(traffic={"timeout": 60}, metrics={"enabled": False})
     class Echo:
@@ -84,10 +84,10 @@ def test_bentomls_timeout_is_left_out() -> None:
 
     service: Any = Echo
     app = service.to_asgi()
-    kinds = [each.cls for each in app.user_middleware]
+    kinds = [part.cls for part in app.user_middleware]
     assert TimeoutMiddleware in kinds
-    leave_timeouts_out(app)
+    adapt_middleware(app)
     kinds.remove(TimeoutMiddleware)
-    assert [each.cls for each in app.user_middleware] == kinds
+    assert [part.cls for part in app.user_middleware] == kinds
     with TestClient(app) as client:
         assert client.post("/echo", json={"text": "a"}).text == "a"
