@@ -22,7 +22,7 @@ from albert_serve.models_file import store_tag
 from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
 from albert_serve.scoring.options import NUM_CONCURRENT, PART_ROWS, WAIT_S, ScoreOptions
 from albert_serve.settings import Settings
-from albert_serve.tables import WRITTEN_FORMATS, Format
+from albert_serve.tables.formats import WRITTEN_FORMATS, Format
 from albert_serve.tasks import TASKS
 
 if TYPE_CHECKING:

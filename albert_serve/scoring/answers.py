@@ -13,8 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.columns import CONTEXTS, PAIRS, SINGLES, TextColumns
 from albert_serve.errors import AlbertServeError
+from albert_serve.tables.columns import CONTEXTS, PAIRS, SINGLES, TextColumns
 
 _Types = Mapping[str, Any]  # of Arrow, by name
 _TEXT: Final = pa.string()

@@ -19,7 +19,7 @@ from albert_serve.scoring.inputs import RowBatch, RowSelection, arrow_batches, c
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.output import Layout, json_rows_of, to_table
 from albert_serve.scoring.rows import RowReader
-from albert_serve.tables import TableType
+from albert_serve.tables.formats import TableType
 
 
 def score_dataset(data: Any, scorer: Scorer, options: ScoreOptions | None = None) -> Any:

@@ -16,11 +16,11 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from albert_serve.columnar import is_dataset_metadata, read_columns, read_schema
-from albert_serve.delimited import read_rows
 from albert_serve.errors import InvalidInputError, MalformedRequestError, RequestError
 from albert_serve.scoring.errors import ChangedJobError
-from albert_serve.tables import (
+from albert_serve.tables.columnar import is_dataset_metadata, read_columns, read_schema
+from albert_serve.tables.delimited import read_rows
+from albert_serve.tables.formats import (
     Format,
     TableType,
     detect_type,
@@ -292,9 +292,11 @@ def _size(value: Any) -> int:
 
 def _rows(source: InputFile, stream: BufferedReader, prefix: str) -> Iterator[_Row]:
     if source.type.format == "jsonl":
-        for place, values, error in json_rows(stream, _strict_json):
+        for where, record, error in json_rows(stream, _strict_json):
+            place = f"{prefix}{where}"
             refused = None if error is None else type(error)(f"{prefix}{error}")
-            yield f"{prefix}{place}", values, refused
+            values, encoding_error = surrogate_error(place, record)
+            yield place, values, refused or encoding_error
         return
     rows = _cells(source, stream)
     names = _header(source.path, rows)

@@ -28,7 +28,7 @@ from albert_serve.scoring.options import Counts, ScoreOptions, ScoreSummary
 from albert_serve.scoring.output import Layout, join, make_layout, open_writer
 from albert_serve.scoring.parts import PartFolder
 from albert_serve.scoring.rows import RowReader
-from albert_serve.tables import TableType, is_stream, type_by_name
+from albert_serve.tables.formats import TableType, is_stream, type_by_name
 
 # The rows by which the columns of JSONL are known, where the output is a table.
 _FIRST_ROWS: Final = 1024

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import NonNegativeInt
 
 from albert_serve.errors import ConfigError
-from albert_serve.tables import Format
+from albert_serve.tables.formats import Format
 
 PART_ROWS: Final = 1024
 # Limits for a service: concurrent requests, and the time without any answer.

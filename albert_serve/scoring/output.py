@@ -16,13 +16,13 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from albert_serve.delimited import DELIMITERS
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answering import ScoredPart
 from albert_serve.scoring.answers import table_values
 from albert_serve.scoring.inputs import InputFile, RowBatch
 from albert_serve.scoring.rows import RowReader
-from albert_serve.tables import TableType, compressor, first_line
+from albert_serve.tables.delimited import DELIMITERS
+from albert_serve.tables.formats import TableType, compressor, first_line
 
 # Parts are joined into row groups of at least this size.
 _GROUP_ROWS: Final = 1 << 16

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 import sentencex
 
-from albert_serve.columnar import is_dataset_metadata
 from albert_serve.errors import AlbertServeError
-from albert_serve.tables import type_by_name
+from albert_serve.tables.columnar import is_dataset_metadata
+from albert_serve.tables.formats import type_by_name
 from training.data import documents
 from training.data.documents import MAX_DOCUMENT_CHARACTERS
 from training.errors import TrainingError

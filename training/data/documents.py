@@ -14,11 +14,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from albert_serve.columnar import read_columns, read_schema
-from albert_serve.columns import SINGLES, find_column
-from albert_serve.delimited import likely_delimiter, read_rows
 from albert_serve.errors import InvalidInputError
-from albert_serve.tables import (
+from albert_serve.tables.columnar import read_columns, read_schema
+from albert_serve.tables.columns import SINGLES, find_column
+from albert_serve.tables.delimited import likely_delimiter, read_rows
+from albert_serve.tables.formats import (
     TableType,
     detect_type,
     has_known_suffix,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from albert_serve.tables import has_known_suffix
+from albert_serve.tables.formats import has_known_suffix
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines

@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from albert_serve.columns import SCORES, SIMILAR, find_column
 from albert_serve.errors import InvalidInputError
 from albert_serve.names import find_name
+from albert_serve.tables.columns import SCORES, SIMILAR, find_column
 from training.data.corpus import read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.errors import raise_listed

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from albert_serve.files import write_atomically
 from albert_serve.settings import cache_folder
-from albert_serve.tables import first_line
+from albert_serve.tables.formats import first_line
 
 
 def data_files(data: Any) -> tuple[Path, ...]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from albert_serve.columns import (
+from albert_serve.errors import InvalidInputError
+from albert_serve.names import find_name
+from albert_serve.tables.columns import (
     ANSWERS,
     CHOICES,
     CONTEXTS,
@@ -22,9 +24,7 @@ from albert_serve.columns import (
     find_column,
     find_texts,
 )
-from albert_serve.delimited import likely_delimiter
-from albert_serve.errors import InvalidInputError
-from albert_serve.names import find_name
+from albert_serve.tables.delimited import likely_delimiter
 from training.data.corpus import CorpusError
 from training.data.labelled.tables import Record, RowError, read_records
 

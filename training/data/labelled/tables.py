@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from albert_serve.api.wire import MAX_CHARS
-from albert_serve.columnar import class_names, read_columns, read_schema
-from albert_serve.delimited import read_rows
 from albert_serve.errors import AlbertServeError
-from albert_serve.tables import (
+from albert_serve.tables.columnar import class_names, read_columns, read_schema
+from albert_serve.tables.delimited import read_rows
+from albert_serve.tables.formats import (
     Format,
     TableType,
     detect_type,

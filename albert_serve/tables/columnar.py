@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.tables import (
+from albert_serve.tables.formats import (
     TableType,
     damaged,
     import_pyarrow,

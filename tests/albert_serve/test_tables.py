@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albert_serve.delimited import read_rows
-from albert_serve.tables import open_lines
+from albert_serve.tables.delimited import read_rows
+from albert_serve.tables.formats import open_lines
 
 # A cell with tabs and line ends both would look like rows of its own.
 CELLS = st.one_of(st.text('ab" \n', max_size=6), st.text('ab"\t', max_size=6))

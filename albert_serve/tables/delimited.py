@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.tables import MAX_LINE_BYTES, Format, text_lines
+from albert_serve.tables.formats import MAX_LINE_BYTES, Format, text_lines
 
 # Of output.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}

@@ -351,7 +351,7 @@ def _array_rows(
 
 def _json_row(place: str, values: object) -> tuple[str, dict[str, Any], RequestError | None]:
     if isinstance(values, dict):
-        return place, *surrogate_error(place, values)
+        return place, values, None
     return place, {}, MalformedRequestError(f"{place} is not a JSON object")
 
 
