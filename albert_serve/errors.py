@@ -48,8 +48,8 @@ def printable(text: str) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra; pip needs no index for a package that is there."""
-    return f"pip install 'albert-serve[{extra}]'"
+    """Return the commands that install an extra; pip does not fetch a package that is installed."""
+    return f"pip install 'albert-serve[{extra}]', or in a clone pip install '.[{extra}]'"
 
 
 def describe_faults(error: ValueError) -> str:

@@ -32,8 +32,6 @@ COMMAND = re.compile(
     r"|(?<!\S)make (?P<target>[a-z-]+))"
     r"(?P<rest>[^`\n#;&|]*)"
 )
-# A command as torchrun starts it.
-MODULE = re.compile(r"(?:python )?-m (?:training\.(\w+)|(export)\b)")
 # In the help of a module.
 EXAMPLE = re.compile(r"^  (?:albert-serve|torchrun) .*$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -54,7 +52,7 @@ def blocks_in(text: str) -> Iterator[str]:
 
 
 def in_one_line(text: str) -> str:
-    return MODULE.sub(r"albert-serve \1\2", text.replace("\\\n", " "))
+    return text.replace("\\\n", " ")
 
 
 def commands_of(document: Path) -> list[re.Match[str]]:

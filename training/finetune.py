@@ -58,8 +58,8 @@ _EXAMPLES: Final = r"""examples:
       --teacher textattack/bert-base-uncased-SST-2 --text-classification reviews.txt --budget 30m
   albert-serve finetune --initialize-from runs/base/checkpoint --output runs/vectors \
       --embeddings pairs.csv --steps 2000
-  torchrun --nproc-per-node 8 -m training.finetune --initialize-from runs/base/checkpoint \
-      --output runs/mnli --task MNLI --recipe paper
+  torchrun --nproc-per-node 8 --no-python albert-serve finetune \
+      --initialize-from runs/base/checkpoint --output runs/mnli --task MNLI --recipe paper
 """
 
 

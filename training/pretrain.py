@@ -26,8 +26,9 @@ _EXAMPLES: Final = r"""examples:
       --preset base --recipe paper
   albert-serve pretrain --shards wiki-shards/ --tokenizer vocab/ --output runs/small \
       --preset small --recipe small --budget 2h --validation held-out.jsonl
-  torchrun --nproc-per-node 8 -m training.pretrain --shards wiki-shards/ --tokenizer vocab/ \
-      --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp --recompute
+  torchrun --nproc-per-node 8 --no-python albert-serve pretrain --shards wiki-shards/ \
+      --tokenizer vocab/ --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp \
+      --recompute
   albert-serve pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
       --shards wiki-shards/ --tokenizer vocab/ --output runs/12-layers --budget 2h
   albert-serve pretrain --initialize-from albert/albert-base-v2 --corpus letters/ \

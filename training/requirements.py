@@ -27,5 +27,5 @@ def check_packages(*names: str) -> None:
         verb = "is" if len(missing) == 1 else "are"
         sys.exit(
             f"error: {', '.join(missing)} {verb} not installed, which training and export need: "
-            "pip install 'albert-serve[train]'"
+            "pip install 'albert-serve[train]', or in a clone pip install '.[train]'"
         )

@@ -292,7 +292,7 @@ def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
     assert done.returncode == 1
     assert done.stderr == (
         f"error: {missing} is not installed, which `albert-serve {command}` needs: "
-        f"pip install 'albert-serve[{extra}]'\n"
+        f"pip install 'albert-serve[{extra}]', or in a clone pip install '.[{extra}]'\n"
     )
 
 

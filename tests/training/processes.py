@@ -160,11 +160,12 @@ def run_world(
 
 @contextmanager
 def torchrun(
-    options: Sequence[str], folder: Path, log: Path, *, program: str = "training.pretrain"
+    options: Sequence[str], folder: Path, log: Path, *, verb: str = "pretrain"
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Inside `with` a job of two processes runs; it has ended after it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", program, *options]
+    command += ["--nproc-per-node", "2", "--no-python"]
+    command += [str(Path(sys.executable).with_name("albert-serve")), verb, *options]
     with log.open("wb") as stream:
         job = subprocess.Popen(
             [*command, "--output", str(folder)],

@@ -32,13 +32,23 @@ def test_a_command_without_its_packages_is_one_line(command: str, python: Path) 
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: filelock, ")
     assert ", torch, " in line
-    assert line.endswith(": pip install 'albert-serve[train]'")
+    assert line.endswith(
+        ": pip install 'albert-serve[train]', or in a clone pip install '.[train]'"
+    )
 
 
 def test_an_import_is_not_ended(python: Path) -> None:
     program = "import training; print('imported')"
     done = subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "imported\n", done.stderr
+
+
+def test_a_folder_called_training_does_not_replace_ours(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/__init__.py").write_text("raise SystemExit('the wrong package')")
+    command = [str(Path(sys.executable).with_name("albert-serve")), "finetune", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("usage: albert-serve finetune"), done.stderr
 
 
 def imported(file: Path) -> Iterator[str]:

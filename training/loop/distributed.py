@@ -1,10 +1,10 @@
 """Distributed training: the process group, and the sharing of a model by DDP or FSDP.
 
-`torchrun --nproc-per-node N -m training.pretrain ...` starts the processes. Each takes every N-th
-micro-batch of a step, and gradients are averaged. ALBERT's shared layer has its gradient only at
-the end of the backward pass, so that there is almost no communication to overlap; one layer's
-gradient is sent, 47 MB for base, however many layers apply it. The main process alone writes and
-prints.
+`torchrun --nproc-per-node N --no-python albert-serve pretrain ...` starts the processes. Each takes
+every N-th micro-batch of a step, and gradients are averaged. ALBERT's shared layer has its gradient
+only at the end of the backward pass, so that there is almost no communication to overlap; one
+layer's gradient is sent, 47 MB for base, however many layers apply it. The main process alone
+writes and prints.
 """
 
 from __future__ import annotations

@@ -275,7 +275,8 @@ except ValueError as error:
 """
     [line] = run_fresh(code)
     assert line == (
-        "onnxruntime is not installed, which a local model needs: pip install 'albert-serve[serve]'"
+        "onnxruntime is not installed, which a local model needs: "
+        "pip install 'albert-serve[serve]', or in a clone pip install '.[serve]'"
     )
 
 
