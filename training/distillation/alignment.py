@@ -53,11 +53,11 @@ def align(surfaces: Sequence[str], pieces: Sequence[PieceRange]) -> _AlignedWord
     bounds = [0]
     for surface in surfaces:
         bounds.append(bounds[-1] + len(surface))
-    is_cut = [0 < place < bounds[-1] for place in range(bounds[-1] + 1)]
+    is_cut = [0 < offset < bounds[-1] for offset in range(bounds[-1] + 1)]
     for piece in pieces:
-        for place in range(piece.begin + 1, min(piece.end, bounds[-1])):
-            is_cut[place] = False
-    cuts = [place for place in sorted(set(bounds)) if is_cut[place]]
+        for offset in range(piece.begin + 1, min(piece.end, bounds[-1])):
+            is_cut[offset] = False
+    cuts = [offset for offset in sorted(set(bounds)) if is_cut[offset]]
     return _AlignedWord(
         student_spans=tuple(bisect_right(cuts, begin) for begin, _ in pairwise(bounds)),
         teacher_ids=tuple(piece.token_id for piece in pieces),
@@ -99,7 +99,7 @@ class Aligner:
         self._aligned = lru_cache(maxsize=_MAX_WORDS)(self._align)
 
     def _align(self, ids: tuple[int, ...]) -> _AlignedWord:
-        """Align one word in the student's pieces; a special token is a word of its own."""
+        """Align one word in the student's pieces; a special token counts as a word."""
         if ids[0] in self._special:
             return _AlignedWord((0,), (self._special[ids[0]],), (0,))
         surfaces = [self._surfaces[index] for index in ids]
@@ -176,5 +176,6 @@ def _means(
     spans: NDArray[np.int64], sizes: NDArray[np.int64], names: NDArray[np.int64]
 ) -> SpanMeans:
     rows = np.flatnonzero(sizes[spans])
-    kept = spans[rows]
-    return SpanMeans(rows, names[kept], (1 / sizes[kept]).astype(np.float32))
+    row_spans = spans[rows]
+    weights = (1 / sizes[row_spans]).astype(np.float32)
+    return SpanMeans(rows, names[row_spans], weights)

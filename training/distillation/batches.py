@@ -64,7 +64,7 @@ class DistilCollator:
     """Collates examples: for the student as in pretraining, for the teacher aligned.
 
     Attributes:
-        max_teacher: number of the teacher's positions; tokens beyond are cut and not compared.
+        max_teacher: number of the teacher's positions; later tokens are truncated and not compared.
     """
 
     student: Collator
@@ -80,7 +80,7 @@ class DistilCollator:
         width = tokens.ids.shape[1]
         student_rows = _joined(students)
         teacher_rows = _joined(
-            [each._replace(rows=line * width + each.rows) for line, each in enumerate(teachers)]
+            [means._replace(rows=line * width + means.rows) for line, means in enumerate(teachers)]
         )
         is_span = torch.zeros(len(read) * self.student.length, dtype=torch.bool)
         is_span[student_rows.spans] = True
@@ -119,18 +119,17 @@ class DistilCollator:
                 begin += len(ids)
 
     def _padded(self, sequences: Sequence[AlignedSequence]) -> TeacherBatch:
-        """Cut the teacher's sequences to its positions, and pad them on the right."""
-        sizes = [min(len(each.teacher_ids), self.max_teacher) for each in sequences]
+        """Truncate the teacher's sequences to its positions, and pad them on the right."""
+        sizes = [min(len(sequence.teacher_ids), self.max_teacher) for sequence in sequences]
         shape = (len(sequences), -(-max(sizes) // _ROUNDING) * _ROUNDING)
         ids, types = np.full(shape, self.pad_id, np.int64), np.zeros(shape, np.int64)
-        for line, (size, each) in enumerate(zip(sizes, sequences, strict=True)):
-            ids[line, :size], types[line, :size] = (
-                each.teacher_ids[:size],
-                each.teacher_types[:size],
-            )
+        for line, (size, sequence) in enumerate(zip(sizes, sequences, strict=True)):
+            ids[line, :size] = sequence.teacher_ids[:size]
+            types[line, :size] = sequence.teacher_types[:size]
         is_real = torch.arange(shape[1]) < torch.tensor(sizes)[:, None]
         return TeacherBatch(torch.from_numpy(ids), torch.from_numpy(types), is_real)
 
 
 def _joined(parts: Sequence[SpanMeans]) -> SpanRows:
-    return SpanRows(*(torch.from_numpy(np.concatenate(each)) for each in zip(*parts, strict=True)))
+    fields = zip(*parts, strict=True)
+    return SpanRows(*(torch.from_numpy(np.concatenate(arrays)) for arrays in fields))

@@ -37,20 +37,20 @@ from training.run.recipes import Recipe
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
 # official vocabularies of English encoders share over 80 % on Wikipedia.
-_LEAST_SHARED: Final = 0.5
+_MIN_SHARED: Final = 0.5
 
 
 def _parse_pair(text: str) -> tuple[int, int]:
     """Parse a student's and a teacher's layer, such as `2:4`."""
     ours, colon, theirs = text.partition(":")
     if not (colon and ours.isdecimal() and theirs.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no pair of layers; write 2:4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pair of layers; write 2:4")
     return int(ours), int(theirs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TeacherOptions(Options, title="teacher"):
-    """The teacher, and what is learnt from it."""
+    """The teacher, and its losses."""
 
     teacher: str = flag("a model's folder, or its name on the Hugging Face hub", MISSING)
     start: Literal["teacher", "local", "random"] | None = flag(
@@ -75,7 +75,7 @@ class DistilConfig(CorpusRunConfig, _TeacherOptions):
 
     Raises:
         RunError: a value is not allowed, options contradict each other, or the run has no end.
-        TeacherError: nothing is learnt from the teacher.
+        TeacherError: no loss uses the teacher.
     """
 
     def __post_init__(self) -> None:
@@ -85,13 +85,13 @@ class DistilConfig(CorpusRunConfig, _TeacherOptions):
             raise RunError("a run needs an end: give --steps or --budget")
         if not self.hidden_weight:
             raise TeacherError(
-                "with --hidden-weight 0 nothing is learnt from the teacher; give another weight, "
-                "or train without a teacher (albert-serve pretrain)"
+                "--hidden-weight 0 ignores the teacher; choose another weight, or train without a "
+                "teacher (albert-serve pretrain)"
             )
 
 
 def student_sizes(config: DistilConfig, recipe: Recipe, teacher: Teacher) -> dict[str, Any]:
-    """Return the sizes of a new student that are not given: the teacher's, or the preset's."""
+    """Return the default sizes of a new student: the teacher's, or the preset's."""
     if config.initialize_from is not None:
         return {}
     if config.preset is None:
@@ -132,7 +132,7 @@ class TeacherSetup:
         )
 
     def settings(self) -> dict[str, Any]:
-        """Return what decides the results, for `run.json`."""
+        """Return the settings that affect the results, for `run.json`."""
         config = self.config
         return {
             **describe_model(self.teacher.name, self.teacher.model),
@@ -197,11 +197,11 @@ class DistillationJob(PretrainingJob):
         model = AlbertForTasks(sizes, head_sizes(sizes, self.recipe.tasks))
         counts = self.shards.token_counts(sizes.vocab_size)
         layers = self.teaching.start_layers
-        kept = start_from_teacher(model, self.teaching.teacher, self.tokenizer, counts, layers)
+        explained = start_from_teacher(model, self.teaching.teacher, self.tokenizer, counts, layers)
         if self.world.is_main:
             print(
-                f"embeddings of {sizes.embedding_size} keep {kept:.1%} of the variance of the "
-                "teacher's"
+                f"embeddings of size {sizes.embedding_size} explain {explained:.1%} of the "
+                "variance of the teacher's"
             )
         return model
 
@@ -248,8 +248,8 @@ def _check_vocabulary(teacher: Teacher, tokenizer: AlbertTokenizer, shards: Shar
     counts = shards.token_counts(tokenizer.vocab_size)
     shared = shared_pieces(teacher, tokenizer)
     part = float(np.sum(counts * shared) / max(1, counts.sum()))
-    if part < _LEAST_SHARED:
+    if part < _MIN_SHARED:
         raise TeacherError(
-            f"{part:.0%} of the corpus' tokens are pieces of {teacher.name}'s vocabulary, and "
-            f"{_LEAST_SHARED:.0%} have to be; is it a teacher of another language?"
+            f"{part:.0%} of the corpus' tokens are in the vocabulary of {teacher.name}, but "
+            f"{_MIN_SHARED:.0%} are required; does the teacher read another language?"
         )

@@ -1,7 +1,7 @@
-"""Task distillation: a teacher's logits or vectors of texts, computed once and kept.
+"""Task distillation: a teacher's logits or embeddings of texts, computed once and stored.
 
-Shape legend: N texts, B texts of a batch, S positions, H hidden size, K labels, or numbers of a
-vector.
+Shape legend: N texts, B texts of a batch, S positions, H hidden size, K labels, or the size of an
+embedding.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from training.losses import LogitsFunction, LossFunction, LossSums, cls_logits
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
 
-# Files that tell the form of a teacher's vectors.
-_FORM_FILES: Final = ("config.json", "tokenizer_config.json", *SENTENCE_FILES)
+# Files that define the pooling of a teacher.
+_POOLING_FILES: Final = ("config.json", "tokenizer_config.json", *SENTENCE_FILES)
 _TOKENS_A_BATCH: Final = 8192
-# Of texts that are longer than the teacher's positions.
+# Strategy for texts that are longer than the teacher's positions.
 _TRUNCATION: Final = "longest_first"
 _Text: TypeAlias = "tuple[str, str | None]"
 
@@ -53,9 +53,9 @@ class TaskTeacher:
     """A finetuned classifier of `transformers`.
 
     Attributes:
-        reference: its folder, or its name on the hub.
-        names: of its K labels.
-        problem: activation of its logits: softmax, sigmoid, or none.
+        reference: folder, or name on the Hub.
+        names: names of the K labels.
+        problem: kind of the task, which decides the activation: softmax, sigmoid, or none.
     """
 
     reference: str
@@ -69,7 +69,7 @@ class TaskTeacher:
         """Load a teacher from a folder, or by its name on the hub.
 
         Raises:
-            TeacherError: it cannot be loaded, or is no classifier.
+            TeacherError: it cannot be loaded, or is not a classifier.
         """
         model, tokenizer = load_encoder(reference, "AutoModelForSequenceClassification")
         model.to(device).eval().requires_grad_(requires_grad=False)
@@ -95,11 +95,11 @@ class TaskTeacher:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EmbeddingTeacher:
-    """An encoder of `transformers` or sentence-transformers; its vectors are normalised.
+    """An encoder of `transformers` or sentence-transformers; its embeddings have length 1.
 
     Attributes:
-        reference: its folder, or its name on the hub.
-        pooling: as its `modules.json` says; the mean without one.
+        reference: folder, or name on the Hub.
+        pooling: pooling in `modules.json`; the mean without this file.
     """
 
     reference: str
@@ -112,31 +112,30 @@ class EmbeddingTeacher:
         """Load a teacher from a folder, or by its name on the hub.
 
         Raises:
-            TeacherError: it cannot be loaded, or is no encoder.
-            ConfigError, HubError: its `modules.json` cannot be had, or asks for what is not
-                computed here.
+            TeacherError: it cannot be loaded, or is not an encoder.
+            ConfigError, HubError: its `modules.json` cannot be read, or has unsupported modules.
         """
         folder, encoder = Path(reference), reference
         if folder.is_dir():
             encoder = str(encoder_folder(folder))
         else:
-            folder = download(HubModel(repo_id=reference), _FORM_FILES)
-        form = read_sentence_vectors(folder) or SentenceVectors()
+            folder = download(HubModel(repo_id=reference), _POOLING_FILES)
+        vectors = read_sentence_vectors(folder) or SentenceVectors()
         model, tokenizer = load_encoder(encoder, "AutoModel", optional=("pooler",))
         model.to(device).eval().requires_grad_(requires_grad=False)
-        return cls(reference=reference, model=model, tokenizer=tokenizer, pooling=form.pooling)
+        return cls(reference=reference, model=model, tokenizer=tokenizer, pooling=vectors.pooling)
 
     @property
     def num_outputs(self) -> int:
-        """The numbers of a vector."""
+        """The size of an embedding."""
         return int(self.model.config.hidden_size)
 
     def outputs(self, padded: Mapping[str, Tensor]) -> Tensor:
-        """Return the vectors (B, H) of a batch of texts."""
+        """Return the embeddings (B, H) of a batch of texts."""
         states_BSH = self.model(**padded).last_hidden_state.float()
         is_real_BS1 = padded["attention_mask"][..., None]
         pooled = {
-            "mean": lambda: (states_BSH * is_real_BS1).sum(1),  # but for its length
+            "mean": lambda: (states_BSH * is_real_BS1).sum(1),  # is normalised below
             "cls": lambda: states_BSH[:, 0],
             "max": lambda: states_BSH.masked_fill(is_real_BS1 == 0, -torch.inf).amax(1),
         }
@@ -150,7 +149,7 @@ def pseudo_label(
     file: Path,
     products: PrecisionName = "auto",
 ) -> Tensor:
-    """Return a teacher's outputs (N, K) of texts, or read those that an earlier call wrote.
+    """Return a teacher's outputs (N, K) for texts, from the cache of an earlier call if it exists.
 
     The processes of a run divide the texts; all must call it, within `setting_up`.
 
@@ -172,9 +171,12 @@ def pseudo_label(
     logits = _read(file, key)
     if world.meet(logits is None) or logits is None:
         with precision(world.device, products):
-            logits, num_cut = _label(texts, teacher, world)
-        if num_cut:
-            print(f"{num_cut:,} of {len(texts):,} texts are cut to what {teacher.reference} reads")
+            logits, num_truncated = _label(texts, teacher, world)
+        if num_truncated:
+            print(
+                f"{num_truncated:,} of {len(texts):,} texts were truncated to the positions of "
+                f"{teacher.reference}"
+            )
         if world.is_main:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, save({"logits": logits}, metadata=key))
@@ -188,7 +190,7 @@ def _problem(config: Any) -> ProblemType:
 
 
 def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
-    """Read the cached logits; None if the key differs or there are none."""
+    """Read the cached logits; None without a cache, or if its key differs."""
     try:
         with safetensors.safe_open(file, "pt") as opened:
             metadata = opened.metadata()
@@ -201,7 +203,7 @@ def _read(file: Path, key: Mapping[str, str]) -> Tensor | None:
 def _label(
     texts: Sequence[_Text], teacher: TaskTeacher | EmbeddingTeacher, world: World
 ) -> tuple[Tensor, int]:
-    """Return the outputs (N, K), and how many texts were cut to the teacher's positions."""
+    """Return the outputs (N, K), and the number of texts truncated to the teacher's positions."""
     tokenizer = teacher.tokenizer
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
@@ -212,32 +214,32 @@ def _label(
         for text, pair in progress(texts, title="tokenising for the teacher", unit="texts")
     ]
     sizes = np.array([len(encoding["input_ids"]) for encoding in encoded])
-    num_cut = sum(bool(encoding.encodings[0].overflowing) for encoding in encoded)
+    num_truncated = sum(bool(encoding.encodings[0].overflowing) for encoding in encoded)
     batches = cut_batches(np.argsort(sizes, kind="stable").tolist(), sizes, _TOKENS_A_BATCH)
     outputs_NK = torch.zeros((len(texts), teacher.num_outputs))
-    own = batches[world.rank :: world.size]
-    for batch in progress(own, title="labelling texts", unit="batches"):
+    rank_batches = batches[world.rank :: world.size]
+    for batch in progress(rank_batches, title="labelling texts", unit="batches"):
         padded = tokenizer.pad([encoded[index] for index in batch], return_tensors="pt")
         outputs_NK[batch] = teacher.outputs(padded.to(world.device)).cpu()
     world.meet()
-    return world.sum_tensors(outputs_NK), num_cut
+    return world.sum_tensors(outputs_NK), num_truncated
 
 
 def pseudo_labelled_examples(
     texts: Sequence[_Text], logits_NK: Tensor, tokenizer: AlbertTokenizer, *, length: int
 ) -> list[TokenisedExample]:
-    """Tokenise texts, cut to `length` tokens, with their teacher's logits."""
+    """Tokenise texts, truncated to `length` tokens, with their teacher's logits."""
     truncator = Truncator(tokenizer, length, "truncate")
     fitted = [
         truncator.fit_texts(text, pair)
         for text, pair in progress(texts, title="tokenising texts", unit="texts")
     ]
-    num_cut = sum(each.num_truncated > 0 for each in fitted)
-    if num_cut:
-        print(f"{num_cut:,} of {len(texts):,} texts are cut to {length} tokens")
+    num_truncated = sum(text.num_truncated > 0 for text in fitted)
+    if num_truncated:
+        print(f"{num_truncated:,} of {len(texts):,} texts were truncated to {length} tokens")
     return [
-        TokenisedExample(ids=each.encoding.ids, types=each.encoding.types, target=logits)
-        for each, logits in zip(fitted, logits_NK, strict=True)
+        TokenisedExample(ids=text.encoding.ids, types=text.encoding.types, target=logits)
+        for text, logits in zip(fitted, logits_NK, strict=True)
     ]
 
 
@@ -269,9 +271,9 @@ def distillation_loss(
 ) -> Tensor:
     """Return the summed loss of a student's logits against its teacher's.
 
-    As in Hinton et al. 2015, section 2. Single label: KL divergence (nats) of the probabilities at
-    the temperature, times its square, so that gradients do not depend on it. Multi-label: binary
-    cross-entropy of each label, likewise. Regression: squared error.
+    The loss follows Hinton et al. 2015, section 2. Single label: KL divergence (nats) of the
+    probabilities at the temperature, times its square, so that gradients do not depend on it.
+    Multi-label: binary cross-entropy of each label, scaled alike. Regression: squared error.
     """
     if problem == "regression":
         return F.mse_loss(logits_BK, targets_BK, reduction="sum")

@@ -1,7 +1,7 @@
 """Initialization of a student from its teacher.
 
 The shared layer is one of the teacher's layers: layers of a trained encoder have almost nothing in
-common, so that their mean would be useless. The embeddings are the teacher's for the pieces that
+common, so their mean would be useless. The embeddings are the teacher's for the pieces that
 both vocabularies have, and means of the teacher's pieces for the others. If E is smaller than H
 they are projected onto their E - 1 principal directions, and the map from E to H is fitted to
 reproduce the input of the teacher's first layer.
@@ -28,7 +28,7 @@ from training.model.albert import Embeddings
 from training.model.heads import AlbertForTasks, FillMaskHead
 from training.model.initialization import use_counts
 
-# Our block's parts -> the modules of a layer of BERT, RoBERTa, ELECTRA and their kin.
+# Modules of our block -> modules of a layer of BERT, RoBERTa, ELECTRA and similar encoders.
 _ATTENTION: Final[dict[str, str]] = {
     "query": "attention.self.query",
     "key": "attention.self.key",
@@ -50,7 +50,7 @@ def sizes_of(teacher: Teacher) -> dict[str, Any]:
     """Return the default sizes of a teacher's student, by the names of `AlbertConfig`.
 
     Raises:
-        TeacherError: the teacher's layers are not built as BERT's.
+        TeacherError: the teacher's layers do not have BERT's structure.
     """
     config = teacher.model.config
     try:
@@ -65,8 +65,8 @@ def sizes_of(teacher: Teacher) -> dict[str, Any]:
         }
     except (AttributeError, KeyError) as error:
         raise TeacherError(
-            f"{teacher.name} is a {config.model_type} whose layers are not built as BERT's "
-            f"({error}); give a student of it its sizes by --preset, and --start local"
+            f"{teacher.name} is a {config.model_type} whose layers do not have BERT's "
+            f"structure ({error}); set the student's sizes with --preset, and use --start local"
         ) from error
 
 
@@ -93,20 +93,20 @@ def check_start(config: AlbertConfig, teacher: Teacher, layers: Sequence[int]) -
         if getattr(config, name) != sizes[name]:
             raise TeacherError(
                 f"{name} is {sizes[name]} in {teacher.name} and {getattr(config, name)} in the "
-                "student; --start teacher copies a whole layer, so that they have to be equal"
+                "student; --start teacher copies a layer, so both must be equal"
             )
-    most = {"embedding_size": teacher.hidden_size, "max_positions": teacher.max_positions}
-    for name, size in most.items():
+    limits = {"embedding_size": teacher.hidden_size, "max_positions": teacher.max_positions}
+    for name, size in limits.items():
         if getattr(config, name) > size:
             raise TeacherError(
-                f"{name} {getattr(config, name)}: with --start teacher at most {size}, "
-                f"which {teacher.name} has"
+                f"{name} {getattr(config, name)}: --start teacher allows at most {size}, "
+                f"the size of {teacher.name}"
             )
     if len(layers) != config.num_attentions or config.num_attentions != config.num_ffns:
         raise TeacherError(
             f"--start-layers names {len(layers)} layers of the teacher; "
             f"the student has {config.num_attentions} attention blocks and {config.num_ffns} "
-            "feed-forward blocks of its own, each pair of which starts from one"
+            "feed-forward blocks, and each pair starts from one"
         )
     for layer in layers:
         if not 1 <= layer <= teacher.num_layers:
@@ -125,11 +125,11 @@ def start_from_teacher(
     """Initialise a student with its teacher's embeddings and layers, and the corpus' frequencies.
 
     Returns the fraction of the variance of the teacher's embeddings, weighted by the corpus'
-    frequencies, that the student's embeddings keep: 1 if E is H.
+    frequencies, that the student's embeddings explain: 1 if E is H.
 
     Args:
         token_counts: (V,) occurrences of each token in the corpus.
-        layers: as `check_start` allows them, one for each of the student's own.
+        layers: layers that `check_start` allows, one for each layer of the student.
     """
     encoder = model.albert.encoder
     with torch.no_grad():
@@ -150,8 +150,8 @@ def _layer(teacher: Teacher, number: int) -> nn.Module:
             layer.get_submodule(name)
     except AttributeError as error:
         raise TeacherError(
-            f"the layers of {teacher.name} are not built as BERT's; "
-            "distil it with --start local, or an ALBERT with --initialize-from"
+            f"the layers of {teacher.name} do not have BERT's structure; "
+            "use --start local, or for an ALBERT --initialize-from"
         ) from error
     return layer
 
@@ -189,27 +189,27 @@ def shared_pieces(teacher: Teacher, tokenizer: AlbertTokenizer) -> NDArray[np.bo
 
 def _piece_ids(teacher: Teacher, tokenizer: AlbertTokenizer) -> list[list[int]]:
     """Return the teacher's ids of each of the student's V pieces; none for a lone "▁"."""
-    known = teacher.tokenizer
-    mask_id = known.hf.mask_token_id
+    theirs = teacher.tokenizer
+    mask_id = theirs.hf.mask_token_id
     special = {
-        tokenizer.pad_id: known.pad_id,
-        tokenizer.unk_id: known.unk_id,
-        tokenizer.cls_id: known.cls_id,
-        tokenizer.sep_id: known.sep_id,
-        tokenizer.mask_id: known.unk_id if mask_id is None else mask_id,
+        tokenizer.pad_id: theirs.pad_id,
+        tokenizer.unk_id: theirs.unk_id,
+        tokenizer.cls_id: theirs.cls_id,
+        tokenizer.sep_id: theirs.sep_id,
+        tokenizer.mask_id: theirs.unk_id if mask_id is None else mask_id,
     }
     return [
-        [special[token_id]] if token_id in special else _word_ids(known, tokenizer, token_id)
+        [special[token_id]] if token_id in special else _word_ids(theirs, tokenizer, token_id)
         for token_id in range(tokenizer.vocab_size)
     ]
 
 
-def _word_ids(known: HfTokenizer, tokenizer: AlbertTokenizer, token_id: int) -> list[int]:
+def _word_ids(theirs: HfTokenizer, tokenizer: AlbertTokenizer, token_id: int) -> list[int]:
     piece = tokenizer.token(token_id)
     surface = tokenizer.surface(piece)
     if tokenizer.begins_word(piece):
-        return [part.token_id for part in known.encode_word(surface)]
-    return known.continuation(surface)
+        return [part.token_id for part in theirs.encode_word(surface)]
+    return theirs.continuation(surface)
 
 
 def _start_embeddings(
@@ -270,16 +270,16 @@ def _samples(
 
 
 def _basis(normed_RH: Tensor, size: int) -> Tensor:
-    """Return a map (H, E) that keeps the `size` - 1 directions of largest variance.
+    """Return a map (H, E) onto the `size` - 1 directions of largest variance.
 
     Its columns' sum is 0, so that the layer norm at width E removes no information.
     """
     _, directions_HH = torch.linalg.eigh(normed_RH.T @ normed_RH)
-    kept_HK = directions_HH[:, len(directions_HH) - (size - 1) :]
+    largest_HK = directions_HH[:, len(directions_HH) - (size - 1) :]
     mixed = torch.cat([torch.ones(size, 1), torch.eye(size)[:, 1:]], dim=1)
     without_mean_EK = torch.linalg.qr(mixed).Q[:, 1:]
     # The layer norm at width H removes constants over H.
-    centred_HK = kept_HK - kept_HK.mean(0)
+    centred_HK = largest_HK - largest_HK.mean(0)
     basis_HE: Tensor = centred_HK @ without_mean_EK.T
     return basis_HE
 

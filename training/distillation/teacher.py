@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from albert_serve.progress import is_quiet
 from training.errors import TrainingError
 
-# Encoders whose position ids begin after that of padding.
+# Encoders whose position ids begin after the id of padding.
 _OFFSET_POSITIONS: Final = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet")
 
 

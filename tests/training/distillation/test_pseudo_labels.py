@@ -84,7 +84,9 @@ def test_logits_are_those_of_transformers(
     """Of texts, of a pair, and of one that is longer than the teacher's positions."""
     texts = [*((text, None) for text in TEXTS), (TEXTS[0], TEXTS[1]), (" ".join(TEXTS * 4), None)]
     logits_NK = pseudo_label(texts, teacher, ALONE, tmp_path / "logits", "fp32")
-    assert f"1 of 8 texts are cut to what {classifier} reads\n" in capsys.readouterr().out
+    assert (
+        f"1 of 8 texts were truncated to the positions of {classifier}" in capsys.readouterr().out
+    )
     assert teacher.names == ("school", "king", "river")
     assert teacher.problem == "single_label_classification"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()

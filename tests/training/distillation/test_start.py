@@ -245,7 +245,7 @@ def electra(folder: Path) -> transformers.PreTrainedModel:
     ("make", "changes", "message"),
     [
         (electra, {}, "has embeddings of 16 and hidden states of 32"),
-        (None, {"hidden_act": "relu"}, "not built as BERT's \\('relu'\\)"),
+        (None, {"hidden_act": "relu"}, "BERT's structure \\('relu'\\)"),
     ],
 )
 def test_teachers_whose_layers_are_no_start(
@@ -264,6 +264,6 @@ def test_teachers_whose_layers_are_no_start(
 
 def test_an_albert_gives_its_start_by_initialize_from(albert: Teacher) -> None:
     with pytest.raises(
-        TeacherError, match=r"layers of .* are not built as BERT's; .*--start local"
+        TeacherError, match=r"layers of .* do not have BERT's structure; use --start local"
     ):
         check_start(config_of(albert), albert, (2,))

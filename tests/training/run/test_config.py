@@ -155,11 +155,11 @@ def distilling(**values: Any) -> DistilConfig:
         (pretraining, {"device": "gpu"}, "--device: 'gpu' cannot be used: "),
         (pretraining, {"steps": None}, "a run needs an end: give --steps, --budget or --recipe"),
         (distilling, {"steps": None}, "a run needs an end: give --steps or --budget"),
-        (distilling, {"hidden_layers": ("2",)}, "--hidden-layers: '2' is no pair of layers; wri"),
+        (distilling, {"hidden_layers": ("2",)}, "--hidden-layers: '2' is not a pair of layers; w"),
         (
             distilling,
             {"hidden_weight": 0},
-            "with --hidden-weight 0 nothing is learnt from",
+            "--hidden-weight 0 ignores the teacher",
         ),
     ],
 )
