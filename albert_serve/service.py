@@ -55,7 +55,6 @@ from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
 from albert_serve.server.models.registry import Models, check_models
-from albert_serve.server.process.pid_file import hold_pid_file
 from albert_serve.server.routes import make_app
 from albert_serve.settings import (
     DEFAULT_VARIABLE,
@@ -130,10 +129,7 @@ class Serving:
                 os.environ[HOSTS_VARIABLE] = ",".join(LOOPBACK_HOSTS)
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
-            # First: SIGHUP no longer ends this process when its PID is known.
             supervise()
-            if settings.pid_file is not None:
-                hold_pid_file(settings.pid_file)
         except AlbertServeError as error:
             raise SystemExit(f"error: {printable(str(error))}") from error
 

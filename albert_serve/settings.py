@@ -33,7 +33,6 @@ from albert_serve.models_file import read_models_file, store_tag
 _PREFIX: Final = "ALBERT_SERVE_"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
-PID_FILE_VARIABLE: Final = "ALBERT_SERVE_PID_FILE"
 # Set by the supervisor for its workers; no settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -193,7 +192,6 @@ class Settings(BaseModel):
         _each_like(_HOST, "a host is like app.example.com, *.example.com or [::1], without a port"),
     ] = ()
     log_format: Literal["text", "json"] = "text"
-    pid_file: Path | None = None
 
     @classmethod
     def from_environment(cls, options: Mapping[str, str] | None = None) -> Settings:
@@ -349,14 +347,6 @@ def _describe(error: ErrorDetails) -> str:
         f"{variable} is {error['input']!r}; it must be {what} from {bounds['ge']:.16g} to "
         f"{bounds['le']:.16g}"
     )
-
-
-def default_pid_file(port: int) -> Path | None:
-    """Return the PID file of a port's service; None without a cache folder."""
-    if named := os.environ.get(PID_FILE_VARIABLE, "").strip():
-        return Path(named)
-    folder = cache_folder()
-    return folder / "services" / f"{port}.pid" if folder else None
 
 
 def cache_folder() -> Path | None:

@@ -14,7 +14,7 @@ from albert_serve.bundle.store import locate
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import ConfigError
 from albert_serve.models_file import store_tag
-from albert_serve.settings import PID_FILE_VARIABLE, Device, Prepack, Settings, cache_folder
+from albert_serve.settings import Device, Prepack, Settings, cache_folder
 
 
 def make_parser(name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
@@ -83,7 +83,6 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
         "ALBERT_SERVE_WORKERS": getattr(options, "workers", None),
         "ALBERT_SERVE_DEADLINE_S": getattr(options, "deadline_s", None),
         "ALBERT_SERVE_MAX_BATCH_TOKENS": getattr(options, "max_batch_tokens", None),
-        PID_FILE_VARIABLE: getattr(options, "pid_file", None),
     }
     return {variable: str(value) for variable, value in values.items() if value is not None}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -21,8 +20,8 @@ from albert_serve.cli.options import (
 )
 from albert_serve.errors import ConfigError
 from albert_serve.server.bentoml.start import check_address, port_number
-from albert_serve.server.process.pid_file import check_pid_file, reload_service
-from albert_serve.settings import Settings, default_pid_file
+from albert_serve.server.process.reload import reload_service
+from albert_serve.settings import Settings
 
 _PORT: Final = 3000
 _SERVICE: Final = "albert_serve.service:AlbertServe"
@@ -47,10 +46,9 @@ _RELOAD_EXAMPLES: Final = """\
 examples:
   albert-serve reload
   albert-serve reload --port 8080
-  albert-serve reload --pid-file /run/albert-serve.pid
 
-It sends SIGHUP to the process in the PID file. What changed, or that nothing did, is in the log of
-the service, and the revision of each model in /info.
+It sends SIGHUP to the service of this user that listens on the port. The log of the service says
+what changed, or that nothing did; /info has the revision of each model.
 """
 
 
@@ -64,9 +62,14 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
     add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     _add_port(serve, "port to listen on (%(default)s)")
-    _add_pid_file(serve, "holds the PID while the service runs (one for each port)")
-    serve.add_argument("--deadline-s", metavar="SECONDS", help="give up a request after this")
-    serve.add_argument("--max-batch-tokens", metavar="N", help="tokens that run together")
+    serve.add_argument(
+        "--deadline-s",
+        metavar="SECONDS",
+        help="seconds until a request fails with 504 (default: 30)",
+    )
+    serve.add_argument(
+        "--max-batch-tokens", metavar="N", help="maximum tokens per batch, including padding"
+    )
     serve.set_defaults(run=_serve)
     return serve
 
@@ -74,8 +77,7 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
 def reload_parser(purpose: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
     reload = make_parser("reload", purpose, _RELOAD_EXAMPLES)
-    _add_port(reload, "port of the service (%(default)s), by which its PID file is found")
-    _add_pid_file(reload, "the PID file, if serve was given one")
+    _add_port(reload, "port of the service (default: %(default)s)")
     reload.set_defaults(run=_reload)
     return reload
 
@@ -84,15 +86,8 @@ def _add_port(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument("--port", type=port_number, default=_PORT, help=meaning)
 
 
-def _add_pid_file(parser: argparse.ArgumentParser, meaning: str) -> None:
-    parser.add_argument("--pid-file", type=Path, metavar="FILE", help=meaning)
-
-
 def _reload(options: argparse.Namespace) -> int:
-    file = options.pid_file or default_pid_file(options.port)
-    if file is None:
-        raise ConfigError("there is no cache folder for PID files; name the file with --pid-file")
-    print(f"process {reload_service(file)} reads its models again; its log has the result")
+    print(f"process {reload_service(options.port)} reloads its models; its log has the result")
     return 0
 
 
@@ -107,14 +102,14 @@ def _serve(options: argparse.Namespace) -> int:
         # This user has no home folder. BentoML would make one that is called `~`.
         os.environ["BENTOML_HOME"] = tempfile.mkdtemp(prefix="bentoml-")
     check_home()
-    settings, reload = _with_pid_file(settings, options.port)
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
     command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
     if settings.log_format == "text":
         asks = settings.needs_key
         default = catalogue.default_among(bundles)
         text = greeting(bundles, default, host, options.port, needs_key=asks)
-        _print(f"{text}\nprocess {os.getpid()}; {reload} reads the models again")
+        option = "" if options.port == _PORT else f" --port {options.port}"
+        _print(f"{text}\nprocess {os.getpid()}; albert-serve reload{option} reloads the models")
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
         sys.executable,
@@ -136,19 +131,3 @@ def _print(text: str) -> None:
         raise ConfigError(
             f"standard output, {log}, cannot be written to: {error.strerror}"
         ) from error
-
-
-def _with_pid_file(settings: Settings, port: int) -> tuple[Settings, str]:
-    """Return the settings with a PID file, where one can be written, and the command to reload."""
-    if settings.pid_file is not None:
-        check_pid_file(settings.pid_file)
-        return settings, f"albert-serve reload --pid-file {shlex.quote(str(settings.pid_file))}"
-    file = default_pid_file(port)
-    try:
-        if file is not None:
-            check_pid_file(file)
-            option = "" if port == _PORT else f" --port {port}"
-            return settings.model_copy(update={"pid_file": file}), f"albert-serve reload{option}"
-    except ConfigError:
-        pass  # it was not asked for
-    return settings, f"kill -HUP {os.getpid()}"

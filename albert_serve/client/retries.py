@@ -76,8 +76,8 @@ class Deadline:
 
 
 @dataclass(kw_only=True, slots=True)
-class AnsweredRequests:
-    """The requests of one call or stream that were answered; that they grow is enough to know."""
+class CallProgress:
+    """The number of answered requests of one call or stream."""
 
     num_answered: int = 0
 
@@ -91,7 +91,7 @@ class Retries:
         progress: of the call's other requests.
     """
 
-    def __init__(self, limit: int, deadline: Deadline, progress: AnsweredRequests) -> None:
+    def __init__(self, limit: int, deadline: Deadline, progress: CallProgress) -> None:
         self._limit = limit
         self._deadline = deadline
         self._progress = progress

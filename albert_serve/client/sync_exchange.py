@@ -20,7 +20,7 @@ from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
     RETRIED_STATUSES,
     TRANSIENT_ERRORS,
-    AnsweredRequests,
+    CallProgress,
     Deadline,
     Retries,
 )
@@ -117,7 +117,7 @@ class Exchange:
         Raises:
             RequestError: there is no answer; the subclass gives the reason.
         """
-        deadline, progress = self._deadline(), AnsweredRequests()
+        deadline, progress = self._deadline(), CallProgress()
         if call.num_items < 2:
             return self._try(call, deadline, progress)
         parts = call.parts(self._fetch_limits(deadline))
@@ -139,7 +139,7 @@ class Exchange:
         Raises:
             RequestError: one is not answered; the subclass gives the reason.
         """
-        deadline, progress = self._deadline(), AnsweredRequests()
+        deadline, progress = self._deadline(), CallProgress()
         return [self._try(call, deadline, progress) for call in calls]
 
     def stream(
@@ -161,7 +161,7 @@ class Exchange:
         self, endpoint: CallSpec[Any], rows: Iterable[Any], options: Mapping[str, Any]
     ) -> Generator[Any, None, None]:
         limits = self._fetch_limits(self._deadline())
-        ask = partial(self._answer_rows, endpoint, options, limits, AnsweredRequests())
+        ask = partial(self._answer_rows, endpoint, options, limits, CallProgress())
         limit = self._server.max_concurrency
         with (
             closing(_batches(rows)) as batches,
@@ -209,7 +209,7 @@ class Exchange:
 
     def _fetch_limits(self, deadline: Deadline) -> InfoReply:
         if self._limits is None:
-            self._limits = self._try(INFO, deadline, AnsweredRequests())
+            self._limits = self._try(INFO, deadline, CallProgress())
         return self._limits
 
     def _answer_rows(
@@ -217,7 +217,7 @@ class Exchange:
         endpoint: CallSpec[Any],
         options: Mapping[str, Any],
         limits: InfoReply,
-        progress: AnsweredRequests,
+        progress: CallProgress,
         batch: _Batch,
     ) -> list[Any]:
         """Get an answer to each row; a row that is refused has its error in place of one."""
@@ -241,7 +241,7 @@ class Exchange:
         return [*before, refused, *ask((index + 1, rows[index - start + 1 :]))]
 
     def _answer(
-        self, parts: list[Call[Any]], deadline: Deadline, progress: AnsweredRequests
+        self, parts: list[Call[Any]], deadline: Deadline, progress: CallProgress
     ) -> list[Any]:
         """Get the answers to parts of a list in turn, in halves if one is too much at once."""
         answers: list[Any] = []
@@ -256,7 +256,7 @@ class Exchange:
                 parts = part.halves() + parts
         return answers
 
-    def _try(self, call: Call[ReplyT], deadline: Deadline, progress: AnsweredRequests) -> ReplyT:
+    def _try(self, call: Call[ReplyT], deadline: Deadline, progress: CallProgress) -> ReplyT:
         """Send a request, and again after a delay while a retry is of use."""
         retries = Retries(self._server.num_retries, deadline, progress)
         while True:

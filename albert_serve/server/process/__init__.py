@@ -1,1 +1,1 @@
-"""The process of a service: its memory, its threads and its PID file."""
+"""The process of a service: its memory, and the signal to reload."""
