@@ -98,8 +98,8 @@ class Limits(Options, title="limits"):
     """The limits that a bundle must meet."""
 
     max_cost: Finite = flag(
-        "most points of a task's metric that precision and fewer layers may cost, where so many "
-        "answers became worse that it is no chance",
+        "maximum loss of a task's metric in points, by precision and fewer layers; only "
+        "significant losses count",
         1.0,
         metavar="POINTS",
     )
@@ -113,7 +113,7 @@ class Limits(Options, title="limits"):
         "1e-4, fp16 0.06, bf16 0.3)",
         metavar="SHARE",
     )
-    force: bool = flag("let through what costs more", False)
+    force: bool = flag("write the bundle even if --max-cost is exceeded", False)
 
 
 def export_bundle(
@@ -278,9 +278,9 @@ def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
     if not target.exists():
         return
     if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
-        raise ExportError(f"{target} is there and is no bundle; choose another folder")
+        raise ExportError(f"{target} exists but is not a bundle. Choose another folder")
     if not overwrite:
-        raise ExportError(f"{target} is there already; --overwrite replaces it")
+        raise ExportError(f"{target} already exists. Use --overwrite to replace it")
 
 
 @contextmanager

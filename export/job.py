@@ -54,8 +54,8 @@ class ExportConfig(LabelledTexts, ChoiceFiles, Limits, title="export"):
         metavar="NUMBER",
     )
     precision: Precision = flag(
-        "fp32: the checkpoint's own file; int8: a quarter of it, and the fastest on CPUs; fp16: "
-        "half of it on disk, fp32 in memory",
+        "fp32: the checkpoint's own file; int8: a quarter of the size, fastest on CPUs; fp16: half "
+        "of the size on disk, fp32 in memory",
         "fp32",
     )
     keep_fp32: tuple[Part, ...] = flag("parts that stay fp32", (), metavar="PART")

@@ -27,7 +27,7 @@ _QKV: Final = ("query", "key", "value")
 # U8 with its zero point in the middle: 127 steps on either side.
 _ZERO: Final = 128
 _STEPS: Final = 127
-# Of a row that is all zero.
+# Avoids dividing by zero if a row is all zeros.
 _LEAST_SCALE: Final = 1e-30
 
 

@@ -59,11 +59,11 @@ def download_bundle(model: HubModel, cache: Path) -> Path:
 
 def _no_bundle(model: HubModel, snapshot: Path) -> str:
     if not (snapshot / _CONFIG_FILE).is_file():
-        return f"{model} has no {MANIFEST_FILE}: it is no bundle"
+        return f"{model} is not a bundle: it has no {MANIFEST_FILE}"
     name = model.repo_id.rpartition("/")[2]
     return (
-        f"{model} is a checkpoint, and no bundle: it has no {MANIFEST_FILE}; make one of it with "
-        f"`albert-serve export {model} bundles/{name}`, and serve that"
+        f"{model} is a checkpoint, not a bundle: it has no {MANIFEST_FILE}. Run "
+        f"`albert-serve export {model} bundles/{name}` and serve that folder"
     )
 
 

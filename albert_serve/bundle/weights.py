@@ -218,6 +218,8 @@ def _check_shape(name: str, got: Shape, expected: Shape) -> None:
 
 def _stored_tensor(entry: dict[str, Any], data_start: int) -> StoredTensor:
     begin, end = entry["data_offsets"]
+    if type(begin) is not int or type(end) is not int:
+        raise ValueError(f"data_offsets must be two integers; got {begin!r} and {end!r}")
     shape = tuple(entry["shape"])
     if len(shape) > _MAX_DIMENSIONS:
         raise ValueError(

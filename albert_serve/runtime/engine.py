@@ -37,7 +37,6 @@ from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_bat
 from albert_serve.runtime.encoders import Encoder, PaddedBatch
 from albert_serve.runtime.ort import (
     cuda_options,
-    has_dot_products,
     head_options,
     open_session,
     return_free_memory,
@@ -111,7 +110,6 @@ class Engine:
         pool = pool or EncoderPool()
         engine = None if options.device == "cpu" else cls._try_cuda(opened, options, pool)
         if engine is None:
-            _warn_of_saturation(opened)
             engine = cls._open_on("cpu", opened, options, pool)
         return_free_memory()
         return engine
@@ -274,15 +272,6 @@ def _open_head(bundle: Bundle, name: str, device: str) -> ort.InferenceSession:
         provider = cuda_provider(captures=False)
         return open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
     return open_session(bundle.head_file(name), head_options(), folds=False)
-
-
-def _warn_of_saturation(bundle: Bundle) -> None:
-    if bundle.manifest.precision == "int8" and not has_dot_products():
-        _LOG.warning(
-            "%s is int8, and this CPU has no dot products of 8 bits (VNNI): answers are less "
-            "exact than measured at export; serve the fp32 bundle here",
-            bundle.folder.name,
-        )
 
 
 def _describe(error: AlbertServeError) -> str:

@@ -115,11 +115,6 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(_cpu_info().get("flags", "").split())
 
 
-def has_dot_products() -> bool:
-    """Whether this CPU sums products of 8 bits without saturation; True where it does not say."""
-    return not cpu_flags() or bool(cpu_flags() & _DOT_PRODUCTS)
-
-
 def return_free_memory() -> None:
     """Free the memory that packing the weights used: glibc would keep it, as much as a layer."""
     with contextlib.suppress(OSError, AttributeError):  # another libc
@@ -131,7 +126,6 @@ _KERNEL_FLAGS: Final = frozenset(
     {"avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "avx512_vnni", "avx_vnni"}
     | {"avx_vnni_int8", "amx_tile", "amx_int8", "amx_bf16"}
 )
-_DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx_vnni"})
 
 
 def _common_options(num_threads: int) -> ort.SessionOptions:
@@ -141,10 +135,6 @@ def _common_options(num_threads: int) -> ort.SessionOptions:
     # A memory pattern is of one shape, and shapes change with every batch. The arena stays on: page
     # faults would cost up to a third of a call.
     options.enable_mem_pattern = False
-    if not has_dot_products():
-        # Without dot products U8 x S8 saturates in 16 bits; this takes the exact, slower kernels in
-        # heads. The runtime does not reach the encoder's loop with it.
-        _set(options, "session.x64quantprecision", "1")
     return options
 
 

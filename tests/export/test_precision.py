@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
 from albert_serve.bundle.manifest import Bundle, Part
@@ -22,12 +27,13 @@ from albert_serve.bundle.weights import (
     read_header,
 )
 from albert_serve.errors import BundleCorruptError
-from albert_serve.runtime.ort import has_dot_products
 from export.bundle import export_bundle
 from export.errors import ExportError
 from export.precision import PARTS, part_of, quantize, write_weights
 from export.source import read_source
+from tests.albert_serve.support import ROOT
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
+from tests.programs import needs_program
 from training.model.checkpoint import save_checkpoint
 
 WORDS = "albert.embeddings.word_embeddings.weight"
@@ -56,6 +62,91 @@ def test_a_quantized_weight_is_within_half_a_step(weight_OI: np.ndarray) -> None
     assert int8_IO.min(initial=0) >= -127
     restored_OI = (int8_IO * scale_O.astype(np.float64)).T
     assert (np.abs(restored_OI - weight_OI) <= scale_O[:, None] * 0.501 + 1e-40).all()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    arrays.arrays(
+        np.float32,
+        arrays.array_shapes(min_dims=2, max_dims=2, max_side=9),
+        elements=st.floats(-100, 100, width=32, allow_subnormal=False),
+    )
+)
+def test_no_activation_saturates_a_16_bit_sum_of_two_products(weight_OI: np.ndarray) -> None:
+    int8_IO, _ = quantize(weight_OI)
+    even_IO = np.pad(int8_IO.astype(np.int64), ((0, len(int8_IO) % 2), (0, 0)))
+    largest = 255 * np.maximum(even_IO[::2], 0) + 255 * np.maximum(even_IO[1::2], 0)
+    smallest = 255 * np.minimum(even_IO[::2], 0) + 255 * np.minimum(even_IO[1::2], 0)
+    assert largest.max() < 2**15
+    assert smallest.min() >= -(2**15)
+
+
+_ANSWER: Final = """
+import sys
+from pathlib import Path
+import numpy as np
+import onnxruntime
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks.base import EncoderInput
+
+product, bundle, result = map(Path, sys.argv[1:])
+runs = np.random.default_rng(0)
+x_RI = runs.choice(np.array([1, 255], np.uint8), (33, 96))
+session = onnxruntime.InferenceSession(product, providers=["CPUExecutionProvider"])
+sums = [session.run(None, {"x": x_RI[:num_rows]})[0] for num_rows in (1, 3, 33)]
+engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=1))
+inputs = [
+    EncoderInput(ids=runs.integers(5, 50, n).tolist(), types=[0] * n, task=task, rows=[0])
+    for n in (3, 30)
+    for task in engine.tasks
+]
+np.savez(result, x=x_RI, sums=np.concatenate(sums), *engine.run(inputs))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="emulates an x86-64 CPU"
+)
+def test_int8_is_as_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
+    """The emulated CPU has AVX2 and neither AVX-512 nor VNNI."""
+    checkpoint = tmp_path / "checkpoint"
+    write_checkpoint(checkpoint, replace(CONFIG, sharing="attention"))
+    qemu = [needs_program("qemu-x86_64", package="qemu-user"), "-cpu", "Haswell"]
+    weight_OI = np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32)
+    int8_IO, _ = quantize(weight_OI)
+    onnx.save(integer_product(int8_IO), tmp_path / "product.onnx")
+    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8").bundle.folder
+    here, emulated = tmp_path / "here.npz", tmp_path / "emulated.npz"
+    for prefix, result in (([], here), (qemu, emulated)):
+        program = [sys.executable, "-c", _ANSWER, tmp_path / "product.onnx", bundle, result]
+        subprocess.run([*prefix, *program], cwd=ROOT, check=True, capture_output=True)
+
+    answers = dict(np.load(emulated))
+    x_RI, sums = answers.pop("x").astype(np.int64) - 128, answers.pop("sums")
+    exact = x_RI @ int8_IO.astype(np.int64)
+    np.testing.assert_array_equal(sums, np.concatenate([exact[:1], exact[:3], exact]))
+    assert answers
+    for name, logits in np.load(here).items():
+        if name in answers:
+            np.testing.assert_allclose(answers[name], logits, atol=1e-3 * np.abs(logits).max())
+
+
+def integer_product(int8_IO: np.ndarray) -> onnx.ModelProto:
+    """(x - 128) (R, I) as uint8 times these weights, in integers, by the kernels of the bundle."""
+    num_in, num_out = int8_IO.shape
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "weight", "zero"], ["sums"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, ["rows", num_in])],
+        [helper.make_tensor_value_info("sums", TensorProto.INT32, ["rows", num_out])],
+        [
+            numpy_helper.from_array(int8_IO, "weight"),
+            numpy_helper.from_array(np.array(128, np.uint8), "zero"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def test_each_matrix_of_note_belongs_to_one_part() -> None:
@@ -99,13 +190,7 @@ def test_a_part_that_is_kept_is_the_checkpoints_own(
     [
         ("fp32", 1e-5),
         ("fp16", 0.02),
-        pytest.param(
-            "int8",
-            0.5,
-            marks=pytest.mark.xfail(
-                not has_dot_products(), reason="U8 x S8 saturates inside a Loop without VNNI"
-            ),
-        ),
+        ("int8", 0.5),
     ],
 )
 def test_a_bundle_of_each_precision_computes_what_torch_does(

@@ -112,10 +112,6 @@ ENTRY = {"sha256": "0" * 64, "size": 1}
             "no albert.encoder.albert_layer_groups.1",
         ),
         (
-            lambda m: m["tasks"]["question-answering"].update(num_outputs=3),
-            "the head for questions is independent and has 3 outputs",
-        ),
-        (
             lambda m: m["tasks"]["text-classification"].update(labels=["a"]),
             "1 labels for 2 outputs",
         ),
@@ -181,6 +177,15 @@ def test_a_shape_that_no_tensor_has_is_refused(
     header = json.dumps({"a": tensor}).encode()
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(BundleCorruptError, match=message):
+        read_header(tmp_path / "x")
+
+
+@pytest.mark.parametrize("offsets", [[0.0, 4.0], [False, 4], ["0", "4"], [None, 4], [0, math.nan]])
+def test_offsets_that_are_not_integers_are_refused(tmp_path: Path, offsets: list[object]) -> None:
+    tensor = {"dtype": "F32", "shape": [1], "data_offsets": offsets}
+    header = json.dumps({"a": tensor}).encode()
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(BundleCorruptError, match="data_offsets must be two integers; got "):
         read_header(tmp_path / "x")
 
 

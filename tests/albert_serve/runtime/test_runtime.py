@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pytest
@@ -28,7 +26,6 @@ from albert_serve.server.process.memory import num_anonymous_bytes
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
 from tests.albert_serve.runtime.inputs import some_inputs
-from tests.albert_serve.support import ROOT
 
 
 def test_batches_beside_each_other_give_the_same_numbers(
@@ -53,33 +50,6 @@ def test_int8_answers_do_not_depend_on_the_texts_beside_them(int8_dir: Path) -> 
     together = engine.run(inputs)
     for alone, expected in zip(inputs, together, strict=True):
         np.testing.assert_array_equal(engine.run([alone])[0], expected)
-
-
-_WITHOUT_DOT_PRODUCTS: Final = """
-import logging, pathlib, sys
-
-read_text = pathlib.Path.read_text
-
-def without_vnni(self, *arguments, **options):
-    text = read_text(self, *arguments, **options)
-    return text.replace("vnni", "") if str(self) == "/proc/cpuinfo" else text
-
-pathlib.Path.read_text = without_vnni
-logging.basicConfig()
-from albert_serve.runtime.engine import Engine
-from albert_serve.runtime.ort import head_options
-from albert_serve.settings import RuntimeOptions
-Engine.open(pathlib.Path(sys.argv[1]), RuntimeOptions(device="cpu", num_threads=1))
-print(head_options().get_session_config_entry("session.x64quantprecision"))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_without_dot_products_int8_is_warned_of_and_exact_kernels_are_taken(int8_dir: Path) -> None:
-    program = [sys.executable, "-c", _WITHOUT_DOT_PRODUCTS, str(int8_dir)]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"
-    assert "serve the fp32 bundle here" in done.stderr
 
 
 def test_the_fusion_that_is_slower_does_not_happen(bundle_dir: Path, tmp_path: Path) -> None:
