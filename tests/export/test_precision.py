@@ -120,8 +120,9 @@ def test_int8_is_as_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
     bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8").bundle.folder
     here, emulated = tmp_path / "here.npz", tmp_path / "emulated.npz"
     for prefix, result in (([], here), (qemu, emulated)):
-        program = [sys.executable, "-c", _ANSWER, tmp_path / "product.onnx", bundle, result]
-        subprocess.run([*prefix, *program], cwd=ROOT, check=True, capture_output=True)
+        files = map(str, (tmp_path / "product.onnx", bundle, result))
+        program = [*prefix, sys.executable, "-c", _ANSWER, *files]
+        subprocess.run(program, cwd=ROOT, check=True, capture_output=True)
 
     answers = dict(np.load(emulated))
     x_RI, sums = answers.pop("x").astype(np.int64) - 128, answers.pop("sums")
