@@ -26,8 +26,8 @@ def test_the_checkpoint_of_the_wheel_is_the_model_that_ships_but_for_rounding(
         assert exact.keys() == rounded.keys()
         for name, weight in exact.items():
             step = float(weight.abs().max()) / 127
-            # Two adjacent weights share the steps, which doubles them at most. Smoothed matrices have
-            # larger ones where an input is an outlier.
+            # Two adjacent weights share the steps, which doubles them at most. Smoothed matrices
+            # have larger steps where an input is an outlier.
             worst = 5 if any(part in name for part in ("ffn", "pooler")) else 1.01
             torch.testing.assert_close(rounded[name], weight, rtol=0, atol=worst * step)
         configs = [read_config(each.folder) for each in (shipped, packaged)]
