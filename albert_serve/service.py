@@ -69,7 +69,7 @@ from albert_serve.settings import (
 # What clients of the same deployment wait; our deadlines are shorter and reply with the reason.
 _BENTOML_TIMEOUT_S: Final = 60
 _app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
-_metrics = cache(Metrics)  # those of a process, however many instances it has
+_metrics = cache(Metrics)  # a process has one, however many instances of the service
 
 
 class Serving:
@@ -161,7 +161,7 @@ class Serving:
         return self._models
 
     def _drain_on_sigterm(self) -> None:
-        """On SIGTERM become unready at once, and still answer during the grace period."""
+        """Become unready on SIGTERM, and still answer during the grace period."""
         server_handler = signal.getsignal(signal.SIGTERM)
         loop = asyncio.get_running_loop()
 
@@ -174,7 +174,7 @@ class Serving:
         loop.add_signal_handler(signal.SIGTERM, end)
 
     def _reload_on_sighup(self) -> None:
-        """On SIGHUP reload the models."""
+        """Reload the models on SIGHUP."""
         loop = asyncio.get_running_loop()
 
         def reload() -> None:
@@ -229,7 +229,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         return app
 
     def _leave_requests_to_our_routes(self, app: Starlette) -> None:
-        """Remove BentoML's routes of the endpoints, so that those of `server/routes.py` answer.
+        """Remove BentoML's routes of the endpoints, so that `server/routes.py` answers.
 
         BentoML would read a body of any size and content type, take any time for it, and refuse an
         invalid one with another status and format.

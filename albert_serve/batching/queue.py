@@ -188,7 +188,7 @@ class Batcher:
 
     def _enter(self, call: _PendingRequest) -> None:
         if not self._accepting:
-            raise NotReadyError("the service is shutting down; send the request to another")
+            raise NotReadyError("the service is shutting down. Send the request to a replica.")
         if not call.ends_s > self._clock():
             raise _late()
         with self._lock:

@@ -109,7 +109,7 @@ class Scheduler(Generic[_RequestT]):
         return self._queue.num_tokens
 
     def add(self, request: _RequestT) -> None:
-        """Add a request; its slot comes after those of the waiting requests."""
+        """Add a request. Its turn comes after the waiting requests."""
         self._queue.add(request)
 
     def remove(self, request: _RequestT) -> None:
@@ -158,13 +158,13 @@ class Scheduler(Generic[_RequestT]):
             return None
         if self._queue.has_length(batch.longest):
             return batch.longest
-        fitting = [
+        candidates = [
             (padding, length)
             for length in self._queue.lengths_around(batch.longest)
             if (padding := batch.padding_with(length)) <= self._call_overhead_tokens
             and num_members * length <= self.max_batch_tokens
         ]
-        return min(fitting)[1] if fitting else None
+        return min(candidates)[1] if candidates else None
 
 
 class _Queue(Generic[_RequestT]):
@@ -181,7 +181,7 @@ class _Queue(Generic[_RequestT]):
         # longer to find its first key the more were removed before it.
         self._short: OrderedDict[_RequestT, None] = OrderedDict()
         self._large: OrderedDict[_RequestT, None] = OrderedDict()
-        self._short_credit_tokens = 0  # of compute, for that of large requests
+        self._short_credit_tokens = 0  # compute that short requests may use before large ones
         self._by_length: dict[int, OrderedDict[_RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, ascending
 

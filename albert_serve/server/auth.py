@@ -31,7 +31,7 @@ from albert_serve.settings import Settings, Surface
 
 MIN_KEY_CHARS: Final = 16
 _MAX_FILE_BYTES: Final = 1 << 20
-# The syntax of a bearer token in RFC 6750.
+# RFC 6750 defines this syntax of bearer tokens.
 _KEY: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _MAKE_KEY: Final = 'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
 _REALM: Final = 'Bearer realm="albert_serve"'
@@ -59,13 +59,13 @@ class ApiKeys:
             self._stamp = _stamp(file)
             self._from_file = _read_file(file)
         if not self._fixed and not self._from_file:
-            raise ConfigError("there is no API key; set ALBERT_SERVE_API_KEYS")
+            raise ConfigError("there is no API key. Set ALBERT_SERVE_API_KEYS.")
 
     def hold(self, key: str) -> bool:
         """Whether a key is valid; the comparison takes constant time."""
         self._reload_file()
         digest = _hash(key)
-        matches = [hmac.compare_digest(digest, known) for known in (*self._fixed, *self._from_file)]
+        matches = [hmac.compare_digest(digest, valid) for valid in (*self._fixed, *self._from_file)]
         return any(matches)
 
     def _reload_file(self) -> None:
@@ -79,9 +79,9 @@ class ApiKeys:
         try:
             self._from_file = _read_file(self._file)
         except ConfigError as error:
-            _logger.error("%s; the keys read before still hold", error)
+            _logger.error("%s. The previous keys stay valid.", error)
         else:
-            _logger.warning("%d API keys were read anew", len(self._from_file))
+            _logger.warning("%d API keys were read again", len(self._from_file))
 
 
 class ApiKeyMiddleware:
@@ -109,12 +109,12 @@ class ApiKeyMiddleware:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if not scheme:
             return UnauthorizedError(
-                "an API key is needed; send it in the header Authorization: Bearer KEY"
+                "an API key is required. Send it in the header Authorization: Bearer KEY."
             )
         if scheme.lower() != "bearer" or not self._keys.hold(key.strip()):
             return UnauthorizedError(
-                "the API key is not known here; see that the header Authorization is Bearer KEY, "
-                "with the whole key"
+                "the API key is not valid. Send the whole key in the header Authorization: "
+                "Bearer KEY."
             )
         return None
 
@@ -145,7 +145,7 @@ def _hashes(keys: Sequence[str], source: str) -> list[bytes]:
     for number, key in enumerate(keys, start=1):
         if not _KEY.fullmatch(key):
             raise ConfigError(
-                f"{source}: key {number} has characters that no key has; allowed are ASCII "
+                f"{source}: key {number} contains invalid characters. Allowed are ASCII "
                 "letters, digits and . _ ~ + / - ="
             )
         if len(key) < MIN_KEY_CHARS:
@@ -165,7 +165,7 @@ def _read_file(file: Path) -> list[bytes]:
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(
-            f"the file of API keys, {file}, holds none; put one in a line: {_MAKE_KEY}"
+            f"the file of API keys, {file}, contains no key. Put one key on each line: {_MAKE_KEY}"
         )
     return _hashes(keys, str(file))
 

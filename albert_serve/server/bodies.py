@@ -92,12 +92,12 @@ def check_media_type(headers: Headers) -> None:
     """
     media = headers.get("content-type", "").split(";")[0].strip().lower()
     if media != JSON:
-        got = f"the content type is {media}" if media else "there is no Content-Type"
-        raise UnsupportedMediaError(f"{got}; send application/json")
+        problem = f"the content type is {media}" if media else "there is no Content-Type"
+        raise UnsupportedMediaError(f"{problem}. Send application/json.")
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise UnsupportedMediaError(
-            f"the content encoding is {coding[:40]!r}; send the body as it is"
+            f"the content encoding is {coding[:40]!r}. Send the body without compression."
         )
 
 
@@ -134,5 +134,5 @@ async def _read_body(request: Request, max_bytes: int, count: Callable[[int], No
         except ClientDisconnect as error:
             raise MalformedRequestError("the connection closed within the body") from error
     if num_bytes > max_bytes:
-        raise BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes; split it")
+        raise BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes. Split it.")
     return b"".join(chunks)

@@ -9,14 +9,14 @@ from pydantic import TypeAdapter
 from albert_serve.api.embeddings import FeatureExtractionRequest
 from albert_serve.api.schemas import FeatureExtractionReply
 from albert_serve.api.wire import validate
-from albert_serve.server.answering import ParsedRequest
 from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.task_requests import ParsedRequest
 
 _REPLY: TypeAdapter[FeatureExtractionReply] = TypeAdapter(FeatureExtractionReply)
 
 
 def read_embed(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
-    """Read a request; see `answering.Reader`. Vectors have length 1, unless it says otherwise.
+    """Read a request; see `task_requests.Reader`. Vectors have length 1, unless it says otherwise.
 
     Raises:
         InvalidInputError: it cannot be answered.

@@ -129,8 +129,8 @@ async def _reply_to_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     scope, status, allow = request.scope, error.status_code, (error.headers or {}).get("Allow")
     messages = {
-        HTTPStatus.NOT_FOUND: f"there is nothing at {scope['path']}; see /docs for what there is",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{scope['method']} is not allowed here; use {allow}",
+        HTTPStatus.NOT_FOUND: f"there is nothing at {scope['path']}. See /docs for the addresses.",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{scope['method']} is not allowed here. Use {allow}.",
         HTTPStatus.SERVICE_UNAVAILABLE: "the service is not ready",
     }
     message = messages.get(HTTPStatus(status), HTTPStatus(status).phrase)
@@ -160,8 +160,8 @@ def _internal_reply(scope: Scope) -> Response:
 
 
 def _internal(error_type: str) -> str:
-    what = "the model failed on this request" if error_type == "engine" else "an unexpected error"
-    return f"{what}; the service's log has it under the request's id"
+    reason = "the model failed on this request" if error_type == "engine" else "an unexpected error"
+    return f"{reason}. The service's log has the details under the request's id."
 
 
 def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
@@ -196,6 +196,6 @@ def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Re
     return Response(
         reply.model_dump_json(),
         status,
-        headers={REQUEST_ID_HEADER: _request_id(scope)},  # of the gate's, outside of the rest
+        headers={REQUEST_ID_HEADER: _request_id(scope)},  # the gate replies outside of ErrorReplies
         media_type=JSON,
     )

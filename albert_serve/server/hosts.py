@@ -20,7 +20,7 @@ from albert_serve.settings import HOSTS_VARIABLE
 
 
 class AllowedHosts:
-    """ASGI middleware that answers 400 to requests for another host, but for those of health.
+    """ASGI middleware that answers 400 to requests for another host, except health checks.
 
     Args:
         hosts: names and addresses; `*.example.com` is every name that ends so.
@@ -40,8 +40,8 @@ class AllowedHosts:
             await self.app(scope, receive, send)
             return
         error = MalformedRequestError(
-            f"the host is {host[:80]!r}, and the service answers to {', '.join(self._hosts)}; "
-            f"{HOSTS_VARIABLE} of the service names others"
+            f"the service does not accept the host {host[:80]!r}. Allowed are "
+            f"{', '.join(self._hosts)}. Set {HOSTS_VARIABLE} to allow others."
         )
         await error_response(error, scope)(scope, receive, send)
 

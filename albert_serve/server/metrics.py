@@ -62,55 +62,62 @@ class Metrics:
     """The metrics of a process. Make only one: a registry takes each metric once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        made: dict[str, Any] = {"namespace": _PREFIX, "registry": registry}
-        self.requests = Counter("requests", "Requests that entered the queue.", _MODEL_TASK, **made)
+        args: dict[str, Any] = {"namespace": _PREFIX, "registry": registry}
+        self.requests = Counter("requests", "Requests that entered the queue.", _MODEL_TASK, **args)
         self.request_tokens = Counter(
-            "request_tokens", "Tokens that entered the queue, without padding.", _MODEL_TASK, **made
+            "request_tokens",
+            "Tokens that entered the queue, without padding.",
+            _MODEL_TASK,
+            **args,
         )
         self.given_up = Counter(
             "requests_given_up",
             "Requests not answered: shed for want of room, expired, or cancelled by their caller.",
             (*_MODEL_TASK, "reason"),
-            **made,
+            **args,
         )
         self.queue_delay_s = Histogram(
             "queue_delay_seconds",
             "Seconds that an input waited until it was run.",
             _MODEL_TASK,
             buckets=_SECONDS,
-            **made,
+            **args,
         )
         self.engine_s = Histogram(
             "engine_seconds",
             "Seconds that the engine took for a batch.",
             _MODEL,
             buckets=_SECONDS,
-            **made,
+            **args,
         )
         self.batch_tokens = Histogram(
-            "batch_tokens", "Tokens of a batch, without padding.", _MODEL, buckets=_TOKENS, **made
+            "batch_tokens",
+            "Tokens of a batch, without padding.",
+            _MODEL,
+            buckets=_TOKENS,
+            **args,
         )
         self.batch_inputs = Histogram(
-            "batch_inputs", "Inputs that ran together.", _MODEL, buckets=_INPUTS, **made
+            "batch_inputs", "Inputs that ran together.", _MODEL, buckets=_INPUTS, **args
         )
         self.padding_tokens = Counter(
             "padding_tokens",
             "Tokens that the engine ran for nothing but to fill up a batch.",
             _MODEL,
-            **made,
+            **args,
         )
         self._reloads = Counter(
             "reloads",
             "Models that a reload has loaded, rejected or removed.",
             (*_MODEL, "outcome"),
-            **made,
+            **args,
         )
         self._models = Gauge(
             "model",
             "1 for a model that is served, 0 for one that was.",
             ("model", "precision"),
             multiprocess_mode="livemax",
-            **made,
+            **args,
         )
         self._precisions: dict[str, str] = {}
 
@@ -136,7 +143,7 @@ class Metrics:
         self.given_up.labels(model, task, "shed").inc()
 
     def remove_model(self, model: str) -> None:
-        """Set the gauge of a model that is no longer served to 0."""
+        """Set a removed model's gauge to 0."""
         if model in self._precisions:
             self._models.labels(model, self._precisions.pop(model)).set(0)
 

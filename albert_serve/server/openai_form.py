@@ -23,13 +23,13 @@ from albert_serve.api.embeddings import (
 from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.api.wire import shorten, validate
 from albert_serve.errors import InvalidInputError, NotFoundError
-from albert_serve.server.answering import ParsedRequest
 from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.task_requests import ParsedRequest
 from albert_serve.tasks import Prepared
 
 
 def read_embeddings(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
-    """Read a request; see `answering.Reader`.
+    """Read a request; see `task_requests.Reader`.
 
     Raises:
         NotFoundError: it names another model than the one that answers at its path.

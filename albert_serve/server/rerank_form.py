@@ -8,15 +8,15 @@ from pydantic import TypeAdapter
 
 from albert_serve.api.rerank import RerankItem, RerankReply, RerankRequest
 from albert_serve.api.wire import validate
-from albert_serve.server.answering import ParsedRequest
 from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.task_requests import ParsedRequest
 from albert_serve.tasks.rerank import Rerank
 
 _REPLY: TypeAdapter[RerankReply] = TypeAdapter(RerankReply)
 
 
 def read_rerank(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
-    """Read a request; see `answering.Reader`.
+    """Read a request; see `task_requests.Reader`.
 
     Raises:
         InvalidInputError: it cannot be answered.

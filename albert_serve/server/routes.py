@@ -16,13 +16,13 @@ from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEAT
 from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.errors import NotFoundError, NotReadyError
-from albert_serve.server.answering import answer_request
 from albert_serve.server.bodies import check_media_type
 from albert_serve.server.embed_form import read_embed
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
 from albert_serve.server.rerank_form import read_rerank
+from albert_serve.server.task_requests import answer_request
 from albert_serve.tasks import TASKS
 from albert_serve.web import API_PAGE_HEADERS, page_routes
 
@@ -148,7 +148,7 @@ async def _name_tasks(request: Request) -> Response:
     _model(request)
     url = str(request.url.replace(query="")).rstrip("/")
     addresses = ", ".join(f"{url}/{name}" for name in (*TASKS, RERANK))
-    raise NotFoundError(f"each task has an address of its own; use one of {addresses}")
+    raise NotFoundError(f"each task has its own address. Use one of {addresses}.")
 
 
 async def _docs(_request: Request) -> Response:

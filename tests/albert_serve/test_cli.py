@@ -202,7 +202,7 @@ def test_an_address_that_cannot_be_had_is_one_line(failing_to_serve: Callable[..
         line = failing_to_serve("--port", str(port))
     assert line.startswith(f"error: cannot listen on port {port} of 127.0.0.1: Address already in")
     line = failing_to_serve("--host", "192.0.2.1")
-    assert "of 192.0.2.1: Cannot assign requested address; choose others with --port" in line
+    assert "of 192.0.2.1: Cannot assign requested address. Choose others with --port" in line
 
 
 def test_a_log_on_a_full_disk_is_one_line_that_names_it(bundle_dir: Path, tmp_path: Path) -> None:

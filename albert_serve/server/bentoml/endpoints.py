@@ -11,8 +11,8 @@ from pydantic_core import CoreSchema
 
 from albert_serve.api.schemas import InfoReply
 from albert_serve.errors import AlbertServeError
-from albert_serve.server.answering import answer_call
 from albert_serve.server.models.registry import Models
+from albert_serve.server.task_requests import answer_call
 from albert_serve.tasks import TASKS
 
 
@@ -41,7 +41,7 @@ class Info(_Described, InfoReply):
 
 
 class _Hosting(Protocol):
-    """What a service with these endpoints has."""
+    """A service that hosts models."""
 
     @property
     def hosted(self) -> Models:

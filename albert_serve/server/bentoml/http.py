@@ -85,7 +85,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._num_headers = 0
         self._num_head_bytes = 0
-        # All that came since the request began, less what a body allows.
+        # Bytes received since the request began, minus the share that its body allows.
         self._num_read_bytes = 0.0
         self._num_unwanted_bytes = 0
         self._is_given_up = False
@@ -122,7 +122,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser does not take, or what was refused in one of its callbacks."""
+        """Answer a request that is malformed, or above the limits."""
         if self._is_given_up:
             self._refuse()
         else:

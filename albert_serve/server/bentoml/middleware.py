@@ -62,7 +62,7 @@ def has_exporter() -> bool:
 
 
 class CallersTrace:
-    """ASGI middleware that makes the trace of the caller, if it names one, that of the log."""
+    """ASGI middleware that takes over the caller's trace, so that log lines have its id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

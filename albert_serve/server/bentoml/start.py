@@ -47,7 +47,7 @@ def port_number(text: str) -> int:
     """
     port = int(text) if text.isdecimal() else 0
     if not 1 <= port <= _MAX_PORT:
-        raise ConfigError(f"{text} is no port; it must be a whole number from 1 to {_MAX_PORT}")
+        raise ConfigError(f"{text} is not a port. Use a whole number from 1 to {_MAX_PORT}.")
     return port
 
 
@@ -65,7 +65,7 @@ def check_address(host: str, port: int) -> None:
         ipaddress.ip_address(host)
     except ValueError as error:
         raise ConfigError(
-            f"the host is {host!r}; BentoML listens on an IP address, such as 127.0.0.1 or 0.0.0.0"
+            f"{host!r} is not an IP address. Use an address such as 127.0.0.1 or 0.0.0.0."
         ) from error
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
@@ -76,6 +76,6 @@ def check_address(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --port "
-            "and --host"
+            f"cannot listen on port {port} of {host}: {error.strerror}. Choose others with "
+            "--port and --host."
         ) from error

@@ -38,13 +38,13 @@ SERVICE_NAME: Final = "albert_serve"
 _MAX_FAILED_STARTS: Final = 5
 _STARTED: Final = "started-{}"
 _CHECK_EVERY_S: Final = 1.0
-# What it means if a signal that we did not send ends a worker.
+# The usual cause if a signal that we did not send ends a worker.
 _REASONS: Final[dict[int, str]] = {
     signal.SIGBUS: (
         "a file of a served bundle was cut short or written over in place; replace bundles by "
         "renaming them"
     ),
-    signal.SIGKILL: "it was killed by someone, or by the system for want of memory",
+    signal.SIGKILL: "another process killed it, or the system ran out of memory",
 }
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def mark_started() -> None:
     """Tell the supervisor that this worker serves."""
     folder = metrics_folder()
     if folder is not None and supervisor_pid() is not None:
-        with contextlib.suppress(OSError):  # no room, which is no reason not to serve
+        with contextlib.suppress(OSError):  # the service can run without this file
             (folder / _STARTED.format(os.getpid())).touch()
 
 
@@ -90,7 +90,7 @@ async def end_with(supervisor: int) -> None:
 
 
 class _Workers:
-    """Hooks of circus: what is done when a worker starts and when it has died.
+    """Hooks that circus calls when a worker starts and when it has died.
 
     Args:
         metrics: the folder of the workers' metrics, where each that serves leaves a file.
@@ -114,7 +114,7 @@ class _Workers:
         self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: Any
     ) -> None:
         """Log why a worker has died, and end the service when five in a row never served."""
-        # Its gauges would otherwise be counted for ever.
+        # Otherwise the gauges of the dead worker would be counted for ever.
         mark_process_dead(process_pid, str(self.metrics))  # type: ignore[no-untyped-call]
         if watcher.is_stopping():
             return

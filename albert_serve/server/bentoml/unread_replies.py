@@ -22,7 +22,7 @@ class UnreadReplies:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # oldest first
+        self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # the oldest is first
 
     def watch(self, transport: asyncio.Transport) -> None:
         """End a connection if it still has an unread reply when the time is over."""

@@ -30,7 +30,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.tasks import TASKS
 
-# pydantic's schemas are those of JSON Schema 2020-12, which 3.0 does not have.
+# pydantic writes JSON Schema 2020-12, which OpenAPI 3.0 does not support.
 _OPENAPI: Final = "3.1.0"
 _REF: Final = "#/components/schemas/{model}"
 _TAG: Final = "Service APIs"
@@ -76,7 +76,7 @@ _MODEL: Final = {
 }
 _ERRORS: Final[dict[str, str]] = {
     "400": "The body is not JSON.",
-    "401": "No key, or one that is not known, where the service asks for one.",
+    "401": "The service requires a key, and the request has none or an invalid one.",
     "404": "The model served here does not have this task.",
     "413": "The body is over the limit that /info tells.",
     "415": "The content type is not application/json.",
@@ -136,7 +136,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return all schemas by their names, and those of the tasks' replies."""
+    """Return all schemas by name, and the schemas of the tasks' replies."""
     read: list[type[BaseModel]] = [
         *(endpoint.request for endpoint in TASKS.values()),
         *(EmbeddingsRequest, RerankRequest, ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply),

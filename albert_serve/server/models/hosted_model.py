@@ -122,8 +122,8 @@ class HostedModel:
         num_items = num_items_of(inputs)
         if num_items > self.settings.max_items:
             is_counted = isinstance(inputs, list) and len(inputs) == num_items
-            each = "" if is_counted else ", and each choice is one"
+            note = "" if is_counted else ", and each choice counts as one"
             raise TooMuchAtOnceError(
                 f"{name} holds {num_items} items; at most {self.settings.max_items} are "
-                f"taken at once{each}: split the list"
+                f"taken at once{note}: split the list"
             )

@@ -93,11 +93,13 @@ class Models:
         """
         name = self._default if name is None else name
         if name not in self._served:
-            raise NotFoundError(f"there is no model {name!r}; there are {', '.join(self.names)}")
+            raise NotFoundError(
+                f"there is no model {name!r}. Choose one of {', '.join(self.names)}."
+            )
         return self._served[name]
 
     def find_task(self, target: RequestTarget) -> tuple[str, str] | None:
-        """Return the names of a target's model and task; None if it is no task that there is."""
+        """Return the names of a target's model and task; None if it does not have the task."""
         name, task = target.model or self._default, target.task
         model = self._served.get(name)
         return (name, task) if task and model and task in model.tasks else None
@@ -116,7 +118,7 @@ class Models:
             try:
                 catalogue, bundles, options = await asyncio.to_thread(self._read_again)
             except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
-                _logger.error("the models were not reloaded, those before go on: %s", error)
+                _logger.error("the reload failed; the current models stay in use: %s", error)
                 for name in self._served:
                     self._metrics.count_reload(name, "rejected")
                 return
@@ -129,8 +131,8 @@ class Models:
             if catalogue.chosen in self._served:
                 self._default = catalogue.chosen
             elif self._default not in self._served:
-                there = [name for name in catalogue.specs if name in self._served]
-                self._default = (there or self.names)[0]
+                names = [name for name in catalogue.specs if name in self._served]
+                self._default = (names or self.names)[0]
             if before == (self._revisions(), self._default):
                 _logger.warning("the reload has changed nothing: %s", self._revisions())
 
@@ -174,8 +176,8 @@ class Models:
         bundles, errors = catalogue.open_bundles()
         for name, error in errors.items():
             self._reject(name, error)
-        kept = {name: self._served[name].bundle for name in errors if name in self._served}
-        return catalogue, bundles, _options(self.settings, catalogue, bundles | kept)
+        current = {name: self._served[name].bundle for name in errors if name in self._served}
+        return catalogue, bundles, _options(self.settings, catalogue, bundles | current)
 
     async def _replace(self, name: str, bundle: Bundle, options: RuntimeOptions) -> None:
         former, revision = self._served.get(name), bundle.manifest.revision
@@ -202,8 +204,8 @@ class Models:
         self._close_later(self._served.pop(name))
 
     def _reject(self, name: str, error: Exception) -> None:
-        kept = "the one before goes on" if name in self._served else "it is not served"
-        _logger.error("model %s was not loaded, %s: %s", name, kept, error)
+        state = "the current one stays in use" if name in self._served else "it is not served"
+        _logger.error("model %s was not loaded, %s: %s", name, state, error)
         self._metrics.count_reload(name, "rejected")
 
     def _open(self, name: str, bundle: Bundle, options: RuntimeOptions) -> HostedModel:
@@ -276,13 +278,13 @@ def check_models(settings: Settings) -> str:
         raise ConfigError(
             f"{DEFAULT_VARIABLE} is {preferred!r}; there are {', '.join(catalogue.specs)}"
         )
-    # On the CPU, because a process keeps what it ever took of a device.
+    # On the CPU, because a process never returns all memory of a device.
     trial = Models(settings.model_copy(update={"device": "cpu"}), Metrics(CollectorRegistry()))
     names = []
     for model in trial._open_each(catalogue):
         names.append(model.name)
         if not model.bundle.manifest.tasks:
-            _logger.warning("%s has no head, so it answers embeddings alone", model.name)
+            _logger.warning("%s has no head, so it answers only for embeddings", model.name)
         del model
     return_free_memory()
     default = catalogue.default_among(names)

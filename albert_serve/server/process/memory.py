@@ -14,8 +14,8 @@ from typing import Final
 from albert_serve.runtime.ort import return_free_memory
 
 _CHECK_EVERY_S: Final = 1.0
-# Memory over the least since the start; below it glibc keeps what it has for the next requests.
-_KEPT_BYTES: Final = 8 << 20
+# Memory above the minimum since the start. glibc may hold less than this for the next requests.
+_RETAINED_BYTES: Final = 8 << 20
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -24,14 +24,14 @@ async def keep_memory_low() -> None:
 
     A call that finds nothing to return takes some 2 ms, in a thread of its own.
     """
-    least = num_anonymous_bytes()
-    while least is not None:
+    minimum = num_anonymous_bytes()
+    while minimum is not None:
         await asyncio.sleep(_CHECK_EVERY_S)
-        now = num_anonymous_bytes()
-        if now is None:
+        num_bytes = num_anonymous_bytes()
+        if num_bytes is None:
             return
-        least = min(least, now)
-        if now > least + _KEPT_BYTES:
+        minimum = min(minimum, num_bytes)
+        if num_bytes > minimum + _RETAINED_BYTES:
             await asyncio.to_thread(return_free_memory)
 
 
@@ -39,6 +39,6 @@ def num_anonymous_bytes() -> int | None:
     """Return the resident memory of this process without pages of files; None if it is unknown."""
     try:
         _, resident, shared, *_ = map(int, _STATM.read_text(encoding="ascii").split())
-    except OSError:  # not Linux
+    except OSError:  # the file exists only on Linux
         return None
     return (resident - shared) * mmap.PAGESIZE

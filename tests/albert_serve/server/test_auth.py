@@ -232,7 +232,7 @@ def test_metrics_have_one_label_for_all_paths_that_there_are_not(client: httpx.C
     assert "made-up" not in metrics
     assert f'endpoint="{OTHER}",http_response_code="404"' in metrics
     error = client.get("/made-up-1").json()["error"]
-    assert error.startswith("there is nothing at /made-up-1;")
+    assert error.startswith("there is nothing at /made-up-1.")
 
 
 @given(st.text())
@@ -265,10 +265,10 @@ def test_exactly_the_given_keys_are_held(keys: list[str], other: str) -> None:
     ("content", "message"),
     [
         (None, "cannot be read"),
-        (b"", "holds none"),
-        (b"# nothing\n\n", "holds none"),
+        (b"", "contains no key"),
+        (b"# nothing\n\n", "contains no key"),
         (b"short-secret\n", f"key 1 has 12 characters; it must have {MIN_KEY_CHARS} or more"),
-        (b"a-good-key-0123456789\nwith some spaces in it\n", "key 2 has characters that no key"),
+        (b"a-good-key-0123456789\nwith some spaces in it\n", "key 2 contains invalid char"),
         (b"\xff\xfe\x00", "cannot be read"),
         (b"#" * ((1 << 20) + 1), "has more than 1048576 bytes"),
     ],

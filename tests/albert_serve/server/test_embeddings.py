@@ -89,7 +89,7 @@ def test_openais_client_lists_the_models(service: Running, client: httpx.Client)
         assert retrieved.model_extra["tasks"] == client.get("/info").json()["tasks"]
         with pytest.raises(NotFoundError) as caught:
             caller.models.retrieve("another")
-    assert caught.value.body == "there is no model 'another'; there are tiny"
+    assert caught.value.body == "there is no model 'another'. Choose one of tiny."
 
 
 def test_both_formats_are_answered_by_a_models_name(client: httpx.Client) -> None:

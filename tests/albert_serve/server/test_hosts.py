@@ -30,7 +30,7 @@ def test_it_refuses_other_names_but_for_health(client: httpx.Client, host: str) 
     assert reply.status_code == 400
     error = ErrorReply.model_validate_json(reply.content)
     assert error.error_type == "malformed"
-    assert "answers to localhost, 127.0.0.1" in error.error
+    assert "Allowed are localhost, 127.0.0.1" in error.error
     assert "ALBERT_SERVE_ALLOWED_HOSTS" in error.error
     for path in HEALTH_PATHS:
         assert client.get(path, headers={"Host": host}).status_code == 200

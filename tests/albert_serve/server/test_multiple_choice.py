@@ -50,7 +50,7 @@ def test_one_question_has_a_list_of_choices_and_several_have_lists(
 def test_a_model_without_the_head_answers_404(service: Running) -> None:
     reply = httpx.post(f"{service.url}/multiple-choice", json={"inputs": QUESTION}, timeout=30)
     assert reply.status_code == 404
-    assert "has no multiple-choice; it has fill-mask" in reply.json()["error"]
+    assert "has no multiple-choice. It has fill-mask" in reply.json()["error"]
     with AlbertClient(service.url) as client, pytest.raises(NotFoundError):
         client.multiple_choice(QUESTION)
 

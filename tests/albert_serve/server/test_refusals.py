@@ -77,7 +77,7 @@ OTHERS: list[tuple[str, Any, int, str, str]] = [
         inputs([ENDINGS] * (MAX_ITEMS // 2 + 1)),
         422,
         "too_much_at_once",
-        f"{MAX_ITEMS + 2} items; at most {MAX_ITEMS} are taken at once, and each choice is one",
+        f"{MAX_ITEMS + 2} items; at most {MAX_ITEMS} are taken at once, and each choice counts",
     ),
     (EMBEDDINGS_PATH, {"input": ["a", LONG]}, 422, "too_long", "input[1]: the text is"),
     (EMBEDDINGS_PATH, {"input": ["a"] * 33}, 422, "too_much_at_once", "input holds 33 items"),

@@ -95,8 +95,8 @@ def test_a_key_is_asked_for_and_sent_from_then_on(
         expect(field).to_be_focused()
         expect(field).to_have_attribute("type", "password")
         why = page.locator(".key-why")
-        expect(why).to_contain_text("an API key is needed")
-        for key, message in (("wröng", "ASCII"), ("wrong", "the API key is not known here")):
+        expect(why).to_contain_text("an API key is required")
+        for key, message in (("wröng", "ASCII"), ("wrong", "the API key is not valid")):
             field.fill(key)
             page.keyboard.press("Enter")
             expect(why).to_contain_text(message)

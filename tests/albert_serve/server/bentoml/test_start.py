@@ -23,10 +23,10 @@ def test_the_port_of_bentomls_command_line_is_checked() -> None:
             with pytest.raises(ConfigError, match=f"cannot listen on port {port} of 127.0.0.1: "):
                 check_command_line()
             context.params["port"] = 99_999
-            with pytest.raises(ConfigError, match="99999 is no port; it must be"):
+            with pytest.raises(ConfigError, match="99999 is not a port"):
                 check_command_line()
             context.params = {"host": "localhost", "port": port}
-            with pytest.raises(ConfigError, match="the host is 'localhost'; BentoML listens on an"):
+            with pytest.raises(ConfigError, match="'localhost' is not an IP address"):
                 check_command_line()
     with click.Context(click.Command("serve")) as context:
         context.params = {"host": "127.0.0.1", "port": 0}  # any free one

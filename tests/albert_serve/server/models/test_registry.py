@@ -59,7 +59,7 @@ def test_each_model_answers_under_its_name_and_the_first_without_one(
             assert best.score == fill("/v1/models/second")[0]["score"]  # type: ignore[union-attr]
         missing = httpx.post(f"{url}/v1/models/third/fill-mask", json=REQUEST)
         assert missing.status_code == 404
-        assert missing.json()["error"] == "there is no model 'third'; there are first, second"
+        assert missing.json()["error"] == "there is no model 'third'. Choose one of first, second."
         metrics = httpx.get(f"{url}/metrics").text
         assert 'albert_serve_requests_total{model="second",task="fill-mask"} 5.0' in metrics
         assert 'endpoint="/v1/models/{model}/fill-mask"' in metrics
@@ -186,7 +186,7 @@ def test_a_bundle_without_heads_is_served_for_its_embeddings(
     (folder / "manifest.json").write_text(json.dumps(manifest))
     settings = Settings.from_environment({"ALBERT_SERVE_BUNDLE": str(folder)})
     assert check_models(settings) == "bare"
-    assert caplog.messages == ["bare has no head, so it answers embeddings alone"]
+    assert caplog.messages == ["bare has no head, so it answers only for embeddings"]
 
     async def names() -> list[str]:
         models = Models.load(settings, Metrics(CollectorRegistry()))

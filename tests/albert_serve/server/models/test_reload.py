@@ -106,7 +106,7 @@ def test_a_bundle_that_does_not_verify_changes_nothing(
     spoil(tmp_path / "tiny")
     reloaded(models)
     assert models.default.description.revision == revision
-    assert "model tiny was not loaded, the one before goes on: " in caplog.text
+    assert "model tiny was not loaded, the current one stays in use: " in caplog.text
     labels = {"model": "tiny", "outcome": "rejected"}
     assert registry.get_sample_value("albert_serve_reloads_total", labels) == 1
 
@@ -134,7 +134,7 @@ def test_a_list_that_cannot_be_read_changes_nothing(
     file.write_text("models: [")
     reloaded(models)
     assert models.names == ["a"]
-    assert "the models were not reloaded, those before go on: " in caplog.text
+    assert "the reload failed; the current models stay in use: " in caplog.text
 
 
 def test_hangup_reloads_every_worker_and_drops_nothing(

@@ -1,4 +1,4 @@
-"""Requests of a task are answered here, those of BentoML's endpoints and of the mounted routes."""
+"""Task requests: read, prepared and answered, from HTTP and from BentoML's methods."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ParsedRequest:
     """A request of a task in any wire format.
 
     Attributes:
-        request: the same in Hugging Face's format.
-        write: returns the body of the reply, from the prepared items and the reply in Hugging
-            Face's format.
-        task: answers it; None for the model's own task of the path.
+        request: the request in Hugging Face's format.
+        write: returns the reply's body, from the prepared items and the reply in Hugging Face's
+            format.
+        task: the task that answers; None for the model's task of the path.
     """
 
     request: TaskRequest
@@ -49,7 +49,7 @@ class ParsedRequest:
     task: Task | None = None
 
 
-# Reads the JSON value of a body; raises an InvalidInputError if it is no request of the task.
+# Reads the JSON value of a body; raises an InvalidInputError if it is not a request of the task.
 Reader: TypeAlias = Callable[[HostedModel, str, Any], ParsedRequest]
 
 
@@ -148,7 +148,7 @@ def _validate(model: HostedModel, task: str, body: Any) -> TaskRequest:
 def _check_task(model: HostedModel, task: str) -> None:
     if task not in model.tasks:
         tasks = ", ".join(model.tasks)
-        raise NotFoundError(f"the model {model.name} has no {task}; it has {tasks}")
+        raise NotFoundError(f"the model {model.name} has no {task}. It has {tasks}.")
 
 
 def _note_headers(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, str]:

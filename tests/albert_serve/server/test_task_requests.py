@@ -20,9 +20,9 @@ from albert_serve.errors import (
     RequestError,
     TooMuchAtOnceError,
 )
-from albert_serve.server.answering import answer_request
 from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.task_requests import answer_request
 from albert_serve.server.worker_thread import WorkerThread
 from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
 from tests.albert_serve.support import without_garbage_collection
