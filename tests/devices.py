@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from albert_serve.runtime.cuda import no_cuda_reason
-
 CUDA: Final = pytest.param("cuda", marks=pytest.mark.gpu)
 each_device: Final = pytest.mark.parametrize("device", ["cpu", CUDA])
 
+_TESTS: Final = Path(__file__).parent
+
 
 def skip_without_gpu(item: pytest.Item) -> None:
-    """Skip a test that is marked `gpu` where CUDA cannot be used, and say why."""
-    if item.get_closest_marker("gpu") and (reason := no_cuda_reason()) is not None:
+    """Skip a test that is marked `gpu` where its library cannot use CUDA, and say why.
+
+    Training's tests need torch alone; all others run ONNX Runtime.
+    """
+    if item.get_closest_marker("gpu") is None:
+        return
+    is_training = item.path.is_relative_to(_TESTS / "training")
+    reason = _torch_reason() if is_training else _onnxruntime_reason()
+    if reason is not None:
         pytest.skip(f"needs a GPU (make test-gpu): {reason}")
+
+
+def _torch_reason() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+def _onnxruntime_reason() -> str | None:
+    from albert_serve.runtime.cuda import no_cuda_reason
+
+    return no_cuda_reason()

@@ -81,6 +81,9 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
         ((*LAMB, "--parallel", "fsdp"), 2, 3e-5),
         pytest.param((*LAMB, "--parallel", "fsdp", "--recompute"), 4, 3e-5, marks=pytest.mark.slow),
         pytest.param((*ADAMW, "--parallel", "fsdp"), 2, 3e-5, marks=pytest.mark.extended),
+        pytest.param(
+            (*ADAMW, "--parallel", "fsdp", "--compile"), 2, 3e-5, marks=pytest.mark.slow
+        ),
         ((*MUON, "--parallel", "ddp"), 2, 2e-4),
         ((*LAMB, "--order-share", "0.5", "--order-sentences", "1"), 2, 3e-5),
     ],
