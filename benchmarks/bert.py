@@ -215,6 +215,9 @@ def _measure_training(model: _Model, options: Namespace) -> dict[str, dict[str, 
     bar: tqdm[Any]
     with tqdm(total=len(jobs) * (options.rounds + 1), disable=None, unit="turn") as bar:
         results = measure_in_turns(jobs, options, bar)
+    for result in results:
+        if result.failure:
+            raise BenchmarkError(result.failure)
     return {
         result.job.title: {
             "training_tokens_per_cpu_s": statistics.median(

@@ -63,6 +63,15 @@ _HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
 # A rate at which neither side's loss diverges.
 _LR: Final = 1e-4
+# Settings of ours under which both sides train alike.
+_AS_TRANSFORMERS: Final[dict[str, Any]] = {
+    "recipe": "paper",
+    "optimizer": "adamw",
+    "lr": _LR,
+    "schedule": "wsd",
+    "decay": 0.1,
+    "dropout": "v2",
+}
 _SEED: Final = 0
 _TERA: Final = 1e12
 _EXAMPLES: Final = r"""examples:
@@ -111,7 +120,7 @@ class PretrainingCase:
         return _LR
 
     def build_ours(self, job: TrainerJob) -> Run:
-        """Return the run of `training.pretrain`."""
+        """Return the run of pretraining: by a recipe, or as `transformers` trains."""
         config = PretrainConfig(
             output=Path("unused"),
             shards=self.shards,
@@ -119,16 +128,11 @@ class PretrainingCase:
             steps=sys.maxsize,
             device=torch.device(job.device),
             compile=job.compiles,
-            recipe="paper",
             length=self.length,
             batch_size=self.num_rows,
-            optimizer="adamw",
-            lr=_LR,
-            schedule="wsd",
-            decay=0.1,
-            dropout="v2",
+            **({} if job.recipe else _AS_TRANSFORMERS),
         )
-        recipe = config.changed(RECIPES["paper"])
+        recipe = config.changed(RECIPES[config.recipe])
         start = Start(folder=None, name=None, tokenizer=self.tokenizer)
         world = World(device=config.device)
         return open_job(config, recipe, self.config, start, world, "auto").build()
@@ -229,7 +233,9 @@ def _jobs(
     )
     hf_rows = num_rows * _HF_ROWS.get(shape, 1)
     peers = [replace(_AGAINST[name], num_rows=hf_rows) for name in options.against]
-    return [ours, *(replace(ours, hf=settings) for settings in peers)]
+    # A user's own run has the default recipe; a CPU's rounds are long enough without it.
+    by_recipe = [replace(ours, recipe=PretrainConfig.recipe)] if ours.device == "cuda" else []
+    return [ours, *by_recipe, *(replace(ours, hf=settings) for settings in peers)]
 
 
 def _run(options: argparse.Namespace) -> int:

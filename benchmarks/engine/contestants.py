@@ -103,6 +103,7 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
     "transformers-fp16": _half(""),
     # A graph of CUDA for each shape, which a stream of all lengths would not have.
     "transformers-fp16-compiled": _half(", compiled", ("shapes",), compile="static"),
+    "transformers-fp16-dynamic": _half(", compiled for any shape", ("texts",), compile="dynamic"),
     "pipeline-1": Contestant(
         name="pipeline, batch 1",
         module="hf",

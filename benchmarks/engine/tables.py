@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.engine.contestants import BASELINE, CONTESTANTS, TEXTS, Contestant, EngineTurn
 from benchmarks.harness.page import bullets, table
+from benchmarks.harness.process import failure_kind
 
 _MEGA: Final = 1e6
 _NONE: Final = "–"
@@ -166,6 +167,11 @@ def _processes(report: EngineReport) -> str:
         ]
         for result in report.results
         if result.turns
+    ]
+    rows += [
+        [_name(result), failure_kind(result.failure), "", ""]
+        for result in report.results
+        if result.failure
     ]
     return table(["", "memory", "load", "on disk"], rows)
 

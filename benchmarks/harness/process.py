@@ -33,6 +33,11 @@ class BenchmarkError(TrainingError):
     """A benchmark that cannot be run."""
 
 
+def failure_kind(message: str) -> str:
+    """Return the cell of a table for a contestant that failed."""
+    return "out of memory" if "out of memory" in message.lower() else "failed"
+
+
 def last_line(log: Path) -> str:
     """Return the last line that a process printed: its error, as a rule."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -12,9 +12,9 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -24,7 +24,13 @@ from tqdm import tqdm
 
 from albert_serve.config import PRESETS, AlbertConfig
 from benchmarks.harness.page import bullets, table
-from benchmarks.harness.process import REPOSITORY, Channel, Worker
+from benchmarks.harness.process import (
+    REPOSITORY,
+    BenchmarkError,
+    Channel,
+    Worker,
+    failure_kind,
+)
 from training.loop.step import Run
 from training.run.options import add_device, parse_count, parse_duration
 from training.system.memory import keep_freed_memory
@@ -105,6 +111,7 @@ class TrainerJob:
         title: of the case, the same for all contestants.
         hf: settings of `transformers`; None for this package.
         compiles: whether the model's pass is compiled.
+        recipe: this package's recipe; None: trained as `transformers` trains.
     """
 
     title: str
@@ -113,13 +120,15 @@ class TrainerJob:
     device: str
     num_threads: int
     compiles: bool
+    recipe: str | None = None
 
     @property
     def name(self) -> str:
         """The contestant and its settings."""
         compiled = "compiled" if self.compiles else "not compiled"
         if self.hf is None:
-            return f"ours ({compiled})"
+            recipe = "" if self.recipe is None else f", recipe {self.recipe}"
+            return f"ours ({compiled}{recipe})"
         words = [f"{self.hf.num_rows} rows", self.hf.attention]
         words += ["grouped by length"] if self.hf.padding == "grouped" else []
         words += ["memory kept"] if self.hf.keeps_memory else []
@@ -160,18 +169,20 @@ class _TrainerTurn:
         return self.num_tokens / self.cpu_seconds
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class TrainerResult:
     """The measurements of a contestant.
 
     Attributes:
         warm_up_s: from the model's beginning to the end of its first steps, compilation included.
-        turns: one a round.
+        turns: one a round; none if the contestant failed.
+        failure: the error of a contestant that failed, such as one that lacked memory.
     """
 
     job: TrainerJob
-    warm_up_s: float
-    turns: list[_TrainerTurn]
+    warm_up_s: float = 0.0
+    turns: list[_TrainerTurn] = field(default_factory=list)
+    failure: str = ""
 
     @property
     def tokens_per_s(self) -> float:
@@ -181,7 +192,8 @@ class TrainerResult:
     def record(self) -> dict[str, Any]:
         """All numbers."""
         turns = [asdict(turn) for turn in self.turns]
-        return {"name": self.job.name, "warm_up_s": self.warm_up_s, "turns": turns}
+        record = {"name": self.job.name, "warm_up_s": self.warm_up_s, "turns": turns}
+        return {**record, "failure": self.failure}
 
 
 def trainer_table(
@@ -190,7 +202,8 @@ def trainer_table(
 ) -> str:
     """Return the table of a case, ours first, with ratios of turns of the same round.
 
-    Other load varies little within a round.
+    Other load varies little within a round. The row of a contestant that failed says so; the list
+    below the table has its error.
 
     Args:
         rates: headings and cells of the columns before memory.
@@ -198,10 +211,15 @@ def trainer_table(
     ours = results[0]
 
     def ratio(result: TrainerResult, rate: Callable[[_TrainerTurn], float]) -> str:
+        if not ours.turns:
+            return ""
         pairs = zip(ours.turns, result.turns, strict=True)
         return f"{statistics.median(rate(own) / rate(other) for own, other in pairs):.2f}x"
 
     def row(result: TrainerResult) -> list[str]:
+        if result.failure:
+            empty = [""] * (len(rates) + 3)
+            return [result.job.name, failure_kind(result.failure), *empty]
         cells = [cell(result) for _, cell in rates]
         peak_bytes = max(turn.peak_bytes for turn in result.turns)
         cells += [f"{peak_bytes / _GB:.1f} GB", f"{result.warm_up_s:.0f} s"]
@@ -213,7 +231,9 @@ def trainer_table(
 
     headings = [heading for heading, _ in rates]
     headings += ["memory", "warm-up", "ours is faster", "by CPU time"]
-    return table(["", *headings], [row(result) for result in results])
+    rows = table(["", *headings], [row(result) for result in results])
+    failures = [f"{result.job.name}: {result.failure}" for result in results if result.failure]
+    return f"{rows}\n\n{bullets(failures)}" if failures else rows
 
 
 def compare_trainers(
@@ -231,9 +251,6 @@ def compare_trainers(
 
     Returns:
         The machine and all tables.
-
-    Raises:
-        BenchmarkError: a job failed.
     """
     output: Path = options.output
     output.mkdir(parents=True, exist_ok=True)
@@ -260,8 +277,7 @@ def measure_in_turns(
 ) -> list[TrainerResult]:
     """Measure jobs in turns of the options of `add_trainer_options`.
 
-    Raises:
-        BenchmarkError: a job failed.
+    A job that fails, as for lack of memory, leaves; the others go on.
     """
     with ExitStack() as stack:
         started: list[tuple[Worker, TrainerResult]] = []
@@ -272,16 +288,29 @@ def measure_in_turns(
             process = stack.enter_context(
                 Worker(job.name, __name__, job, environment=job.environment, log=log)
             )
-            result = TrainerResult(job=job, warm_up_s=process.receive(), turns=[])
+            result = TrainerResult(job=job)
+            with _leaving(result):
+                result.warm_up_s = process.receive()
             started.append((process, result))
         for number in range(options.rounds + 1):
             for process, result in started:
                 bar.set_postfix_str(f"{result.job.title}: {result.job.name}")
-                turn = process.ask(options.turn)
-                if number:  # the first one warms caches
-                    result.turns.append(turn)
+                with _leaving(result):
+                    turn = None if result.failure else process.ask(options.turn)
+                    if number and turn:  # the first one warms caches
+                        result.turns.append(turn)
                 bar.update()
     return [result for _, result in started]
+
+
+@contextmanager
+def _leaving(result: TrainerResult) -> Iterator[None]:
+    """Note the failure of a job in its result; for `with`."""
+    try:
+        yield
+    except BenchmarkError as error:
+        result.failure = str(error)
+        result.turns.clear()
 
 
 def add_trainer_options(parser: argparse.ArgumentParser, output: str, rounds: int) -> None:
