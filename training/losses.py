@@ -191,9 +191,9 @@ def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
     Torch would compile it for the first batch's numbers, and for any at the second. Sums over rows
     are then rounded otherwise, and which batch is the first depends on where a run was resumed.
     """
-    for each in inputs:
-        if each is not None:
-            torch._dynamo.maybe_mark_dynamic(each, dimension)
+    for tensor in inputs:
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def losses_of(batch: PretrainBatch, sums: HeadSums) -> dict[LossName, LossSums]:
@@ -206,7 +206,7 @@ def losses_of(batch: PretrainBatch, sums: HeadSums) -> dict[LossName, LossSums]:
 
 def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the logits (C, K) of the batch's classifier, from each example's [CLS] row."""
-    return model.cls_logits(batch.task, model(batch.tokens, batch.firsts), batch.cls_keys)
+    return model.logits(batch.task, model(batch.tokens, batch.firsts))
 
 
 def _span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
@@ -349,7 +349,7 @@ def compile_logits(logits: LogitsFunction) -> LogitsFunction:
         packing = batch.tokens.packing
         assert packing is not None
         tokens = batch.tokens
-        rows = (tokens.ids, tokens.types, tokens.keys, packing.positions, packing.sequences)
+        rows = (tokens.ids, tokens.types, packing.positions, packing.sequences)
         mark_dynamic((*rows, packing.bounds, batch.firsts, batch.sizes, batch.targets))
         if batch.firsts.device.type == "cpu":
             mark_dynamic(rows, dimension=1)

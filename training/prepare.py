@@ -193,7 +193,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="Parquet files, or text or JSONL files, plain, .gz, .xz, .bz2 or .zst, or folders",
     )
     add("--text-column", metavar="NAME", help=TEXT_COLUMN_HELP)
-    add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
+    add("--tokenizer", type=Path, required=True, help="folder that albert-serve vocab wrote")
     add("--output", type=Path, required=True, help="folder to write into")
     add(
         "--workers",

@@ -191,8 +191,7 @@ def packed(
     whole = torch.full((8 * len(rows) + 1,), ids.numel(), dtype=torch.int32)
     whole[: len(bounds)] = torch.tensor(bounds)
     packing = Packing(positions=positions, sequences=sequences, bounds=whole)
-    keys = torch.randint(0, 1 << 31, shape, generator=generator)
-    return ModelInputs(ids=ids, types=types, packing=packing, keys=keys), alone
+    return ModelInputs(ids=ids, types=types, packing=packing), alone
 
 
 def weighed(hidden_sh: Tensor) -> Tensor:

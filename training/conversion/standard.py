@@ -32,6 +32,7 @@ from training.conversion.tensorflow import (
 from training.conversion.weight_files import find_weights, is_current, load_weights
 from training.model.checkpoint import (
     check_config,
+    load_checkpoint,
     read_config,
     write_tokenizer_config,
     write_weights,
@@ -130,7 +131,7 @@ def write_for_transformers(source: Path, folder: Path) -> None:
     Each layer gets a copy of the shared modules that `transformers` cannot share.
 
     Raises:
-        CheckpointError: `source` cannot be read.
+        CheckpointError: `source` cannot be read, or its weights are not those of its config.
         OSError: the folder cannot be written.
     """
     hf = read_config(source)
@@ -138,6 +139,7 @@ def write_for_transformers(source: Path, folder: Path) -> None:
     if sizes.sharing != "all":
         expand_for_hf(source, folder)
         return
+    load_checkpoint(source)  # refuses weights that the config contradicts
     folder.mkdir(parents=True, exist_ok=True)
     _write_config(hf, folder)
     for name in (WEIGHTS_FILE, *_COPIED):

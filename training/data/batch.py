@@ -6,14 +6,13 @@ Shape legend: B rows, S positions, R tokens to predict, C sequences.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from training.model.albert import ModelInputs, move
-from training.model.dropout import mixed
 
 # A head's loss has the head's name; the others are of pairs in both orders
 # (training/data/order.py) and distillation's (training.distil).
@@ -39,12 +38,6 @@ class MicroBatch:
     def to(self, device: torch.device) -> Self:
         """Return the batch on another device."""
         return move(self, device)
-
-    def with_dropout_of(self, seed: int) -> Self:
-        """Return the batch with other keys of dropout, such as those of a step."""
-        if self.tokens.keys is None:
-            return self
-        return replace(self, tokens=replace(self.tokens, keys=mixed(self.tokens.keys ^ seed)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,11 +104,6 @@ class ExampleBatch(MicroBatch):
     firsts: Tensor
     sizes: Tensor
     targets: Tensor
-
-    @property
-    def cls_keys(self) -> Tensor | None:
-        """The keys (C,) of dropout of each example's [CLS]."""
-        return None if self.tokens.keys is None else self.tokens.keys.flatten()[self.firsts]
 
 
 def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> ModelInputs:

@@ -6,7 +6,6 @@ Shape legend: N tokens of a sequence.
 from __future__ import annotations
 
 import signal
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,7 +23,6 @@ from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position, pack
 from training.data.shards import Shards
 from training.errors import TrainingError
 from training.model.albert import ModelInputs, Packing
-from training.model.dropout import MOST, mixed
 from training.model.heads import Task
 from training.system.signals import STOPPING
 
@@ -118,9 +116,7 @@ class PackedRows:
     def __init__(self, num_rows: int, length: int) -> None:
         shape = (num_rows, length)
         self.firsts: list[int] = []
-        self._ids, self._types, self._positions, self._keys = (
-            np.zeros(shape, np.int64) for _ in range(4)
-        )
+        self._ids, self._types, self._positions = (np.zeros(shape, np.int64) for _ in range(3))
         self._sequences = np.full(shape, -1, np.int64)
         self._used = np.zeros(num_rows, np.int64)
         self._counts = np.zeros(num_rows, np.int64)
@@ -130,19 +126,14 @@ class PackedRows:
         """Tokens without padding."""
         return int(self._used.sum())
 
-    def add(self, line: int, ids: ArrayLike, types: ArrayLike, twin: int = 0) -> int:
-        """Add a sequence (N,) to a row with room for it; return the index of its first token.
-
-        Args:
-            twin: tells the same sequence, where an example has it twice, apart in dropout.
-        """
+    def add(self, line: int, ids: ArrayLike, types: ArrayLike) -> int:
+        """Add a sequence (N,) to a row with room for it; return the index of its first token."""
         begin, size = int(self._used[line]), np.size(ids)
         within = slice(begin, begin + size)
         self._ids[line, within] = ids
         self._types[line, within] = types
         self._positions[line, within] = np.arange(size)
         self._sequences[line, within] = self._counts[line]
-        self._keys[line, within] = zlib.crc32(np.asarray(ids, np.int64).tobytes(), twin) & MOST
         self._used[line] += size
         self._counts[line] += 1
         self.firsts.append(line * self._ids.shape[1] + begin)
@@ -162,24 +153,18 @@ class PackedRows:
             ids=torch.from_numpy(self._ids),
             types=torch.from_numpy(self._types),
             packing=packing,
-            keys=mixed(mixed(torch.from_numpy(self._keys)) ^ packing.positions),
         )
 
 
 def collate_examples(
-    task: Task, examples: Sequence[TokenisedExample], *, row_length: int, num_texts: int = 1
+    task: Task, examples: Sequence[TokenisedExample], *, row_length: int
 ) -> ExampleBatch:
-    """Pack examples of a task, none longer than `row_length`, by best fit into rows.
-
-    Args:
-        num_texts: that are compared with each other, one after the other. The same text twice has
-            dropout twice, by which vectors can be learnt (SimCSE, arXiv 2104.08821).
-    """
+    """Pack examples of a task, none longer than `row_length`, by best fit into rows."""
     row_of = pack(np.array([len(example.ids) for example in examples]), row_length)
     packed = PackedRows(int(row_of.max()) + 1, row_length)
     firsts = [
-        packed.add(line, example.ids, example.types, number % num_texts)
-        for number, (line, example) in enumerate(zip(row_of.tolist(), examples, strict=True))
+        packed.add(line, example.ids, example.types)
+        for line, example in zip(row_of.tolist(), examples, strict=True)
     ]
     return ExampleBatch(
         task=task,

@@ -58,7 +58,7 @@ class TaskStream(Protocol):
         """Move to a saved position, forwards or backwards."""
 
     def take_smaller_batches(self) -> bool:
-        """Halve the size of micro-batches, if that can be and does not change a step's result."""
+        """Halve the size of micro-batches, unless that would change a step's result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,8 +300,7 @@ class PackedStream:
 
 def _report(name: str, size: int) -> None:
     print(
-        f"out of memory: {name} goes on in micro-batches of {size} (--micro-batch-size), "
-        "with the same result",
+        f"out of memory: {name} goes on in micro-batches of {size} (--micro-batch-size)",
         file=sys.stderr,
     )
 

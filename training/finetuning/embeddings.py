@@ -78,7 +78,7 @@ def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch
     """
     texts = list(chain.from_iterable(example.texts for example in examples))
     return replace(
-        collate_examples(TASK, texts, row_length=row_length, num_texts=len(texts) // len(examples)),
+        collate_examples(TASK, texts, row_length=row_length),
         counts={TASK: len(examples)},
         targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
     )

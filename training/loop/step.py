@@ -25,7 +25,6 @@ from training.loop.reproducibility import reproducible
 from training.loop.selection import BestValidation
 from training.losses import LossSums, Tally
 from training.model.checkpoint import parameters
-from training.model.dropout import MOST
 from training.model.heads import AlbertForTasks
 from training.optim.optimizers import Optimizers, Schedule
 from training.system.precision import PrecisionName, precision
@@ -170,16 +169,21 @@ class Run:
     ) -> dict[LossName, Tally]:
         """Accumulate the gradient over the micro-batches; return their tallies."""
         tallies: dict[LossName, Tally] = {name: Tally() for name in totals}
-        seed = np.random.SeedSequence([self.seed, self.progress.step]).generate_state(1)[0]
         for number, batch in enumerate(batches):
+            self._seed_dropout(number)
             with accumulating(self.objective, is_last=number == len(batches) - 1):
                 with precision(self.world.device, self.precision):
-                    losses = self.objective(batch.with_dropout_of(int(seed) & MOST))
+                    losses = self.objective(batch)
                 loss = self._loss(losses, totals) * self._scale
                 loss.backward()  # type: ignore[no-untyped-call]
             for name, tally in tallies.items():
                 tally.add(losses[name])
         return tallies
+
+    def _seed_dropout(self, number: int) -> None:
+        """Seed dropout for the micro-batch of that number, so that no random state is saved."""
+        position = [self.seed, self.progress.step, self.world.rank, number]
+        torch.manual_seed(int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0]))
 
     def _loss(
         self, losses: Mapping[LossName, LossSums], totals: Mapping[LossName, float]

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from albert_serve.config import AlbertConfig
-from training.model.dropout import MOST, Dropout, drop, mixed
 
 # Builds for CPUs have no such kernel, and its import takes a second.
 if torch.version.cuda or torch.version.hip:
@@ -32,20 +31,6 @@ class CumulativeLengths(NamedTuple):
 
     bounds: Tensor
     longest: int
-
-
-class AttentionDropout(NamedTuple):
-    """Dropout of the weights of attention, and the keys (B, S) of its tokens."""
-
-    probability: float
-    keys: Tensor
-
-    def __call__(self, weights_BNSS: Tensor) -> Tensor:
-        """Drop weights, each by the keys of both tokens and the head."""
-        heads_N1 = mixed(torch.arange(weights_BNSS.shape[1], device=weights_BNSS.device))[:, None]
-        columns_BNS = mixed(self.keys[:, None] ^ heads_N1) | 1
-        rows_B1S1 = mixed((self.keys + 3) & MOST)[:, None, :, None]
-        return drop(weights_BNSS, self.probability, rows_B1S1, columns_BNS[:, :, None])
 
 
 # A bool mask that broadcasts to (B, N, S, S), True where attended; or cu_seqlens; None for all.
@@ -62,16 +47,10 @@ class Embeddings(nn.Module):
         self.position = nn.Embedding(config.max_positions, size)
         self.token_type = nn.Embedding(config.num_token_types, size)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout, site=0)
+        self.dropout = nn.Dropout(config.hidden_dropout)
         self.project = nn.Linear(size, config.hidden_size)
 
-    def forward(
-        self,
-        ids_BS: Tensor,
-        types_BS: Tensor,
-        positions_BS: Tensor | None,
-        keys_BS: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
         """Embed ids and types of shape (B, S); returns (B, S, H).
 
         Without positions, each row is one sequence from position 0.
@@ -79,7 +58,7 @@ class Embeddings(nn.Module):
         if positions_BS is None:
             positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device)
         x_BSE = self.word(ids_BS) + self.token_type(types_BS) + self.position(positions_BS)
-        x_BSH: Tensor = self.project(self.dropout(self.norm(x_BSE), keys_BS))
+        x_BSH: Tensor = self.project(self.dropout(self.norm(x_BSE)))
         return x_BSH
 
 
@@ -90,21 +69,15 @@ class Attention(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.attention_dropout = config.attention_dropout
+        self.attention_dropout = nn.Dropout(config.attention_dropout)
         self.query = nn.Linear(size, size)
         self.key = nn.Linear(size, size)
         self.value = nn.Linear(size, size)
         self.output = nn.Linear(size, size)
-        self.dropout = Dropout(config.hidden_dropout, site=1)
+        self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
-    def forward(
-        self,
-        x_BSH: Tensor,
-        mask: _AttentionMask,
-        keys_BS: Tensor | None,
-        read: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None) -> Tensor:
         """Attend over (B, S, H) within the attention mask; returns (B, S, H).
 
         With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H).
@@ -113,14 +86,12 @@ class Attention(nn.Module):
         query_BSND, key_BSND, value_BSND = (
             project(part, x_BSH).view(heads) for part in (self.query, self.key, self.value)
         )
-        dropout = None
-        if keys_BS is not None and self.attention_dropout > 0:
-            dropout = AttentionDropout(self.attention_dropout, keys_BS)
-        context_BSH = attend(query_BSND, key_BSND, value_BSND, mask, dropout).flatten(2)
+        context_BSH = attend(
+            query_BSND, key_BSND, value_BSND, mask, self.attention_dropout
+        ).flatten(2)
         if read is not None:
             x_BSH, context_BSH = (part.flatten(0, 1)[read] for part in (x_BSH, context_BSH))
-            keys_BS = None if keys_BS is None else keys_BS.flatten()[read]
-        attended_BSH = self.dropout(project(self.output, context_BSH), keys_BS)
+        attended_BSH = self.dropout(project(self.output, context_BSH))
         normed_BSH: Tensor = self.norm(x_BSH + attended_BSH)
         return normed_BSH
 
@@ -132,14 +103,14 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(config.hidden_size, config.ffn_size)
         self.down = nn.Linear(config.ffn_size, config.hidden_size)
-        self.dropout = Dropout(config.hidden_dropout, site=2)
+        self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.activation = activation(config)
 
-    def forward(self, x_BSH: Tensor, keys_BS: Tensor | None) -> Tensor:
-        """Transform (..., H), with keys (...) of dropout, into (..., H)."""
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Transform (..., H) into (..., H)."""
         out_BSH = project(self.down, self.activation(project(self.up, x_BSH)))
-        normed_BSH: Tensor = self.norm(x_BSH + self.dropout(out_BSH, keys_BS))
+        normed_BSH: Tensor = self.norm(x_BSH + self.dropout(out_BSH))
         return normed_BSH
 
 
@@ -158,54 +129,34 @@ class _Encoder(nn.Module):
         self.attentions = nn.ModuleList(Attention(config) for _ in range(config.num_attentions))
         self.ffns = nn.ModuleList(FeedForward(config) for _ in range(config.num_ffns))
 
-    def forward(
-        self,
-        x_BSH: Tensor,
-        mask: _AttentionMask,
-        keys_BS: Tensor | None,
-        read: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None) -> Tensor:
         """Apply the layers in the order of the plan to (B, S, H); returns (B, S, H).
 
         With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H):
         the last layer, after its attention, is applied to these alone.
-
-        Args:
-            keys_BS: of dropout; None without.
         """
         for number in range(1, len(self.layer_plan)):
-            x_BSH = self._apply_layer(number, x_BSH, mask, keys_BS)
-        return self._apply_layer(len(self.layer_plan), x_BSH, mask, keys_BS, read)
+            x_BSH = self._apply_layer(number, x_BSH, mask)
+        return self._apply_layer(len(self.layer_plan), x_BSH, mask, read)
 
-    def states(
-        self, x_BSH: Tensor, mask: _AttentionMask, keys_BS: Tensor | None
-    ) -> Iterator[Tensor]:
+    def states(self, x_BSH: Tensor, mask: _AttentionMask) -> Iterator[Tensor]:
         """Yield the input and the output of each layer, all (B, S, H)."""
         yield x_BSH
         for number in range(1, len(self.layer_plan) + 1):
-            x_BSH = self._apply_layer(number, x_BSH, mask, keys_BS)
+            x_BSH = self._apply_layer(number, x_BSH, mask)
             yield x_BSH
 
     def _apply_layer(
-        self,
-        number: int,
-        x_BSH: Tensor,
-        mask: _AttentionMask,
-        keys_BS: Tensor | None,
-        read: Tensor | None = None,
+        self, number: int, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None
     ) -> Tensor:
         """Apply the layer of that number, from 1."""
         attention, ffn = self.layer_plan[number - 1]
         blocks = (self.attentions[attention], self.ffns[ffn])
-        if keys_BS is not None:
-            keys_BS = mixed((keys_BS + number) & MOST)
         if self.recomputes and self.training:
             # Reentrant recomputation runs the hooks of shared weights once per use.
-            out_BSH: Tensor = checkpoint(
-                _layer, *blocks, x_BSH, mask, keys_BS, read, use_reentrant=False
-            )
+            out_BSH: Tensor = checkpoint(_layer, *blocks, x_BSH, mask, read, use_reentrant=False)
             return out_BSH
-        return _layer(*blocks, x_BSH, mask, keys_BS, read)
+        return _layer(*blocks, x_BSH, mask, read)
 
 
 def _layer(
@@ -213,13 +164,9 @@ def _layer(
     ffn: nn.Module,
     x_BSH: Tensor,
     mask: _AttentionMask,
-    keys_BS: Tensor | None,
     read: Tensor | None,
 ) -> Tensor:
-    attended_BSH = attention(x_BSH, mask, keys_BS, read)
-    if keys_BS is not None and read is not None:
-        keys_BS = keys_BS.flatten()[read]
-    out_BSH: Tensor = ffn(attended_BSH, keys_BS)
+    out_BSH: Tensor = ffn(attention(x_BSH, mask, read))
     return out_BSH
 
 
@@ -248,15 +195,12 @@ class ModelInputs:
         types: (B, S) int64, 0 for the first segment, 1 for the second.
         lengths: (B,) int64, real tokens of each row; None without padding.
         packing: the sequences of each row; None if it is one.
-        keys: (B, S) int64, the number below 2^31 from which each token's dropout follows
-            (`training/model/dropout.py`), other in each step; None where there is no dropout.
     """
 
     ids: Tensor
     types: Tensor
     lengths: Tensor | None = None
     packing: Packing | None = None
-    keys: Tensor | None = None
 
     @property
     def real_BS(self) -> Tensor:
@@ -320,22 +264,18 @@ class Albert(nn.Module):
         """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H)."""
         return self.encoder.states(*self._inputs(batch))
 
-    def _inputs(self, batch: ModelInputs) -> tuple[Tensor, _AttentionMask, Tensor | None]:
-        """Return the embeddings (B, S, H), the attention mask, and the keys of dropout."""
-        drops = self.training and (self.config.hidden_dropout or self.config.attention_dropout)
-        if drops and batch.keys is None:
-            raise ValueError("dropout needs the keys of the batch (`ModelInputs.keys`)")
-        keys_BS = batch.keys if drops else None
-        return self._embed(batch, keys_BS), self._attention_mask(batch), keys_BS
+    def _inputs(self, batch: ModelInputs) -> tuple[Tensor, _AttentionMask]:
+        """Return the embeddings (B, S, H) and the attention mask."""
+        return self._embed(batch), self._attention_mask(batch)
 
-    def _embed(self, batch: ModelInputs, keys_BS: Tensor | None) -> Tensor:
+    def _embed(self, batch: ModelInputs) -> Tensor:
         length = batch.ids.shape[1]
         if length > self.config.max_positions:
             raise ValueError(
                 f"sequences of {length} tokens; the model has {self.config.max_positions} positions"
             )
         positions_BS = None if batch.packing is None else batch.packing.positions
-        x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS, keys_BS)
+        x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS)
         return x_BSH
 
     def _attention_mask(self, batch: ModelInputs) -> _AttentionMask:
@@ -354,16 +294,19 @@ def attend(
     key_BSND: Tensor,
     value_BSND: Tensor,
     mask: _AttentionMask,
-    dropout: AttentionDropout | None = None,
+    dropout: nn.Dropout,
 ) -> Tensor:
-    """Scaled dot-product attention within the attention mask; (B, S, N, D)."""
+    """Scaled dot-product attention within the attention mask; (B, S, N, D).
+
+    Dropout sets attention weights to 0 in training. The variable-length kernel has none.
+    """
     if isinstance(mask, CumulativeLengths):
         return _attend_varlen(query_BSND, key_BSND, value_BSND, mask)
     query_BNSD, key_BNSD, value_BNSD = (
         part.transpose(1, 2) for part in (query_BSND, key_BSND, value_BSND)
     )
     is_fused = query_BNSD.device.type != "cpu" or not query_BNSD.requires_grad
-    if is_fused and dropout is None:
+    if is_fused and not (dropout.training and dropout.p):
         return F.scaled_dot_product_attention(
             query_BNSD, key_BNSD, value_BNSD, attn_mask=mask
         ).transpose(1, 2)
@@ -372,9 +315,7 @@ def attend(
     scores_BNSS = query_BNSD @ key_BNSD.transpose(-1, -2) / query_BNSD.shape[-1] ** 0.5
     if mask is not None:
         scores_BNSS = scores_BNSS.masked_fill(~mask, float("-inf"))
-    weights_BNSS = scores_BNSS.softmax(-1).to(value_BNSD.dtype)
-    if dropout is not None:
-        weights_BNSS = dropout(weights_BNSS)
+    weights_BNSS = dropout(scores_BNSS.softmax(-1).to(value_BNSD.dtype))
     context_BSND: Tensor = (weights_BNSS @ value_BNSD).transpose(1, 2)
     return context_BSND
 

@@ -463,6 +463,15 @@ def load_weights(
             )
         with torch.no_grad():
             parameter.copy_(weights[name])
+    _check_layers(model, weights, source)
+
+
+def _check_layers(model: AlbertForTasks, weights: Mapping[str, Tensor], source: object) -> None:
+    """Refuse layers for which the config has no place: they would be left out without a word."""
+    used = {_hf_name(name, model.config) for name, _ in model.named_parameters()}
+    stored = {name for name in weights if name.startswith("albert.encoder.")}
+    if unused := sorted(stored - used):
+        raise CheckpointError(f"{source} has {unused[0]}, for which its config.json has no place")
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ from albert_serve.bundle.weights import (
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Initializer, ModelInputs, activation
-from training.model.dropout import Dropout
 
 # A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
 Task: TypeAlias = str
@@ -77,12 +76,12 @@ class PooledHead(nn.Module):
     def __init__(self, pooler: _Pooler, hidden_size: int, num_outputs: int, dropout: float) -> None:
         super().__init__()
         self.pooler = pooler
-        self.dropout = Dropout(dropout, site=4)
+        self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(hidden_size, num_outputs)
 
-    def forward(self, rows_RH: Tensor, keys_R: Tensor | None = None) -> Tensor:
-        """Logits (R, K) of [CLS] rows (R, H), with their keys of dropout (R)."""
-        logits_RK: Tensor = self.output(self.dropout(self.pooler(rows_RH), keys_R))
+    def forward(self, rows_RH: Tensor) -> Tensor:
+        """Logits (R, K) of [CLS] rows (R, H)."""
+        logits_RK: Tensor = self.output(self.dropout(self.pooler(rows_RH)))
         return logits_RK
 
 
@@ -139,11 +138,6 @@ class AlbertForTasks(nn.Module):
     def logits(self, task: Task, rows_RH: Tensor) -> Tensor:
         """Return the logits (R, K) of gathered rows (R, H)."""
         logits_RK: Tensor = self.heads[task](rows_RH)
-        return logits_RK
-
-    def cls_logits(self, task: Task, rows_RH: Tensor, keys_R: Tensor | None) -> Tensor:
-        """Return the logits (R, K) of [CLS] rows (R, H), with their keys of dropout (R)."""
-        logits_RK: Tensor = self.heads[task](rows_RH, keys_R)
         return logits_RK
 
 

@@ -34,7 +34,7 @@ class _CorpusOptions(Options, title="data"):
     """The text to train on, as files or as shards.
 
     Attributes:
-        tokenizer: folder that `training.vocab` wrote; None for that of the initial checkpoint.
+        tokenizer: folder that `albert-serve vocab` wrote; None for that of the initial checkpoint.
 
     Raises:
         OptionError: there is not exactly one of `corpus` and `shards`.
@@ -42,8 +42,10 @@ class _CorpusOptions(Options, title="data"):
 
     corpus: tuple[Path, ...] = flag("files of text, or folders", ())
     text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
-    shards: Path | None = flag("folder that training.prepare wrote, in place of --corpus")
-    tokenizer: Path | None = flag("folder that training.vocab wrote (that of --initialize-from)")
+    shards: Path | None = flag("folder that albert-serve prepare wrote, in place of --corpus")
+    tokenizer: Path | None = flag(
+        "folder that albert-serve vocab wrote (default: that of --initialize-from)"
+    )
     validation: tuple[Path, ...] = flag("held-out text, or a folder of its shards", ())
     validate_every: Count = flag(
         "steps between validations (500); the end of the run is validated in any case", 500
@@ -185,7 +187,7 @@ def open_start(config: CorpusRunConfig) -> Iterator[Start]:
             tokenizer = config.tokenizer or initial.folder
             yield Start(folder=initial.folder, name=initial.name, tokenizer=tokenizer)
     elif config.tokenizer is None:
-        raise RunError("new weights need a --tokenizer: a folder that training.vocab wrote")
+        raise RunError("new weights need a --tokenizer: a folder that albert-serve vocab wrote")
     else:
         yield Start(folder=None, name=None, tokenizer=config.tokenizer)
 

@@ -145,3 +145,25 @@ def test_a_conversion_that_fails_leaves_nothing(
     assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1
     assert "spiece.model cannot be read as a SentencePiece model" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"intermediate_size": 8}, "has shape"),
+        ({"num_hidden_groups": 2}, "which its config.json asks for"),
+        ({"inner_group_num": 1}, "for which its config.json has no place"),
+        ({"vocab_size": 100}, "fill-mask has 50 outputs; it needs 100"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_configuration_that_contradicts_the_weights_is_refused(
+    changes: dict[str, int], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(TINY, num_groups=1, num_inner_layers=2)
+    save_checkpoint(our_model(config, ("fill-mask",)), tmp_path / "ours")
+    file = tmp_path / "ours" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

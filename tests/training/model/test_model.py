@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig, Sharing, preset
@@ -67,7 +68,7 @@ def test_both_ways_of_attention_agree(is_masked: bool) -> None:
     first = [torch.randn(2, 4, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     second = [tensor.detach().clone().requires_grad_() for tensor in first]
     given_mask = mask if is_masked else None
-    plain = attend(first[0], first[1], first[2], given_mask)
+    plain = attend(first[0], first[1], first[2], given_mask, nn.Dropout(0.0))
     query, key, value = (part.transpose(1, 2) for part in second)
     fused = F.scaled_dot_product_attention(query, key, value, given_mask).transpose(1, 2)
     assert (plain - fused).abs().max() < 1e-12
