@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-gpu test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
+.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -55,8 +55,11 @@ test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compil
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-test-gpu: $(VENV)/.dev $(VENV)/.gpu  ## run the tests that need a GPU; without one they are skipped, and say so
-	$(BIN)/python -m pytest -n 0 -m gpu
+test-gpu: $(VENV)/.dev $(VENV)/.gpu  ## run the tests that need a GPU; without one they are skipped, and say so (table: runs/test-gpu.xml)
+	$(BIN)/python -m pytest -n 0 -v -m gpu --junitxml runs/test-gpu.xml
+
+gpu-first-look: $(VENV)/.dev $(VENV)/.gpu  ## the GPU tests, and training and answers against transformers, in ten minutes (into runs/gpu-first-look)
+	PYTHON=$(BIN)/python benchmarks/gpu_first_look.sh runs/gpu-first-look
 
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
 	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/hostile/test_fuzz.py tests/albert_serve/server/documents/test_api_document.py

@@ -242,7 +242,7 @@ def compare_trainers(
     machine: Sequence[str],
     markdown: Callable[[Sequence[TrainerResult]], str],
 ) -> str:
-    """Measure the jobs of each case, and write `results.json` and `tables.md` after each.
+    """Measure the jobs of each case, and write `results.json` and `tables.md` as they come.
 
     Args:
         cases: ours first in each.
@@ -261,12 +261,16 @@ def compare_trainers(
         for jobs in cases:
             # On a GPU, whose memory they would share, they run one after the other.
             groups = [[job] for job in jobs] if jobs[0].device == "cuda" else [jobs]
-            case = [each for group in groups for each in measure_in_turns(group, options, bar)]
-            text = f"{text}\n\n{markdown(case)}"
-            cases_done.append({"title": jobs[0].title, "results": [each.record() for each in case]})
-            content = json.dumps({"machine": list(machine), "cases": cases_done}, indent=1)
-            (output / "results.json").write_text(content, encoding="utf-8")
-            (output / "tables.md").write_text(f"{text}\n", encoding="utf-8")
+            results: list[TrainerResult] = []
+            earlier, text_before = list(cases_done), text
+            for group in groups:  # written after each, so that an interruption keeps the others
+                results += measure_in_turns(group, options, bar)
+                text = f"{text_before}\n\n{markdown(results)}"
+                records = [result.record() for result in results]
+                cases_done = [*earlier, {"title": jobs[0].title, "results": records}]
+                content = json.dumps({"machine": list(machine), "cases": cases_done}, indent=1)
+                (output / "results.json").write_text(content, encoding="utf-8")
+                (output / "tables.md").write_text(f"{text}\n", encoding="utf-8")
     print(text)
     print(f"{output / 'results.json'} has every turn")
     return text
