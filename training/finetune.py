@@ -14,27 +14,39 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from albert_serve.config import AlbertConfig
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
 from training.finetuning.advice import advise, describe_passes
-from training.finetuning.build import prepare_finetuning
+from training.finetuning.build import (
+    build_run,
+    check_run,
+    classifiers_of,
+    load_model,
+    probing_of,
+)
 from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
 from training.finetuning.embeddings import VECTORS
+from training.finetuning.model import label_config
 from training.finetuning.recipes import default_rate
-from training.finetuning.settings import FinetuneSettings, settle
+from training.finetuning.settings import record_of, settle
+from training.finetuning.start import Start
+from training.finetuning.tasks import FinetuningTask, read_tasks
+from training.finetuning.validation import validating
 from training.loop.distributed import join_world, setting_up
 from training.loop.progress import is_known_run
 from training.loop.provenance import file_names
 from training.loop.reproducibility import run_precision
 from training.model.checkpoint import read_config
+from training.model.heads import AlbertForTasks
 from training.model.resizing import with_layers
 from training.run.driver import TrainedRun, train_run
 from training.run.flags import add_flags, read_flags
 from training.run.heads import add_heads, parse_with_heads, read_heads
+from training.run.options import should_compile
 from training.system.command_line import make_parser
 from training.system.threads import use_threads
 
@@ -71,58 +83,73 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
     """
     with join_world(config.device) as world, ExitStack() as stack:
         with setting_up(world):
-            settings = settle(config)
-            start = stack.enter_context(open_checkpoint(config.initialize_from))
-            folder = stack.enter_context(with_layers(start.folder, config.layers))
-            if config.lr is None and config.recipe is None:
+            has_default_rate = config.lr is None and config.recipe is None
+            config = settle(config)
+            checkpoint = stack.enter_context(open_checkpoint(config.initialize_from))
+            folder = stack.enter_context(with_layers(checkpoint.folder, config.layers))
+            if has_default_rate:
                 hidden_size = AlbertConfig.from_hf(read_config(folder)).hidden_size
-                settings = replace(settings, lr=default_rate(hidden_size))
-            record = settings.record()
+                config = replace(config, lr=default_rate(hidden_size))
+            record = record_of(config)
             is_known_run(config.output, record)
         use_threads(config.threads)
-        precision = run_precision(config.precision, config.output, world)
-        record["precision"] = precision
+        precision = record["precision"] = run_precision(config.precision, config.output, world)
         with setting_up(world):
-            prepared = prepare_finetuning(settings, folder, precision, world)
-        if prepared.probing is not None and not (config.output / "checkpoint").exists():
-            prepared.probing.fit(world, precision)
-        run = prepared.build()
+            compiles = should_compile(config.compile, world.device)
+            config = replace(config, precision=precision, compile=compiles)
+            start = Start.open(folder, config)
+            tasks = read_tasks(config, start, world)
+            validation, selection = validating(tasks, config, start.architecture)
+            check_run(tasks, config)
+            model = load_model(start, tasks, config)
+            probing = probing_of(model, start, tasks, config)
+        if probing is not None and not (config.output / "checkpoint").exists():
+            probing.fit(world, precision)
+        run = build_run(model, tasks, config, world, selection)
         trained = train_run(
             config,
             run,
             record,
             program="training.finetune",
-            stage={"settings": {**record, **_data_names(settings, start.name)}},
+            stage={"settings": {**record, **_data_names(config, checkpoint.name)}},
             start=folder,
             tokenizer_from=folder,
-            extra_config=prepared.extra_config,
-            sentence_vectors=VECTORS if settings.embeddings else None,
-            validation=prepared.validation,
-            validates_start=prepared.probing is not None,
+            extra_config=_extra_config(start, model, tasks),
+            sentence_vectors=VECTORS if config.embeddings else None,
+            validation=validation,
+            validates_start=probing is not None,
         )
         batches = "; ".join(describe_passes(run))
         print(f"{trained.checkpoint}: {trained.num_steps:,} steps{batches and f' ({batches})'}")
-        for line in advise(settings, run) if trained.status == 0 else ():
+        for line in advise(config, run) if trained.status == 0 else ():
             print(line)
         return trained
 
 
-def _data_names(settings: FinetuneSettings, start: str) -> dict[str, list[str]]:
+def _extra_config(
+    start: Start, model: AlbertForTasks, tasks: Sequence[FinetuningTask]
+) -> dict[str, Any]:
+    """Return the keys of config.json that name the sentence task and the labels."""
+    sentence_task = {key: start.hf[key] for key in ("albert_sentence_task",) if key in start.hf}
+    return {**sentence_task, **label_config(start, model.tasks, classifiers_of(tasks))}
+
+
+def _data_names(config: FinetuneConfig, start: str) -> dict[str, list[str]]:
     """Return the names of the data files without their folders."""
-    classifiers = settings.classifiers
+    heads = config.classifiers
     return {
         "initialize_from": [start],
-        "data": file_names([each.data for each in classifiers if each.data is not None]),
+        "data": file_names([head.data for head in heads if head.data is not None]),
         "text_classification": file_names(
-            [file for each in classifiers for file in each.text_classification]
+            [file for head in heads for file in head.text_classification]
         ),
-        "multiple_choice": file_names(settings.multiple_choice),
-        "validation": file_names([file for each in classifiers for file in each.validation]),
-        "question_answering": file_names(settings.question_answering),
-        "embeddings": file_names(settings.embeddings),
-        "pretraining": file_names(settings.pretraining),
-        "teacher": _folder_name(settings.teacher),
-        "embedding_teacher": _folder_name(settings.embedding_teacher),
+        "multiple_choice": file_names(config.multiple_choice),
+        "validation": file_names([file for head in heads for file in head.validation]),
+        "question_answering": file_names(config.question_answering),
+        "embeddings": file_names(config.embeddings),
+        "pretraining": file_names(config.pretraining),
+        "teacher": _folder_name(config.teacher),
+        "embedding_teacher": _folder_name(config.embedding_teacher),
     }
 
 

@@ -1,221 +1,140 @@
-"""A finetuning run, built from its settings."""
+"""A finetuning run, built from its model and its tasks."""
 
 from __future__ import annotations
 
-import hashlib
-import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 
-from albert_serve.config import AlbertConfig
-from albert_serve.files import sha256_of
-from albert_serve.tokenizer import AlbertTokenizer
-from training.data.corpus import find_files
-from training.data.examples import MIN_LENGTH
-from training.data.labelled.folders import CHOICES, files_of_split
-from training.evaluation.metrics import LOWEST
-from training.evaluation.validation import HEADS_MEAN, Validation
-from training.finetuning.classification import ClassificationData
-from training.finetuning.data import DataContext
-from training.finetuning.model import label_config, load_start, new_classifiers, place
-from training.finetuning.pretraining import check_order_length, mask_rates
+from training.data.streams import ExampleStream
+from training.finetuning.classification import Classification
+from training.finetuning.config import FinetuneConfig
+from training.finetuning.model import load_start, new_classifiers
+from training.finetuning.pretraining import mask_rates
 from training.finetuning.probing import Probing
-from training.finetuning.settings import FinetuneSettings
-from training.finetuning.streams import Streams, TaskData
+from training.finetuning.start import Start
+from training.finetuning.tasks import FinetuningTask
 from training.loop.distributed import World
 from training.loop.progress import Progress, RunError
-from training.loop.provenance import file_names
 from training.loop.selection import BestValidation
 from training.loop.step import Mixture, Run
-from training.model.checkpoint import read_config, read_tasks
 from training.model.heads import AlbertForTasks, Task
-from training.run.driver import build_run
-from training.run.options import should_compile
-from training.system.precision import PrecisionName
+from training.run import driver
+
+# The passes of a run whose end is not given: so many steps of them.
+_STEPS: Final = 1500
+_MIN_EPOCHS: Final = 3
+_MAX_EPOCHS: Final = 20
 
 
-class _PreparedRun(NamedTuple):
-    """A run whose data is read and whose model is loaded.
-
-    Attributes:
-        build: builds the run at step 0; all processes must call it together.
-        extra_config: the keys of config.json that name its labels.
-        probing: of the classifiers that are fitted before the first step.
-    """
-
-    build: Callable[[], Run]
-    extra_config: Mapping[str, Any]
-    validation: Validation | None
-    probing: Probing | None
-
-
-def prepare_finetuning(
-    settings: FinetuneSettings, start: Path, precision: PrecisionName, world: World
-) -> _PreparedRun:
-    """Read the data and load the model of the settings' run.
-
-    Args:
-        start: folder of the initial checkpoint.
+def load_model(
+    start: Start, tasks: Sequence[FinetuningTask], config: FinetuneConfig
+) -> AlbertForTasks:
+    """Load the checkpoint's model with the heads of the tasks.
 
     Raises:
-        CorpusError: data is broken; all of it is listed.
-        RunError: options do not go together, or not with the checkpoint.
+        ConfigError, CheckpointError: as `load_checkpoint`.
     """
-    hf, stored = read_config(start), read_tasks(start)
-    config = _architecture(settings, hf)
-    placed = place(settings, stored, hf)
-    context = DataContext(
-        settings=settings,
-        start=start,
-        tokenizer=AlbertTokenizer.from_file(start / "tokenizer.json"),
-        architecture=config,
-        world=world,
-        precision=precision,
-        compiles=should_compile(settings.compile, world.device),
-    )
-    streams = Streams(context=context, placed=placed)
-    streams.read()
-    labels = {each.task: each.labels for each in streams.classifications}
-    progress = Progress(num_steps=streams.num_steps, budget_s=settings.budget)
-    validation, selection = None, None
-    if validated := [each for each in streams.datasets if each.held_out]:
-        every = streams.validation_interval
-        row_length = min(settings.length, config.max_positions)
-        validation = _validation_of(validated, every=every, row_length=row_length)
-        selection = _selection_of(validated, settings)
-    elif settings.patience or any(each.metric for each in settings.classifiers):
-        raise RunError("--patience and --metric need held-out data; give --validation")
-    torch.manual_seed(settings.seed)
-    model = load_start(
-        start,
-        config,
-        tuple(task for stream in streams.task_streams for task in stream.tasks),
-        labels,
-    )
-    probing = _probing(model, streams, new_classifiers(start, labels))
-    hyperparameters = settings.hyperparameters
-    build = partial(
-        build_run,
-        model,
-        Mixture(
-            streams=streams.task_streams,
-            weights=streams.weights,
-            loss_weights=hyperparameters.loss_weights,
-            mask_rates=mask_rates(settings),
-        ),
-        streams.loss_of,
-        hyperparameters,
-        progress=progress,
-        world=world,
-        precision=precision,
-        selection=selection,
-    )
-    task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return _PreparedRun(
-        build, {**task, **label_config(hf, model.tasks, placed, labels)}, validation, probing
-    )
+    torch.manual_seed(config.seed)
+    labels = {name: task.labels for name, task in classifiers_of(tasks).items()}
+    return load_start(start, _trained_heads(tasks), labels)
 
 
-def _probing(model: AlbertForTasks, streams: Streams, new: Collection[Task]) -> Probing | None:
+def classifiers_of(tasks: Sequence[FinetuningTask]) -> dict[Task, Classification]:
+    """Return the classifiers of texts among the tasks, by their heads in the model."""
+    return {task.name: task for task in tasks if isinstance(task, Classification)}
+
+
+def _trained_heads(tasks: Sequence[FinetuningTask]) -> list[Task]:
+    return [head for task in tasks for stream in task.streams for head in stream.tasks]
+
+
+def probing_of(
+    model: AlbertForTasks, start: Start, tasks: Sequence[FinetuningTask], config: FinetuneConfig
+) -> Probing | None:
     """Return the probing of the classifiers that are new, or with --head-only of all, if any.
 
     A teacher's logits are no labels to fit.
     """
-    settings = streams.settings
+    classifiers = classifiers_of(tasks)
+    new = new_classifiers(start, {name: task.labels for name, task in classifiers.items()})
     fitted = {
-        each.task: each
-        for each in streams.classifications
-        if settings.teacher is None and (each.task in new or settings.head_only)
+        name: task
+        for name, task in classifiers.items()
+        if config.teacher is None and (name in new or config.head_only)
     }
-    trained = {task for stream in streams.task_streams for task in stream.tasks}
-    return Probing.of(model, fitted, trained) if fitted else None
+    return Probing.of(model, fitted, _trained_heads(tasks)) if fitted else None
 
 
-def _architecture(settings: FinetuneSettings, hf: Mapping[str, Any]) -> AlbertConfig:
-    """Return the sizes of the model.
+def build_run(
+    model: AlbertForTasks,
+    tasks: Sequence[FinetuningTask],
+    config: FinetuneConfig,
+    world: World,
+    selection: BestValidation | None = None,
+) -> Run:
+    """Build the run at step 0; all processes must call it together.
 
     Raises:
-        RunError: sequences are longer than its positions, or too short.
+        RunError: --weights or --epochs do not go with the tasks.
     """
-    changes: dict[str, Any] = {
-        "max_positions": settings.max_positions,
-        "hidden_dropout": settings.dropout,
-        "attention_dropout": settings.dropout,
-        "classifier_dropout": settings.classifier_dropout,
-    }
-    chosen = {name: value for name, value in changes.items() if value is not None}
-    config = replace(AlbertConfig.from_hf(hf), **chosen)
-    # Without --length, windows of questions have 384 tokens, or as many as the model has positions.
-    has_default = settings.has_questions_alone and settings.question_length != settings.length
-    if not has_default and not MIN_LENGTH <= settings.length <= config.max_positions:
-        raise RunError(
-            f"--length {settings.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
-            f"{config.max_positions} positions"
-        )
-    check_order_length(settings, config.max_positions)
-    return config
-
-
-def _validation_of(datasets: Sequence[TaskData], *, every: int, row_length: int) -> Validation:
-    """Return the validation on the held-out data of all."""
-    each = [one.validation(every=every, row_length=row_length) for one in datasets]
-    if len(each) == 1:
-        return each[0]
-    classifiers = [one for one in datasets if isinstance(one, ClassificationData)]
-    return Validation(
-        batches=[batch for one in each for batch in one.batches],
-        every=every,
-        tasks=tuple(one.task for one in classifiers),
-        metrics={one.task: one.figures for one in classifiers},
-        deciding={one.task: one.figure for one in classifiers},
-    )
-
-
-def _selection_of(datasets: Sequence[TaskData], settings: FinetuneSettings) -> BestValidation:
-    """Return the selection of the best validation; of several classifiers by their mean.
-
-    Raises:
-        RunError: of a figure of several the lowest is the best.
-    """
-    figures = [one.figure for one in datasets]
-    figure, chance = figures[0], datasets[0].chance
-    if len(datasets) > 1:
-        if lowest := [each for each in figures if each in LOWEST]:
-            raise RunError(
-                f"--metric {lowest[0]}: with several classifiers validated, the mean of their "
-                "metrics decides, of which the highest is the best; take another"
-            )
-        chances = [one.chance for one in datasets if one.chance is not None]
-        figure, chance = HEADS_MEAN, statistics.fmean(chances)
-    if settings.splits_validation:
-        files = [each.text_classification for each in settings.classifiers]
-        part = f"{settings.validation_split:g} of "
-    else:
-        files, part = [each.validation for each in settings.classifiers], ""
-    return BestValidation(
-        figure=figure,
-        chance=chance,
-        measured="; ".join(
-            _describe_held_out(figure, its, part)
-            for figure, its in zip(figures, filter(None, files), strict=False)
+    hyperparameters = config.hyperparameters
+    return driver.build_run(
+        model,
+        Mixture(
+            streams=[stream for task in tasks for stream in task.streams],
+            weights=_weights(tasks, config),
+            loss_weights=hyperparameters.loss_weights,
+            mask_rates=mask_rates(config),
         ),
-        patience=settings.patience,
+        {name: loss for task in tasks for name, loss in task.losses.items()},
+        hyperparameters,
+        progress=Progress(num_steps=_num_steps(tasks, config), budget_s=config.budget),
+        world=world,
+        precision=config.precision,
+        selection=selection,
     )
 
 
-def _describe_held_out(figure: str, held_out: Sequence[Path], part: str) -> str:
-    """Describe a figure of held-out files, or of a part of them, by their names and content."""
-    hashes = "".join(sha256_of(file) for path in held_out for file in _files_at(path))
-    content = hashlib.sha256(hashes.encode()).hexdigest()[:12]
-    return f"{figure} of {part}{', '.join(file_names(held_out))} (content {content})"
+def _weights(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> list[float]:
+    """Return the weight of each task stream; those of pretraining share one by --order-share."""
+    weights = list(config.weights) or [1.0] * len(tasks)
+    if len(weights) != len(tasks):
+        names = ", ".join(task.name for task in tasks)
+        raise RunError(f"--weights {weights}: give one for each of {names}")
+    if not config.order_share:
+        return weights
+    *others, pretraining = weights
+    return [*others, pretraining * (1 - config.order_share), pretraining * config.order_share]
 
 
-def _files_at(path: Path) -> list[Path]:
-    """Return a file, or those of a folder: the held-out ones if its names tell splits."""
-    of_split = files_of_split(path, "validation", suffixes=CHOICES) if path.is_dir() else []
-    return of_split or find_files([path])
+def check_run(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> None:
+    """Check --weights and the end of the run, before the model is loaded; raises as `build_run`."""
+    _weights(tasks, config)
+    _num_steps(tasks, config)
+
+
+def _num_steps(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> int | None:
+    """Return the steps of a run by --steps and --epochs; None if its budget alone ends it."""
+    steps, epochs = config.steps, config.epochs
+    if config.head_only:
+        return 0
+    if not epochs and (steps or config.budget):
+        return steps
+    an_epoch = steps_an_epoch(tasks)
+    if an_epoch is None:
+        raise RunError("epochs are those of one task; with several give --steps or --budget")
+    epochs = epochs or max(_MIN_EPOCHS, min(_MAX_EPOCHS, round(_STEPS / an_epoch)))
+    in_epochs = math.ceil(epochs * an_epoch)
+    return min(in_epochs, steps or in_epochs)
+
+
+def steps_an_epoch(tasks: Sequence[FinetuningTask]) -> int | None:
+    """Return the steps in which the one task's examples are read once; None of several tasks."""
+    streams = [stream for task in tasks for stream in task.streams]
+    match streams:
+        case [ExampleStream() as stream]:
+            return stream.steps_an_epoch
+    return None

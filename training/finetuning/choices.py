@@ -1,33 +1,82 @@
-"""Multiple choice of a finetuning run: its examples, and validation on it."""
+"""Multiple choice in a finetuning run: its data, its loss, and validation on it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar, Self
 
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples
+from training.data.choices import ChoiceBatches, ChoiceExample, choice_examples, choice_stream
 from training.data.labelled.choices import read_choice_splits
 from training.data.labelled.folders import CHOICES, labelled_files
+from training.data.streams import TaskStream
 from training.evaluation.validation import Validation
-from training.finetuning.data import TRAINING, VALIDATION, DataContext, check_metric
+from training.finetuning.config import FinetuneConfig
+from training.finetuning.data import (
+    TRAINING,
+    VALIDATION,
+    check_metric,
+    division_of,
+    loss_function,
+    tokenise,
+)
+from training.finetuning.start import Start
+from training.loop.distributed import World
+from training.losses import LossFunction
+from training.model.heads import Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChoiceData:
-    """The data of multiple choice in a run.
+class MultipleChoice:
+    """Multiple choice in a run.
 
     Attributes:
+        losses: the loss function, by the name of the stream's micro-batches.
         figure: of validation, that decides: `accuracy` or `loss`.
         held_out: examples of validation.
     """
 
-    examples: Sequence[ChoiceExample]
+    name: ClassVar[Task] = "multiple-choice"
+    streams: Sequence[TaskStream]
+    losses: Mapping[str, LossFunction]
     tokenizer: AlbertTokenizer
     figure: str = "accuracy"
     held_out: Sequence[ChoiceExample] = ()
+
+    @classmethod
+    def read(cls, config: FinetuneConfig, start: Start, world: World, batch_size: int) -> Self:
+        """Read and tokenise the questions of the training and validation files.
+
+        Raises:
+            CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
+            RunError: options do not fit the data.
+        """
+        check_metric(config.metric, ("accuracy", "loss"), "multiple choice")
+        files = {TRAINING: labelled_files(config.multiple_choice, "train", suffixes=CHOICES)}
+        if config.validation:
+            held_out = labelled_files(config.validation, "validation", suffixes=CHOICES)
+            files[VALIDATION] = held_out
+        texts = read_choice_splits(files, config.columns, config.choice_columns)
+        examples = tokenise(texts, choice_examples, "questions", config, start.tokenizer)
+        stream = choice_stream(
+            examples[TRAINING],
+            start.tokenizer,
+            start.architecture,
+            batch_size=batch_size,
+            seed=config.seed,
+            division=division_of(config, world),
+        )
+        return cls(
+            streams=(stream,),
+            losses={cls.name: loss_function(cls.name, config)},
+            tokenizer=start.tokenizer,
+            figure=config.metric or "accuracy",
+            held_out=examples.get(VALIDATION, ()),
+        )
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out questions, in batches of like lengths."""
@@ -35,35 +84,13 @@ class ChoiceData:
         return Validation(
             batches=ChoiceBatches(examples, self.tokenizer, row_length=row_length),
             every=every,
-            tasks=("multiple-choice",),
+            tasks=(self.name,),
         )
 
     @property
     def chance(self) -> float:
         """The loss of equal scores, or the accuracy of the most frequent position."""
         if self.figure == "loss":
-            return sum(math.log(len(each.choices)) for each in self.held_out) / len(self.held_out)
-        return max(Counter(each.target for each in self.held_out).values()) / len(self.held_out)
-
-
-def build_choices(context: DataContext) -> ChoiceData:
-    """Read and tokenise the questions of the training and validation files.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
-        RunError: options do not fit the data.
-    """
-    settings = context.settings
-    check_metric(settings.metric, ("accuracy", "loss"), "multiple choice")
-    files = {TRAINING: labelled_files(settings.multiple_choice, "train", suffixes=CHOICES)}
-    if settings.validation:
-        held_out = labelled_files(settings.validation, "validation", suffixes=CHOICES)
-        files[VALIDATION] = held_out
-    texts = read_choice_splits(files, settings.columns, settings.choice_columns)
-    examples = context.tokenise(texts, choice_examples, "questions")
-    return ChoiceData(
-        examples=examples[TRAINING],
-        tokenizer=context.tokenizer,
-        figure=settings.metric or "accuracy",
-        held_out=examples.get(VALIDATION, ()),
-    )
+            return fmean(math.log(len(example.choices)) for example in self.held_out)
+        counts = Counter(example.target for example in self.held_out)
+        return max(counts.values()) / len(self.held_out)

@@ -1,4 +1,4 @@
-"""Text classification of a finetuning run: its examples, its loss, and validation on it."""
+"""Text classification in a finetuning run: its data, its loss, and validation on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from albert_serve.names import listed
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
-from training.data.streams import labelled_examples
+from training.data.streams import ExampleStream, example_stream, labelled_examples
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
@@ -26,17 +26,21 @@ from training.evaluation.metrics import (
     metric_figures,
 )
 from training.evaluation.validation import Validation
-from training.finetuning.config import ClassifierConfig
+from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.data import (
     TRAINING,
     VALIDATION,
-    DataContext,
     check_metric,
+    division_of,
     hold_out,
+    tokenise,
     validation_batches,
 )
+from training.finetuning.heads import ClassifierHead
+from training.finetuning.start import Start
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
+from training.loop.distributed import World
 from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,
@@ -61,27 +65,60 @@ _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassificationData:
-    """The data and the loss of a classifier of texts in a run.
+class Classification:
+    """A classifier of texts in a run.
 
     Attributes:
-        task: its head in the model.
+        head: its head in the model, and the configuration of its data.
         names: of its labels.
         official: the metrics whose mean decides which validation is best.
         metric: the figure that decides in their place.
+        streams: its task stream.
+        loss: the loss function of its micro-batches.
         class_weights: (K,) factors of the labels' losses.
         held_out: examples of validation.
     """
 
-    task: Task
+    head: ClassifierHead
     problem: ProblemType
     names: Sequence[str]
     official: tuple[Metric, ...]
     metric: str | None
-    examples: Sequence[TokenisedExample]
+    streams: Sequence[ExampleStream[TokenisedExample]]
     held_out: Sequence[TokenisedExample]
     loss: LossFunction
     class_weights: Tensor | None = None
+
+    @classmethod
+    def read(
+        cls,
+        head: ClassifierHead,
+        config: FinetuneConfig,
+        start: Start,
+        world: World,
+        batch_size: int,
+    ) -> Self:
+        """Read and tokenise the texts of a classifier's training and validation files.
+
+        Raises:
+            CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
+            RunError: options do not fit the data.
+        """
+        logits = compile_logits(cls_logits) if config.compile else cls_logits
+        # Only the default classifier has a teacher.
+        if config.teacher is not None and head.config.head is None:
+            data = _read_taught(config.teacher, logits, head.config, config, start, world)
+        else:
+            data = _read_labelled(logits, head.config, config, start)
+        stream = example_stream(
+            head.task,
+            data.pop("examples"),
+            start.architecture,
+            batch_size=batch_size,
+            seed=config.seed,
+            division=division_of(config, world),
+        )
+        return cls(head=head, metric=head.config.metric, streams=(stream,), **data)
 
     def __post_init__(self) -> None:
         """Check that `--metric` is one of these labels."""
@@ -95,6 +132,21 @@ class ClassificationData:
         return (*_ALLOWED[self.problem], "f1") if is_binary else _ALLOWED[self.problem]
 
     @property
+    def name(self) -> Task:
+        """The name of its head in the model."""
+        return self.head.task
+
+    @property
+    def losses(self) -> dict[str, LossFunction]:
+        """The loss function, by the name of the stream's micro-batches."""
+        return {self.name: self.loss}
+
+    @property
+    def examples(self) -> Sequence[TokenisedExample]:
+        """The examples of training."""
+        return self.streams[0].examples
+
+    @property
     def labels(self) -> dict[str, Any]:
         """The keys of `config.json` that name the labels."""
         return label_keys(self.names, multi_label=self.problem == "multi_label_classification")
@@ -102,10 +154,10 @@ class ClassificationData:
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
         return Validation(
-            batches=validation_batches(self.task, self.held_out, row_length=row_length),
+            batches=validation_batches(self.name, self.held_out, row_length=row_length),
             every=every,
-            tasks=(self.task,),
-            metrics={self.task: self.figures},
+            tasks=(self.name,),
+            metrics={self.name: self.figures},
         )
 
     @property
@@ -132,51 +184,29 @@ class ClassificationData:
         return {**figures, COMBINED: mean_metric({each: figures[each] for each in self.official})}
 
 
-def build_classification(
-    task: Task, config: ClassifierConfig, context: DataContext
-) -> ClassificationData:
-    """Read and tokenise the texts of a classifier's training and validation files.
-
-    Args:
-        task: the classifier's head in the model.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
-        RunError: options do not fit the data.
-    """
-    # Only the default classifier has a teacher.
-    teacher = context.settings.teacher if config.head is None else None
-    logits = compile_logits(cls_logits) if context.compiles else cls_logits
-    if teacher is not None:
-        return _taught(task, config, context, teacher, logits)
-    return _labelled(task, config, context, logits)
-
-
-def _labelled(
-    task: Task, config: ClassifierConfig, context: DataContext, logits: LogitsFunction
-) -> ClassificationData:
-    """Return the data of labelled texts."""
-    problem = config.problem
-    splits = _read(config)
-    if context.settings.splits_validation:
-        divided = hold_out(splits.texts[TRAINING], context.settings.validation_split)
+def _read_labelled(
+    logits: LogitsFunction, texts: ClassifierConfig, config: FinetuneConfig, start: Start
+) -> dict[str, Any]:
+    """Return the examples and the fields of `Classification` of labelled texts."""
+    problem = texts.problem
+    splits = _read(texts)
+    if config.splits_validation:
+        divided = hold_out(splits.texts[TRAINING], config.validation_split)
         splits = LabelledSplits(divided, splits.names)
     if len(splits.names) < 2 and problem != "regression":
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
-    weights = _class_weights(config.class_weights, splits.texts[TRAINING], splits.names, problem)
-    examples = context.tokenise(splits.texts, labelled_examples, "texts")
-    return ClassificationData(
-        task=task,
-        problem=problem,
-        names=splits.names,
-        official=OFFICIAL[problem] if config.task is None else TASKS[config.task].metrics,
-        metric=config.metric,
-        examples=examples[TRAINING],
-        held_out=examples.get(VALIDATION, ()),
-        loss=_loss(problem, logits, weights),
-        class_weights=weights,
-    )
+    weights = _class_weights(texts.class_weights, splits.texts[TRAINING], splits.names, problem)
+    examples = tokenise(splits.texts, labelled_examples, "texts", config, start.tokenizer)
+    return {
+        "problem": problem,
+        "names": splits.names,
+        "official": OFFICIAL[problem] if texts.task is None else TASKS[texts.task].metrics,
+        "examples": examples[TRAINING],
+        "held_out": examples.get(VALIDATION, ()),
+        "loss": _loss(problem, logits, weights),
+        "class_weights": weights,
+    }
 
 
 def _read(config: ClassifierConfig) -> LabelledSplits:
@@ -190,14 +220,15 @@ def _read(config: ClassifierConfig) -> LabelledSplits:
     return read_splits(files, config.labels or None, config.columns, problem)
 
 
-def _taught(
-    task: Task,
-    config: ClassifierConfig,
-    context: DataContext,
+def _read_taught(
     reference: str,
     logits: LogitsFunction,
-) -> ClassificationData:
-    """Return the data of texts with a teacher's logits as labels."""
+    texts: ClassifierConfig,
+    config: FinetuneConfig,
+    start: Start,
+    world: World,
+) -> dict[str, Any]:
+    """Return the examples and the fields of texts with a teacher's logits as labels."""
     # Imported here, since only a teacher needs transformers.
     from training.distillation.pseudo_labels import (
         PseudoLabelLoss,
@@ -206,34 +237,31 @@ def _taught(
         pseudo_labelled_examples,
     )
 
-    settings, world = context.settings, context.world
-    texts = read_texts(config.text_classification, config.columns)
+    plain = read_texts(texts.text_classification, texts.columns)
     teacher = TaskTeacher.load(reference, world.device)
     held_out: Mapping[str, Sequence[TokenisedExample]] = {}
-    if config.validation:
-        files = {VALIDATION: config.validation}
-        splits = read_splits(files, teacher.names, config.columns, teacher.problem)
-        held_out = context.tokenise(splits.texts, labelled_examples, "texts")
+    if texts.validation:
+        files = {VALIDATION: texts.validation}
+        splits = read_splits(files, teacher.names, texts.columns, teacher.problem)
+        held_out = tokenise(splits.texts, labelled_examples, "texts", config, start.tokenizer)
     logits_NK = pseudo_label(
-        texts, teacher, world, settings.output / "teacher-logits.safetensors", context.precision
+        plain, teacher, world, config.output / "teacher-logits.safetensors", config.precision
     )
-    return ClassificationData(
-        task=task,
-        problem=teacher.problem,
-        names=teacher.names,
-        official=OFFICIAL[teacher.problem],
-        metric=config.metric,
-        examples=pseudo_labelled_examples(
-            texts, logits_NK, context.tokenizer, length=settings.length
+    return {
+        "problem": teacher.problem,
+        "names": teacher.names,
+        "official": OFFICIAL[teacher.problem],
+        "examples": pseudo_labelled_examples(
+            plain, logits_NK, start.tokenizer, length=config.length
         ),
-        held_out=held_out.get(VALIDATION, ()),
-        loss=PseudoLabelLoss(
+        "held_out": held_out.get(VALIDATION, ()),
+        "loss": PseudoLabelLoss(
             problem=teacher.problem,
-            temperature=settings.temperature,
+            temperature=config.temperature,
             held_out=_loss(teacher.problem, logits),
             logits=logits,
         ),
-    )
+    }
 
 
 def _loss(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
@@ -23,7 +23,8 @@ from training.run.config import (
 )
 from training.run.flags import Options, flag, flag_name
 from training.run.labelled import ChoiceFiles, LabelledTexts
-from training.run.options import Count, Fraction, Parsed, Positive, parse_positive
+from training.run.options import Count, Fraction, Parsed, Positive, Seed, parse_positive
+from training.run.recipes import Hyperparameters
 
 _Figure = Literal["loss", Metric, "exact_match"]
 # Losses of sentence vectors, by their names in sentence-transformers.
@@ -171,7 +172,7 @@ class _TrainingOptions(Optimization, title="training"):
     recipe: Literal["paper"] | None = flag(
         "the paper's hyperparameters (table 14) of --task, or of --question-answering alone"
     )
-    length: Count | None = flag(
+    length: Count = flag(
         "maximum tokens of a sequence; by default of a question with its context "
         f"{DEFAULT_MAX_SEQ_LEN}, or the model's positions, and of others"
     )
@@ -185,6 +186,7 @@ class _TrainingOptions(Optimization, title="training"):
         "embeddings and pretraining (1)",
         (),
     )
+    seed: Seed = flag("seed of data order, masks and dropout")
     micro_batch_size: Count | None = flag(
         "maximum number of examples per forward pass, for less memory (all of a process)"
     )
@@ -230,6 +232,11 @@ class FinetuneConfig(
         initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub; None for the
             model that ships.
         heads: further classifiers, which have a `head` each.
+        question_length: maximum tokens of a question with a window of its context; None without
+            questions.
+
+    `settings.settle` decides the length, the batch sizes and the hyperparameters that are not
+    given. A run reads only a configuration that is settled.
 
     Raises:
         RunError: a value is not allowed, or options contradict each other.
@@ -241,6 +248,7 @@ class FinetuneConfig(
         f"{REFERENCE_HELP} (the model that ships)", metavar="CHECKPOINT"
     )
     heads: tuple[ClassifierConfig, ...] = ()
+    question_length: int | None = None
 
     def __post_init__(self) -> None:
         """Check what goes together, before any data is read."""
@@ -256,6 +264,17 @@ class FinetuneConfig(
 
     def _has(self, name: str) -> bool:
         return getattr(self, name) not in (None, (), False)
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """The hyperparameters; all parameters have the same rate."""
+        names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
+        values = {name: getattr(self, name) for name in names}
+        return Hyperparameters(**values, pooled_factor=1.0)
+
+    def window_length(self, max_positions: int) -> int:
+        """Return the maximum tokens of a question with a window of its context."""
+        return min(self.question_length or self.length, max_positions)
 
     @property
     def no_truncation(self) -> bool:
@@ -278,6 +297,12 @@ class FinetuneConfig(
         """Whether `--validation` is of embeddings, as it is without data of other heads."""
         others = (self.text_classification, self.multiple_choice, self.question_answering)
         return bool(self.validation) and not any(others)
+
+    @property
+    def validates_questions(self) -> bool:
+        """Whether `--validation` is of questions, as it is without data of classifiers."""
+        others = (self.text_classification, self.multiple_choice, self.heads)
+        return bool(self.validation and self.question_answering) and not any(others)
 
     @property
     def has_questions_alone(self) -> bool:

@@ -9,11 +9,11 @@ Q examples, K texts of an example.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -21,16 +21,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albert_serve.bundle.sentence_vectors import SentenceVectors
+from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, MicroBatch, TokenisedExample
 from training.data.collate import collate_examples
 from training.data.labelled.texts import LabelledText
 from training.data.packing import best_row_length
 from training.data.similar import SimilarTexts, TextKind, read_similar
-from training.data.streams import BATCHES_SAMPLED, ExampleStream, labelled_examples
+from training.data.streams import (
+    BATCHES_SAMPLED,
+    ExampleStream,
+    TaskStream,
+    labelled_examples,
+)
 from training.evaluation.metrics import metric_figures
 from training.evaluation.validation import Validation
-from training.finetuning.config import EmbeddingLoss
-from training.finetuning.data import TRAINING, DataContext
+from training.finetuning.config import EmbeddingLoss, FinetuneConfig
+from training.finetuning.data import TRAINING, division_of, tokenise
+from training.finetuning.start import Start
+from training.loop.distributed import World
 from training.loop.progress import RunError
 from training.losses import LogitsFunction, LossFunction, LossSums, compile_logits
 from training.model.heads import AlbertForTasks, Task
@@ -109,19 +117,52 @@ class _VectorStream(ExampleStream[VectorExample]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddingData:
+class Embeddings:
     """The texts of a run whose vectors are learnt, their loss, and held-out pairs with scores.
 
     Attributes:
+        losses: the loss function, by the name of the stream's micro-batches.
         figure: of validation, that decides.
     """
 
-    examples: Sequence[VectorExample]
+    name: ClassVar[Task] = TASK
+    figure: ClassVar[str] = "spearman"
+    chance: ClassVar[float] = 0.0
+    streams: Sequence[TaskStream]
+    losses: Mapping[str, LossFunction]
     held_out: Sequence[VectorExample]
-    loss: LossFunction
-    task: Task = TASK
-    figure: str = "spearman"
-    chance: float = 0.0
+
+    @classmethod
+    def read(cls, config: FinetuneConfig, start: Start, world: World, batch_size: int) -> Self:
+        """Read and tokenise the texts of `--embeddings`, and held-out pairs with scores.
+
+        Raises:
+            CorpusError: files cannot be read, or hold what cannot be learnt; all of it is listed.
+            RunError: options do not fit the data.
+            TeacherError: the teacher cannot be loaded.
+        """
+        texts = read_similar(config.embeddings, config.embedding_columns)
+        vectors = compile_logits(sentence_vectors) if config.compile else sentence_vectors
+        if config.embedding_teacher is not None:
+            examples, loss = _taught(
+                texts, config.embedding_teacher, vectors, config, start.tokenizer, world
+            )
+        else:
+            loss_name = _loss_name(texts[0].kind, config.embedding_loss)
+            _check_scores(texts, loss_name)
+            examples = _tokenised(texts, config, start.tokenizer)
+            loss = partial(_LOSS_OF[loss_name], vectors=vectors)
+        held_out: Sequence[VectorExample] = ()
+        if config.has_held_out_vectors:
+            pairs = read_similar(config.validation, config.embedding_columns)
+            if pairs[0].kind != "scored pairs":
+                raise RunError("--validation of embeddings takes pairs with a score")
+            held_out = _tokenised(pairs, config, start.tokenizer)
+        return cls(
+            streams=(_stream(examples, config, start, world, batch_size),),
+            losses={TASK: partial(_vector_loss, training=loss, vectors=vectors)},
+            held_out=held_out,
+        )
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out pairs."""
@@ -136,60 +177,34 @@ class EmbeddingData:
             metrics={TASK: _figures},
         )
 
-    def stream(self, context: DataContext, batch_size: int) -> _VectorStream:
-        """Return the task stream, packed into rows of the length that costs least."""
-        rng = np.random.default_rng(context.settings.seed)
-        lengths = [np.array(each.lengths) for each in self.examples]
-        sample = rng.integers(len(lengths), size=(BATCHES_SAMPLED, batch_size))
-        return _VectorStream(
-            task=TASK,
-            examples=self.examples,
-            batch_size=batch_size,
-            row_length=best_row_length(
-                [np.concatenate([lengths[index] for index in batch]) for batch in sample],
-                longest=max(each.max() for each in lengths),
-                config=context.architecture,
-            ),
-            seed=context.settings.seed,
-            division=context.division,
-        )
+
+def _stream(
+    examples: Sequence[VectorExample],
+    config: FinetuneConfig,
+    start: Start,
+    world: World,
+    batch_size: int,
+) -> _VectorStream:
+    """Return the task stream, packed into rows of the length that costs least."""
+    rng = np.random.default_rng(config.seed)
+    lengths = [np.array(example.lengths) for example in examples]
+    sample = rng.integers(len(lengths), size=(BATCHES_SAMPLED, batch_size))
+    return _VectorStream(
+        task=TASK,
+        examples=examples,
+        batch_size=batch_size,
+        row_length=best_row_length(
+            [np.concatenate([lengths[index] for index in batch]) for batch in sample],
+            longest=max(sizes.max() for sizes in lengths),
+            config=start.architecture,
+        ),
+        seed=config.seed,
+        division=division_of(config, world),
+    )
 
 
 def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
     return metric_figures(("spearman", "pearson"), cosines_Q1.numpy(), scores_Q.numpy())
-
-
-def build_embeddings(context: DataContext) -> EmbeddingData:
-    """Read and tokenise the texts of `--embeddings`, and held-out pairs with scores.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be learnt; all of it is listed.
-        RunError: options do not fit the data.
-        TeacherError: the teacher cannot be loaded.
-    """
-    settings = context.settings
-    texts = read_similar(settings.embeddings, settings.embedding_columns)
-    vectors: LogitsFunction = sentence_vectors
-    if context.compiles:
-        vectors = compile_logits(sentence_vectors)
-    if settings.embedding_teacher is not None:
-        examples, loss = _taught(texts, context, settings.embedding_teacher, vectors)
-    else:
-        name = _loss_name(texts[0].kind, settings.embedding_loss)
-        _check_scores(texts, name)
-        examples = _tokenised(texts, context)
-        loss = partial(_LOSS_OF[name], vectors=vectors)
-    held_out: Sequence[VectorExample] = ()
-    if settings.has_held_out_vectors:
-        pairs = read_similar(settings.validation, settings.embedding_columns)
-        if pairs[0].kind != "scored pairs":
-            raise RunError("--validation of embeddings takes pairs with a score")
-        held_out = _tokenised(pairs, context)
-    return EmbeddingData(
-        examples=examples,
-        held_out=held_out,
-        loss=partial(_vector_loss, training=loss, vectors=vectors),
-    )
 
 
 def _loss_name(kind: TextKind, asked: EmbeddingLoss | None) -> EmbeddingLoss:
@@ -215,9 +230,11 @@ def _check_scores(texts: Sequence[SimilarTexts], loss: EmbeddingLoss) -> None:
             )
 
 
-def _tokenised(texts: Sequence[SimilarTexts], context: DataContext) -> list[VectorExample]:
+def _tokenised(
+    texts: Sequence[SimilarTexts], config: FinetuneConfig, tokenizer: AlbertTokenizer
+) -> list[VectorExample]:
     plain = [_labelled(each, text.place) for text in texts for each in text.texts]
-    tokenised = iter(_tokens(plain, context))
+    tokenised = iter(_tokens(plain, config, tokenizer))
     return [
         VectorExample(
             texts=tuple(next(tokenised) for _ in text.texts),
@@ -231,26 +248,30 @@ def _labelled(text: str, place: str) -> LabelledText:
     return LabelledText(text=text, pair=None, label=0, place=place)  # whose label is not read
 
 
-def _tokens(texts: Sequence[LabelledText], context: DataContext) -> Sequence[TokenisedExample]:
+def _tokens(
+    texts: Sequence[LabelledText], config: FinetuneConfig, tokenizer: AlbertTokenizer
+) -> Sequence[TokenisedExample]:
     """Tokenise texts, cut to --length, and report how many were cut.
 
     Raises:
         CorpusError: texts are too long and may not be cut; it lists them.
     """
-    return context.tokenise({TRAINING: texts}, labelled_examples, "texts")[TRAINING]
+    by_split = tokenise({TRAINING: texts}, labelled_examples, "texts", config, tokenizer)
+    return by_split[TRAINING]
 
 
 def _taught(
     texts: Sequence[SimilarTexts],
-    context: DataContext,
     reference: str,
     vectors: LogitsFunction,
+    config: FinetuneConfig,
+    tokenizer: AlbertTokenizer,
+    world: World,
 ) -> tuple[list[VectorExample], LossFunction]:
     """Return each text with its teacher's vector, and the loss."""
     # Imported here, since only a teacher needs transformers.
     from training.distillation.pseudo_labels import EmbeddingTeacher, pseudo_label
 
-    settings, world = context.settings, context.world
     places = {each: text.place for text in reversed(texts) for each in reversed(text.texts)}
     plain = list(dict.fromkeys(chain.from_iterable(text.texts for text in texts)))
     teacher = EmbeddingTeacher.load(reference, world.device)
@@ -258,10 +279,10 @@ def _taught(
         [(text, None) for text in plain],
         teacher,
         world,
-        settings.output / "teacher-vectors.safetensors",
-        context.precision,
+        config.output / "teacher-vectors.safetensors",
+        config.precision,
     )
-    tokenised = _tokens([_labelled(text, places[text]) for text in plain], context)
+    tokenised = _tokens([_labelled(text, places[text]) for text in plain], config, tokenizer)
     examples = [
         VectorExample(texts=(tokens,), target=target)
         for tokens, target in zip(tokenised, vectors_ND, strict=True)

@@ -22,7 +22,7 @@ from albert_serve.bundle.weights import UNPOOLED_TASKS
 from albert_serve.progress import progress
 from training.data.batch import TokenisedExample
 from training.evaluation.validation import evaluating
-from training.finetuning.classification import ClassificationData
+from training.finetuning.classification import Classification
 from training.finetuning.data import validation_batches
 from training.loop.distributed import World
 from training.model.heads import AlbertForTasks, PooledHead, Task
@@ -68,14 +68,14 @@ class Probing:
     """
 
     model: AlbertForTasks
-    data: Mapping[Task, ClassificationData]
+    data: Mapping[Task, Classification]
     replaces_pooler: bool
 
     @classmethod
     def of(
         cls,
         model: AlbertForTasks,
-        data: Mapping[Task, ClassificationData],
+        data: Mapping[Task, Classification],
         trained: Collection[Task],
     ) -> Self:
         """Decide about the pooler, without which a head of sentence order is left out.
@@ -167,7 +167,7 @@ def _whiten(dense: nn.Linear, rows_NH: Tensor) -> None:
         dense.bias.copy_(-(dense.weight @ mean_H))
 
 
-def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: ClassificationData) -> None:
+def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: Classification) -> None:
     """Fit a head's linear map by logistic regression, or ridge regression of a score."""
     whitening = _whitening(pooled_NH)
     white_NH = whitening(pooled_NH)

@@ -1,43 +1,93 @@
-"""Data of question answering, and validation on it."""
+"""Question answering in a finetuning run: its data, its loss, and validation on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from albert_serve.progress import progress
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
+from training.data.labelled.errors import collecting, raise_listed
 from training.data.questions import Question, read_located, span_examples
+from training.data.streams import TaskStream, example_stream
+from training.errors import EvaluationError
 from training.evaluation.questions import HeldOutQuestions, lay_questions, question_parameters
 from training.evaluation.torch_engine import EngineItem
 from training.evaluation.validation import Validation
-from training.finetuning.data import DataContext, check_metric, validation_batches
+from training.finetuning.config import FinetuneConfig
+from training.finetuning.data import (
+    check_metric,
+    division_of,
+    loss_function,
+    validation_batches,
+)
+from training.finetuning.start import Start
+from training.loop.distributed import World
+from training.losses import LossFunction
+from training.model.heads import Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionData:
-    """The held-out questions of a run.
+class Questions:
+    """Question answering in a run.
 
     Attributes:
+        losses: the loss function, by the name of the stream's micro-batches.
+        held_out: questions of validation, where no classifier is validated.
+        items: the held-out questions as they are asked; none where the loss decides.
+        windows: of the held-out questions, as in training.
         figure: what decides which validation is best: `f1`, `exact_match` or `loss`.
-        items: the questions as they are asked; none where the loss decides.
-        windows: of the questions, as in training.
     """
 
-    held_out: Sequence[Question]
-    items: Sequence[EngineItem]
-    figure: str
-    windows: Sequence[TokenisedExample]
+    name: ClassVar[Task] = "question-answering"
+    streams: Sequence[TaskStream]
+    losses: Mapping[str, LossFunction]
+    held_out: Sequence[Question] = ()
+    items: Sequence[EngineItem] = ()
+    windows: Sequence[TokenisedExample] = ()
+    figure: str = "f1"
+
+    @classmethod
+    def read(cls, config: FinetuneConfig, start: Start, world: World, batch_size: int) -> Self:
+        """Read the questions of training and, if no classifier is validated, of validation.
+
+        Raises:
+            CorpusError: files cannot be read, or hold what cannot be asked; all of it is listed.
+            EvaluationError: as `lay_questions`.
+            RunError: `--metric` is none of questions.
+        """
+        length = config.window_length(start.architecture.max_positions)
+        errors: list[str] = []
+        held_out: dict[str, Any] = {}
+        examples: Sequence[TokenisedExample] = ()
+        with collecting(errors):
+            examples = question_examples(config.question_answering, start.tokenizer, length=length)
+        if config.validates_questions:
+            with collecting(errors, EvaluationError):
+                held_out = _read_held_out(config, start)
+        raise_listed(errors)
+        stream = example_stream(
+            cls.name,
+            examples,
+            start.architecture,
+            batch_size=batch_size,
+            seed=config.seed,
+            division=division_of(config, world),
+        )
+        losses = {cls.name: loss_function(cls.name, config)}
+        return cls(streams=(stream,), losses=losses, **held_out)
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation: by the answers, or by the loss of the windows."""
         return Validation(
-            batches=validation_batches("question-answering", self.windows, row_length=row_length),
+            batches=validation_batches(self.name, self.windows, row_length=row_length),
             every=every,
-            tasks=("question-answering",),
+            tasks=(self.name,),
             questions=None if self.figure == "loss" else HeldOutQuestions(items=self.items),
         )
 
@@ -48,32 +98,22 @@ class QuestionData:
         return None if self.figure == "loss" else 100 * num_empty / len(self.held_out)
 
 
-def build_held_out_questions(context: DataContext) -> QuestionData:
-    """Read the questions of `--validation`.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be asked; all of it is listed.
-        EvaluationError: as `lay_questions`.
-        RunError: `--metric` is none of questions.
-    """
-    settings, tokenizer = context.settings, context.tokenizer
-    max_positions = context.architecture.max_positions
-    check_metric(settings.metric, ("f1", "exact_match", "loss"), "questions")
-    figure = settings.metric or "f1"
-    questions, _ = read_located(settings.validation)
-    asked = questions if figure != "loss" else []
-    length = settings.window_length(max_positions)
-    task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions)
-    return QuestionData(
-        held_out=questions,
-        items=lay_questions(task, asked, question_parameters(max_positions, may_be_empty=True)),
-        figure=figure,
-        windows=[
-            window
-            for question in questions
-            for window in span_examples(question, tokenizer, length=length)
-        ],
-    )
+def _read_held_out(config: FinetuneConfig, start: Start) -> dict[str, Any]:
+    """Return the fields of `Questions` that the questions of `--validation` fill."""
+    max_positions = start.architecture.max_positions
+    check_metric(config.metric, ("f1", "exact_match", "loss"), "questions")
+    figure = config.metric or "f1"
+    questions, _ = read_located(config.validation)
+    task = QuestionAnswering(tokenizer=start.tokenizer, max_positions=max_positions)
+    parameters = question_parameters(max_positions, may_be_empty=True)
+    length = config.window_length(max_positions)
+    windows = (span_examples(question, start.tokenizer, length=length) for question in questions)
+    return {
+        "held_out": questions,
+        "items": lay_questions(task, questions if figure != "loss" else [], parameters),
+        "figure": figure,
+        "windows": list(chain.from_iterable(windows)),
+    }
 
 
 def question_examples(

@@ -1,12 +1,9 @@
-"""The settings of a finetuning run: its configuration with all decided that it leaves open.
-
-Files take the place of folders and tasks, and the values of the recipe that of those not given.
-"""
+"""Decisions that the configuration of a finetuning run leaves open, and its record."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -21,7 +18,6 @@ from training.glue.tasks import TASKS
 from training.loop.progress import RunError
 from training.run.flags import flags_of
 from training.run.labelled import with_task_data
-from training.run.recipes import Hyperparameters
 
 _ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
 # Fields that a run may be resumed with other values of, such as smaller micro-batches where it
@@ -36,44 +32,19 @@ _NOT_RECORDED: Final = frozenset(
 _OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinetuneSettings(FinetuneConfig):
-    """A configuration whose values are all decided, and whose paths are files.
+def record_of(config: FinetuneConfig) -> dict[str, str]:
+    """Return the content of `run.json` of a settled configuration, but for the precision.
 
-    Attributes:
-        question_length: maximum tokens of a question with a window of its context; None without
-            questions.
+    Lists are recorded as Python's, empty ones as None, and one label column by its name.
     """
-
-    length: int
-    batch_size: tuple[int, ...]
-    seed: int
-    question_length: int | None
-
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        """The hyperparameters; all parameters have the same rate."""
-        names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
-        values = {name: getattr(self, name) for name in names}
-        return Hyperparameters(**values, pooled_factor=1.0)
-
-    def window_length(self, max_positions: int) -> int:
-        """Return the maximum tokens of a question with a window of its context."""
-        return min(self.question_length or self.length, max_positions)
-
-    def record(self) -> dict[str, str]:
-        """Return the content of `run.json` but for the precision, as earlier versions wrote it.
-
-        Lists are recorded as Python's, empty ones as None, and one label column by its name.
-        """
-        names = [each.name for each in flags_of(FinetuneConfig)]
-        record = {name: _recorded(self, name) for name in names if name not in _NOT_RECORDED}
-        if len(self.label_column) == 1:
-            record["label_column"] = self.label_column[0]
-        if self.question_answering:
-            record["question_length"] = str(self.question_length)
-        heads = [{name: _recorded(head, name) for name in _OF_HEAD} for head in self.heads]
-        return {**record, "heads": str(heads)}
+    names = [field.name for field in flags_of(FinetuneConfig)]
+    record = {name: _recorded(config, name) for name in names if name not in _NOT_RECORDED}
+    if len(config.label_column) == 1:
+        record["label_column"] = config.label_column[0]
+    if config.question_answering:
+        record["question_length"] = str(config.question_length)
+    heads = [{name: _recorded(head, name) for name in _OF_HEAD} for head in config.heads]
+    return {**record, "heads": str(heads)}
 
 
 def _recorded(config: ClassifierConfig, name: str) -> str:
@@ -83,8 +54,10 @@ def _recorded(config: ClassifierConfig, name: str) -> str:
     return str(list(value) if value or name == "choice_columns" else None)
 
 
-def settle(config: FinetuneConfig) -> FinetuneSettings:
-    """Decide all that a configuration leaves open; data sets are downloaded if need be.
+def settle(config: FinetuneConfig) -> FinetuneConfig:
+    """Decide what a configuration leaves open, except a rate that depends on the model.
+
+    Files take the place of folders and tasks; data sets are downloaded if need be.
 
     Raises:
         RunError: data and options do not go together.
@@ -100,10 +73,9 @@ def settle(config: FinetuneConfig) -> FinetuneSettings:
         with collecting(errors):
             heads.append(_with_files(with_task_data(head)))
     raise_listed(errors)
-    configured = {field.name: getattr(config, field.name) for field in fields(FinetuneConfig)}
-    settings = FinetuneSettings(**{**configured, **values, "heads": tuple(heads)})
-    _check_validation(settings)
-    return settings
+    settled = replace(config, **values, heads=tuple(heads))
+    _check_validation(settled)
+    return settled
 
 
 def _hyperparameters(config: FinetuneConfig) -> dict[str, Any]:
@@ -194,7 +166,7 @@ def _has_held_out_choices(path: Path) -> bool:
     return path.is_dir() and bool(files_of_split(path, "validation", suffixes=CHOICES))
 
 
-def _check_validation(config: FinetuneSettings) -> None:
+def _check_validation(config: FinetuneConfig) -> None:
     """Check that validation and its options go with the data.
 
     Raises:

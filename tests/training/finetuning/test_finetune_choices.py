@@ -23,7 +23,7 @@ from training import evaluate
 from training.data.choices import choice_examples
 from training.data.labelled.choices import read_choices
 from training.finetune import main
-from training.finetuning.choices import ChoiceData
+from training.finetuning.choices import MultipleChoice
 from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
@@ -119,5 +119,7 @@ def test_the_level_of_chance(tokenizer: AlbertTokenizer, figure: str, chance: fl
     """Of RACE's four held-out questions, the right choices are 1, 2, 2 and 0."""
     texts = read_choices([RACE / "dev"])
     held_out, _ = choice_examples(texts, tokenizer, length=64, truncation=True)
-    choices = ChoiceData(examples=[], tokenizer=tokenizer, figure=figure, held_out=held_out)
+    choices = MultipleChoice(
+        streams=[], losses={}, tokenizer=tokenizer, figure=figure, held_out=held_out
+    )
     assert choices.chance == pytest.approx(chance)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import read_metrics, run_command
 from training.data.streams import PackedStream
 from training.finetune import FinetuneConfig, main
-from training.finetuning.data import DataContext
-from training.finetuning.pretraining import pretraining_streams
+from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.settings import settle
+from training.finetuning.start import Start
 from training.loop.distributed import World
-from training.model.checkpoint import load_checkpoint
 
 run = partial(run_command, main)
 
@@ -45,14 +43,14 @@ def test_pairs_in_both_orders_are_learnt_beside_the_tasks(ordered: Path) -> None
     assert stage["settings"]["sentence_weight"] == "1.0"
 
 
-Streams: TypeAlias = Callable[..., list[PackedStream]]
+Streams: TypeAlias = Callable[..., Sequence[PackedStream]]
 
 
 @pytest.fixture
 def streams_of(pretrained: Path, easy_corpus: Path, tmp_path: Path) -> Streams:
     """Return the streams of masked rows and of pairs, 16 rows of 32 tokens."""
 
-    def build(**values: Any) -> list[PackedStream]:
+    def build(**values: Any) -> Sequence[PackedStream]:
         start = pretrained / "checkpoint"
         config = FinetuneConfig(
             initialize_from=str(start),
@@ -63,16 +61,9 @@ def streams_of(pretrained: Path, easy_corpus: Path, tmp_path: Path) -> Streams:
             steps=1,
             **{"order_share": 0.5, **values},
         )
-        context = DataContext(
-            settings=settle(config),
-            start=start,
-            tokenizer=AlbertTokenizer.from_file(start / "tokenizer.json"),
-            architecture=load_checkpoint(start).config,
-            world=World(),
-            precision="fp32",
-            compiles=False,
-        )
-        return pretraining_streams(context, 16)
+        config = settle(config)
+        task = ContinuedPretraining.read(config, Start.open(start, config), World(), 16)
+        return task.streams
 
     return build
 

@@ -20,7 +20,7 @@ from tests.training.support import (
 from training import evaluate
 from training.finetune import FinetuneConfig, main
 from training.finetuning.questions import question_examples
-from training.finetuning.settings import FinetuneSettings, settle
+from training.finetuning.settings import settle
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -69,7 +69,7 @@ def test_windows_are_by_default_as_long_as_the_services(
     assert max(window.target[1] for window in windows) > 127
 
 
-def questions_of(folder: Path, **values: Any) -> FinetuneSettings:
+def questions_of(folder: Path, **values: Any) -> FinetuneConfig:
     return settle(
         FinetuneConfig(
             initialize_from="x", output=folder, question_answering=(SQUAD,), steps=1, **values

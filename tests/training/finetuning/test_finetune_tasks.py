@@ -22,8 +22,10 @@ from tests.training.support import (
 )
 from training import evaluate
 from training.finetune import main
+from training.finetuning.config import FinetuneConfig
 from training.finetuning.model import load_start
-from training.model.checkpoint import check_config, label_keys, load_checkpoint, read_config
+from training.finetuning.start import Start
+from training.model.checkpoint import label_keys, load_checkpoint, read_config
 from training.model.heads import Task
 
 Capture = pytest.CaptureFixture[str]
@@ -140,10 +142,10 @@ def test_a_classifier_of_other_labels_is_new_and_said_to_be(
     ) in capsys.readouterr().out
     assert load_checkpoint(tmp_path / "stsb-run" / "checkpoint").tasks["text-classification"] == 1
     first_run = tmp_path / "mnli-run" / "checkpoint"
-    architecture = check_config(read_config(first_run), first_run)
+    opened = Start.open(first_run, FinetuneConfig(output=tmp_path, length=16, steps=1))
     names = ["entailment", "neutral", "contradiction"]
     same, flipped, other = (
-        load_start(first_run, architecture, (TASK,), {TASK: label_keys(each)}).state_dict()
+        load_start(opened, (TASK,), {TASK: label_keys(each)}).state_dict()
         for each in (names, names[::-1], ["a", "b", "c"])
     )
     key = f"heads.{TASK}.output.weight"

@@ -10,7 +10,7 @@ import pytest
 from tests.training.support import SQUAD, SQUAD_V2
 from training.finetune import FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, default_rate
-from training.finetuning.settings import FinetuneSettings, settle
+from training.finetuning.settings import settle
 
 # Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
 TABLE_14 = """
@@ -29,7 +29,7 @@ race    2e-5   32  0.1  0.1  12000  1000  512
 """
 
 
-def settled(**values: Any) -> FinetuneSettings:
+def settled(**values: Any) -> FinetuneConfig:
     """The settings of a run on questions or texts, whose own files are not read."""
     end = {} if values.get("recipe") or "steps" in values else {"steps": 1}
     output = Path("nowhere")

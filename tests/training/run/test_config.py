@@ -15,7 +15,7 @@ from tests.training.support import REPOSITORY, checkpoint_state, same_weights
 from training.distil import DistilConfig
 from training.errors import TrainingError
 from training.finetune import ClassifierConfig, FinetuneConfig, finetune
-from training.finetuning.settings import settle
+from training.finetuning.settings import record_of, settle
 from training.pretrain import PretrainConfig, pretrain
 from training.run.flags import Options, add_flags, read_flags
 from training.run.heads import parse_with_heads, read_heads
@@ -63,7 +63,7 @@ def test_a_finetuning_run_of_an_earlier_version_is_known(
     further = read_heads(ClassifierConfig, heads)
     config = read_flags(FinetuneConfig, values, heads=further)
     record, expected = (
-        settle(config).record(),
+        record_of(settle(config)),
         RECORDS["finetune texts"]["record"] | known["record"],
     )
     assert {key: record[key] for key in expected} == expected

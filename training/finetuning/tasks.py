@@ -1,0 +1,82 @@
+"""The tasks of a finetuning run, a class each: data that is read, losses and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from training.data.labelled.errors import collecting, raise_listed
+from training.finetuning.choices import MultipleChoice
+from training.finetuning.classification import Classification
+from training.finetuning.config import FinetuneConfig
+from training.finetuning.embeddings import Embeddings
+from training.finetuning.heads import trained_heads
+from training.finetuning.pretraining import ContinuedPretraining
+from training.finetuning.questions import Questions
+from training.finetuning.start import Start
+from training.loop.distributed import World
+from training.loop.progress import RunError
+
+# The tasks that may have held-out data.
+ValidatedTask: TypeAlias = Classification | MultipleChoice | Questions | Embeddings
+FinetuningTask: TypeAlias = ValidatedTask | ContinuedPretraining
+
+
+class _Kind(NamedTuple):
+    """A task before its data is read, and its name for --weights and --batch-size."""
+
+    name: str
+    read: Callable[[FinetuneConfig, Start, World, int], FinetuningTask]
+
+
+def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
+    """Return the tasks that the configuration has data of, in the order of --weights."""
+    heads = trained_heads(config, start)
+    kinds = [_Kind(head.task, partial(Classification.read, head)) for head in heads]
+    if config.multiple_choice:
+        kinds.append(_Kind(MultipleChoice.name, MultipleChoice.read))
+    if config.question_answering:
+        kinds.append(_Kind(Questions.name, Questions.read))
+    if config.embeddings:
+        kinds.append(_Kind(Embeddings.name, Embeddings.read))
+    if config.pretraining:
+        kinds.append(_Kind(ContinuedPretraining.name, ContinuedPretraining.read))
+    return kinds
+
+
+def read_tasks(config: FinetuneConfig, start: Start, world: World) -> list[FinetuningTask]:
+    """Read the data of all tasks of a run.
+
+    Raises:
+        CorpusError: data is broken; all of it is listed.
+        RunError: there is none, or options do not go together.
+    """
+    kinds = _trained(config, start)
+    if not kinds:
+        raise RunError(
+            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
+            "--question-answering, --embeddings or --pretraining"
+        )
+    tasks: list[FinetuningTask] = []
+    errors: list[str] = []
+    for kind, size in zip(kinds, _batch_sizes(config, kinds), strict=True):
+        if kind.name == ContinuedPretraining.name:
+            raise_listed(errors)  # now, since text takes long to prepare
+        with collecting(errors):
+            tasks.append(kind.read(config, start, world, size))
+    raise_listed(errors)
+    return tasks
+
+
+def _batch_sizes(config: FinetuneConfig, kinds: Sequence[_Kind]) -> Sequence[int]:
+    """Return the examples a step of each task."""
+    sizes = config.batch_size
+    if len(sizes) == 1:
+        return sizes * len(kinds)
+    if len(sizes) != len(kinds):
+        raise RunError(
+            f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
+            + ", ".join(kind.name for kind in kinds)
+        )
+    return sizes

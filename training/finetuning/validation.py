@@ -1,0 +1,110 @@
+"""Validation of a finetuning run on the held-out data of its tasks, and the choice of the best."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from albert_serve.config import AlbertConfig
+from albert_serve.files import sha256_of
+from training.data.corpus import find_files
+from training.data.labelled.folders import CHOICES, files_of_split
+from training.evaluation.metrics import LOWEST
+from training.evaluation.validation import HEADS_MEAN, Validation
+from training.finetuning.build import steps_an_epoch
+from training.finetuning.classification import Classification
+from training.finetuning.config import FinetuneConfig
+from training.finetuning.pretraining import ContinuedPretraining
+from training.finetuning.tasks import FinetuningTask, ValidatedTask
+from training.loop.progress import RunError
+from training.loop.provenance import file_names
+from training.loop.selection import BestValidation
+
+# Steps between validations of several tasks.
+_VALIDATE_EVERY = 500
+
+
+class Validating(NamedTuple):
+    """The validation of a run and the selection of its best; None without held-out data."""
+
+    validation: Validation | None
+    selection: BestValidation | None
+
+
+def validating(
+    tasks: Sequence[FinetuningTask], config: FinetuneConfig, architecture: AlbertConfig
+) -> Validating:
+    """Return the validation on the held-out data of all tasks.
+
+    Raises:
+        RunError: options need held-out data, or of a figure of several tasks the lowest is best.
+    """
+    trained = [task for task in tasks if not isinstance(task, ContinuedPretraining)]
+    validated = [task for task in trained if task.held_out]
+    if not validated:
+        if config.patience or any(head.metric for head in config.classifiers):
+            raise RunError("--patience and --metric need held-out data; give --validation")
+        return Validating(None, None)
+    every = config.validate_every or steps_an_epoch(tasks) or _VALIDATE_EVERY
+    row_length = min(config.length, architecture.max_positions)
+    validation = _validation_of(validated, every=every, row_length=row_length)
+    return Validating(validation, _selection_of(validated, config))
+
+
+def _validation_of(tasks: Sequence[ValidatedTask], *, every: int, row_length: int) -> Validation:
+    """Return the validation on the held-out data of all."""
+    validations = [task.validation(every=every, row_length=row_length) for task in tasks]
+    if len(validations) == 1:
+        return validations[0]
+    classifiers = [task for task in tasks if isinstance(task, Classification)]
+    return Validation(
+        batches=[batch for validation in validations for batch in validation.batches],
+        every=every,
+        tasks=tuple(task.name for task in classifiers),
+        metrics={task.name: task.figures for task in classifiers},
+        deciding={task.name: task.figure for task in classifiers},
+    )
+
+
+def _selection_of(tasks: Sequence[ValidatedTask], config: FinetuneConfig) -> BestValidation:
+    """Return the selection of the best validation; of several classifiers by their mean."""
+    figures = [task.figure for task in tasks]
+    figure, chance = figures[0], tasks[0].chance
+    if len(tasks) > 1:
+        if lowest := [name for name in figures if name in LOWEST]:
+            raise RunError(
+                f"--metric {lowest[0]}: with several classifiers validated, the mean of their "
+                "metrics decides, of which the highest is the best; take another"
+            )
+        chances = [task.chance for task in tasks if task.chance is not None]
+        figure, chance = HEADS_MEAN, statistics.fmean(chances)
+    if config.splits_validation:
+        files = [head.text_classification for head in config.classifiers]
+        part = f"{config.validation_split:g} of "
+    else:
+        files, part = [head.validation for head in config.classifiers], ""
+    return BestValidation(
+        figure=figure,
+        chance=chance,
+        measured="; ".join(
+            _describe_held_out(figure, its, part)
+            for figure, its in zip(figures, filter(None, files), strict=False)
+        ),
+        patience=config.patience,
+    )
+
+
+def _describe_held_out(figure: str, held_out: Sequence[Path], part: str) -> str:
+    """Describe a figure of held-out files, or of a part of them, by their names and content."""
+    hashes = "".join(sha256_of(file) for path in held_out for file in _files_at(path))
+    content = hashlib.sha256(hashes.encode()).hexdigest()[:12]
+    return f"{figure} of {part}{', '.join(file_names(held_out))} (content {content})"
+
+
+def _files_at(path: Path) -> list[Path]:
+    """Return a file, or those of a folder: the held-out ones if its names tell splits."""
+    of_split = files_of_split(path, "validation", suffixes=CHOICES) if path.is_dir() else []
+    return of_split or find_files([path])
