@@ -25,7 +25,7 @@ from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.page import table
 from benchmarks.harness.process import BenchmarkError
-from training import pretrain
+from training.commands import pretrain
 from training.conversion.source import open_checkpoint
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
@@ -36,7 +36,7 @@ from training.loop.progress import is_known_run, record_run
 from training.losses import Objective, Tally
 from training.model.checkpoint import check_config, load_checkpoint, read_config
 from training.model.heads import AlbertForTasks
-from training.run.options import add_device, parse_count, parse_part
+from training.options.values import add_device, parse_count, parse_part
 from training.system.command_line import make_parser
 
 TableName = Literal["sentence", "sharing", "embedding", "depth", "width"]
@@ -194,7 +194,7 @@ def make_run(variant: Variant, folder: Path, options: argparse.Namespace) -> int
 
 
 def _pretraining(variant: Variant, folder: Path, options: argparse.Namespace) -> list[str]:
-    """Return the command line of `training.pretrain`."""
+    """Return the command line of `albert-serve pretrain`."""
     steps = variant.num_steps
     # A divisor of the steps, so that the last one is reported.
     most = max(1, steps // _REPORTS_A_RUN)
@@ -325,9 +325,9 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m benchmarks.ablations", __doc__, _EXAMPLES)
     add = parser.add_argument
-    add("--shards", type=Path, required=True, help="folder that training.prepare wrote")
+    add("--shards", type=Path, required=True, help="folder that albert-serve prepare wrote")
     add("--validation", type=Path, required=True, help="the same of held-out text")
-    add("--tokenizer", type=Path, required=True, help="folder that training.vocab wrote")
+    add("--tokenizer", type=Path, required=True, help="folder that albert-serve vocab wrote")
     add("--output", type=Path, required=True, help="the ablation's folder")
     names = get_args(TableName)
     add("--tables", nargs="+", choices=names, default=names, help="(all)")

@@ -44,7 +44,7 @@ from benchmarks.pretrain import PretrainingCase, make_examples
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.progress import is_known_run, record_run
-from training.run.options import parse_count
+from training.options.values import parse_count
 from training.system.command_line import make_parser
 
 _ALBERT: Final = "ALBERT"
@@ -353,7 +353,7 @@ def _quality_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m benchmarks.bert", __doc__, _EXAMPLES)
     add = parser.add_argument
-    add("--shards", type=Path, required=True, help="folder that training.prepare wrote")
+    add("--shards", type=Path, required=True, help="folder that albert-serve prepare wrote")
     add("--validation", type=Path, required=True, help="the same of held-out text")
     shapes = "sizes, and the steps of the pretraining that compares quality"
     add("--models", nargs="+", required=True, metavar="HIDDENxLAYERS[@STEPS]", help=shapes)

@@ -31,7 +31,7 @@ from albert_serve.settings import num_usable_cpus
 from benchmarks.harness.page import describe_machine, table
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, last_line
 from training.errors import report_errors
-from training.run.evaluation import EvaluateConfig, evaluate
+from training.evaluation.run import EvaluateConfig, evaluate
 from training.system.command_line import make_parser
 
 _HEADINGS: Final = ("", "training texts", "seconds", "accuracy", "macro-F1")
@@ -101,7 +101,14 @@ def _row(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
         log = stack.enter_context((folder / "log").open("w"))
         ended = subprocess.run(
             [
-                *(sys.executable, "-m", "training.finetune", *command, *columns, *case.options),
+                *(
+                    sys.executable,
+                    "-m",
+                    "training.commands.finetune",
+                    *command,
+                    *columns,
+                    *case.options,
+                ),
                 *("--output", str(run)),
             ],
             stdout=log,

@@ -39,13 +39,13 @@ from training.data.questions import locate_answers, read_squad, span_examples
 from training.data.streams import Division, example_stream, labelled_examples
 from training.errors import report_errors
 from training.loop.distributed import World
+from training.loop.driver import build_run
 from training.loop.progress import Progress
 from training.loop.step import Mixture, Run
 from training.losses import LOSS_OF, compiled_losses
 from training.model.heads import AlbertForTasks
-from training.run.driver import build_run
-from training.run.options import parse_count
-from training.run.recipes import Hyperparameters
+from training.optim.hyperparameters import Hyperparameters
+from training.options.values import parse_count
 from training.system.command_line import make_parser
 from training.system.precision import PrecisionName, product_dtype
 
@@ -99,7 +99,7 @@ class FinetuningCase:
         return _LR
 
     def build_ours(self, job: TrainerJob) -> Run:
-        """Return the run of `training.finetune`."""
+        """Return the run of `albert-serve finetune`."""
         device = torch.device(job.device)
         name: PrecisionName = "bf16" if product_dtype(device) == torch.bfloat16 else "fp32"
         torch.manual_seed(0)
@@ -160,7 +160,7 @@ def read_examples(
     length: int,
     num_examples: int,
 ) -> list[TokenisedExample]:
-    """Return the first examples of files, as `training.finetune` makes them.
+    """Return the first examples of files, as `albert-serve finetune` makes them.
 
     Raises:
         BenchmarkError: there are none.

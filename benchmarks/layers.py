@@ -26,7 +26,7 @@ from benchmarks.harness.process import BenchmarkError
 from benchmarks.harness.texts import WIKI
 from training.data.corpus import find_files, read_documents
 from training.errors import report_errors
-from training.run.options import parse_count
+from training.options.values import parse_count
 from training.system.command_line import make_parser
 
 if TYPE_CHECKING:  # slow to import

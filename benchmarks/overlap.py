@@ -21,7 +21,7 @@ from albert_serve.progress import progress
 from training.data.corpus import CorpusError, find_files, read_documents, read_lines
 from training.data.squad_file import write_squad_file
 from training.errors import report_errors
-from training.run.options import parse_count, parse_part
+from training.options.values import parse_count, parse_part
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:

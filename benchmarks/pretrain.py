@@ -1,6 +1,6 @@
 """Speed of pretraining with this package, against `transformers` and the hardware's peak.
 
-Trains the same model on the same text with `training.pretrain` and with
+Trains the same model on the same text with `albert-serve pretrain` and with
 `transformers.AlbertForPreTraining` and its `Trainer`, in bf16 (fp32 on a CPU without it), compiled
 and with AdamW, in turns, and prints real tokens a second, MFU, memory and how many times faster
 ours is, as the median over rounds. Writes `results.json` and `tables.md` into the output folder.
@@ -35,19 +35,19 @@ from benchmarks.harness.trainers import (
     sized_config,
     trainer_table,
 )
+from training.commands.pretrain import PretrainConfig
 from training.data.examples import IGNORED, ExampleSettings
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
+from training.data.preparation import prepare
 from training.data.shards import Shards
 from training.errors import report_errors
 from training.loop.distributed import World
 from training.loop.step import Run
-from training.prepare import prepare
-from training.pretrain import PretrainConfig
-from training.run.job import open_job
-from training.run.options import parse_count
-from training.run.pretraining import Start
-from training.run.recipes import RECIPES
+from training.options.values import parse_count
+from training.pretraining.config import Start
+from training.pretraining.job import open_job
+from training.pretraining.recipes import RECIPES
 from training.system.command_line import make_parser
 from training.system.precision import product_dtype
 
@@ -156,7 +156,7 @@ def make_examples(
 ) -> list[dict[str, Any]]:
     """Return the first examples of a run over a tokenised corpus under `transformers`' names.
 
-    Examples, masks and labels are those that `training.pretrain` makes of them, each one a
+    Examples, masks and labels are those that `albert-serve pretrain` makes of them, each one a
     sequence of its own. A corpus too small gives as many epochs as it takes.
     """
     masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer / "tokenizer.json"))

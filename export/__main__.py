@@ -10,9 +10,9 @@ from typing import Final
 from export.job import ExportConfig, export, report
 from training.conversion.source import REFERENCE_HELP
 from training.errors import report_errors
-from training.run.flags import add_flags, read_flags
-from training.run.heads import add_heads, parse_with_heads, read_heads
-from training.run.labelled import LabelledTexts
+from training.options.flags import add_flags, read_flags
+from training.options.heads import add_heads, parse_with_heads, read_heads
+from training.options.labelled import LabelledTexts
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\

@@ -69,8 +69,8 @@ from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 from training.model.resizing import with_layers
-from training.run.flags import Options, flag
-from training.run.options import Finite
+from training.options.flags import Options, flag
+from training.options.values import Finite
 from training.system.partial_folder import partial_folder, put_folder_in_place
 
 _TORCH_BATCH_TOKENS: Final = 1024

@@ -23,9 +23,9 @@ from training.data.labelled.folders import RACE, labelled_files, race_files
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
-from training.run.flags import flag
-from training.run.labelled import ChoiceFiles, LabelledTexts, with_task_data
-from training.run.options import Count, Duration, Finite
+from training.options.flags import flag
+from training.options.labelled import ChoiceFiles, LabelledTexts, with_task_data
+from training.options.values import Count, Duration, Finite
 
 _WIDTH: Final = 24  # of the first column of the summary
 

@@ -1,4 +1,4 @@
-"""Finetune a classifier of `transformers`, a teacher for `training.finetune --teacher`."""
+"""Finetune a classifier of `transformers`, a teacher for `albert-serve finetune --teacher`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from albert_serve.progress import progress
 from training.data.corpus import find_files, read_documents, split_sentences
 from training.data.questions import read_squad
 from training.errors import report_errors
-from training.run.options import parse_count
+from training.options.values import parse_count
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """examples:

@@ -14,7 +14,7 @@ import pytest
 
 import training.commands
 from albert_serve import cli
-from training.run import making_questions
+from training.options import making_questions
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

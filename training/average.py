@@ -19,18 +19,13 @@ import torch
 from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.errors import report_errors
-from training.loop.provenance import read_stages, record_stage
-from training.model.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    parameters,
-    read_config,
-    save_checkpoint,
-)
+from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks, is_classifier
+from training.model.hf_names import parameters
 from training.model.labels import head_record, stored_labels
-from training.run.flags import Options, add_flags, flag, read_flags
-from training.run.options import Positive
+from training.model.provenance import read_stages, record_stage
+from training.options.flags import Options, add_flags, flag, read_flags
+from training.options.values import Positive
 from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 

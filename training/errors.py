@@ -40,6 +40,10 @@ class TrainingError(ValueError):
         return "\n".join(shown)
 
 
+class RunError(TrainingError):
+    """A run that cannot be started or resumed."""
+
+
 class EvaluationError(TrainingError):
     """Data that a checkpoint cannot be evaluated on."""
 

@@ -2,8 +2,8 @@
 
 A multi-word span that recurs in a passage is replaced by [MASK] in one of its sentences, which is
 the question; the rest of the passage is the context, and another occurrence of the span the
-answer. Written in SQuAD's JSON format, which `training.finetune --question-answering` reads. The
-same corpus, options and seed give the same file to the byte.
+answer. Written in SQuAD's JSON format, which `albert-serve finetune --question-answering` reads.
+The same corpus, options and seed give the same file to the byte.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from training.data.corpus import (
 from training.data.questions import Question
 from training.data.recurring import STOP_WORDS, passages, span_questions, to_squad
 from training.data.squad_file import write_squad_file
-from training.run.flags import flag
-from training.run.making_questions import MakingQuestions, run_making
-from training.run.options import Count, Seed
+from training.options.flags import flag
+from training.options.making_questions import MakingQuestions, run_making
+from training.options.values import Count, Seed
 
 _EXAMPLES: Final = r"""examples:
   albert-serve spans wiki/*.jsonl.xz spans.json.xz

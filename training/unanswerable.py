@@ -22,9 +22,9 @@ from albert_serve.progress import progress_bar
 from training.data.questions import Question, read_squad
 from training.data.squad_file import write_squad_file
 from training.data.unanswerable import KINDS, Corpus, Kind, read_corpus
-from training.run.flags import flag
-from training.run.making_questions import MakingQuestions, run_making
-from training.run.options import Count, Seed, Weight
+from training.options.flags import flag
+from training.options.making_questions import MakingQuestions, run_making
+from training.options.values import Count, Seed, Weight
 
 _EXAMPLES: Final = r"""examples:
   albert-serve unanswerable train-v1.1.json unanswerable.json.xz

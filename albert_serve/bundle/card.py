@@ -26,7 +26,7 @@ _DATA_KEYS: Final = (
 )
 
 
-# Names in `Manifest.evaluation`, which `training.evaluate` gives: the beginning of a task's
+# Names in `Manifest.evaluation`, which `albert-serve evaluate` gives: the beginning of a task's
 # figures, the name of its count, and what makes a percentage of a figure.
 _EVALUATED: Final[dict[str, tuple[str, str, float]]] = {
     "fill-mask": ("masked", "tokens", 100.0),

@@ -23,10 +23,11 @@ from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from benchmarks.results.page import SeedResult, render
 from benchmarks.results.tasks import RESULT_TASKS, ResultTask
-from training import evaluate, finetune, unanswerable
+from training import unanswerable
+from training.commands import evaluate, finetune
 from training.errors import report_errors
-from training.loop.provenance import read_stages
-from training.run.options import add_device, parse_count
+from training.model.provenance import read_stages
+from training.options.values import add_device, parse_count
 from training.system.command_line import make_parser
 
 _PAGE: Final = REPOSITORY / "docs" / "measurements.md"

@@ -47,7 +47,7 @@ class Measure:
     Attributes:
         title: of the row.
         files: held-out files, in the folder of the task.
-        options: further ones of `training.evaluate`.
+        options: further ones of `albert-serve evaluate`.
     """
 
     title: str
@@ -62,7 +62,7 @@ class ResultTask:
 
     Attributes:
         folder: in the data folder.
-        options: of `training.finetune` that are not the defaults, without those of its files.
+        options: of `albert-serve finetune` that are not the defaults, without those of its files.
         files: those of training, with those of validation if there are any; none of a task that
             --task knows.
         note: for the reader of the table.

@@ -26,8 +26,8 @@ from tests.albert_serve.task_fixtures import (  # noqa: F401 - fixtures for all 
 from training.data.corpus import read_documents
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
-from training.vocab import train_vocab
 from training.vocabulary.spiece import build_tokenizer
+from training.vocabulary.training import train_vocab
 
 
 @pytest.fixture(scope="session")

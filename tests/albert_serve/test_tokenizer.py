@@ -27,8 +27,8 @@ from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
 from tests.training.vocabulary.oracle import preprocess_text
 from training.data.corpus import read_documents
 from training.model.checkpoint import write_tokenizer_config
-from training.vocab import train_vocab
 from training.vocabulary.spiece import build_tokenizer
+from training.vocabulary.training import train_vocab
 
 WIKI = Path(__file__).parents[1] / "data" / "wiki.jsonl"
 PARAGRAPHS = [

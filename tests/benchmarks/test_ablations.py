@@ -10,7 +10,7 @@ import pytest
 from benchmarks.ablations import main
 from tests.training.conftest import one_thread  # noqa: F401 - a fixture
 from tests.training.support import WIKI
-from training.prepare import prepare
+from training.data.preparation import prepare
 
 
 def test_an_ablation_writes_tables_and_repeats_no_run(

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.bert import main
 from tests.training.conftest import one_thread  # noqa: F401 - a fixture
 from tests.training.support import WIKI
-from training.prepare import prepare
+from training.data.preparation import prepare
 
 STEPS, HIDDEN, LENGTH = 4, 64, 48
 

@@ -32,8 +32,8 @@ from training.data.collate import Collator
 from training.data.examples import IGNORED, ExampleSettings
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
+from training.data.preparation import prepare
 from training.loop.step import Run
-from training.prepare import prepare
 
 SHIPPED = REPOSITORY / "models" / "albert-small-en"
 LENGTH = 48

@@ -12,8 +12,8 @@ from tests.export.exporting import ALL_TASKS, TINY, randomize
 from training.data.corpus import read_documents
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
-from training.vocab import train_vocab
 from training.vocabulary.spiece import build_tokenizer
+from training.vocabulary.training import train_vocab
 
 WIKI = Path(__file__).resolve().parents[1] / "data/wiki.jsonl"
 

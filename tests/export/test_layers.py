@@ -15,8 +15,8 @@ from albert_serve.bundle.manifest import read_manifest
 from albert_serve.client import AlbertClient
 from export.__main__ import main as export
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
-from training.convert import main as convert
-from training.finetune import main as finetune
+from training.commands.convert import main as convert
+from training.commands.finetune import main as finetune
 from training.model.albert import ModelInputs
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config
 from training.model.resizing import with_layers

@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.selection import select_tasks
 from export.source import read_source
 from tests.export.exporting import ALL_TASKS
-from training.loop.provenance import record_stage
+from training.model.provenance import record_stage
 
 FIGURES = {"masked_accuracy": 0.13, "masked_tokens": 900, "masked_data": "wiki.jsonl"}
 

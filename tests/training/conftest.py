@@ -11,12 +11,12 @@ import torch
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.processes import run_in_process
 from tests.training.support import SMALL_PART, SQUAD, WIKI, file_contents
-from training import finetune, pretrain
+from training.commands import finetune, pretrain
 from training.data.corpus import read_documents
+from training.data.preparation import prepare
 from training.data.shards import Shards
-from training.prepare import prepare
-from training.vocab import train_vocab
 from training.vocabulary.spiece import build_tokenizer
+from training.vocabulary.training import train_vocab
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,7 +30,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def vocab_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `training.vocab` wrote: 800 pieces."""
+    """The folder that `albert-serve vocab` wrote: 800 pieces."""
     folder = tmp_path_factory.mktemp("vocab")
     spiece = train_vocab(read_documents([WIKI]), folder, vocab_size=800)
     build_tokenizer(spiece).save(str(folder / "tokenizer.json"))

@@ -40,7 +40,7 @@ Fate: TypeAlias = Callable[[], None]
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        *(__name__, "training.pretrain", "training.finetune"),
+        *(__name__, "training.commands.pretrain", "training.commands.finetune"),
         *("torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard"),
     ]
 )
@@ -100,7 +100,7 @@ def start(
     folder: Path,
     *more: str,
     fate: Fate | None = None,
-    program: str = "training.pretrain",
+    program: str = "training.commands.pretrain",
     environment: Mapping[str, str] | None = None,
 ) -> Started:
     """Begin a command with an output folder; what it says goes to files beside that folder."""
@@ -119,7 +119,7 @@ def run_in_process(
     folder: Path,
     *more: str,
     fate: Fate | None = None,
-    program: str = "training.pretrain",
+    program: str = "training.commands.pretrain",
 ) -> Ended:
     """Run a command to its end, whichever that is."""
     return start(options, folder, *more, fate=fate, program=program).wait()
@@ -132,7 +132,7 @@ def run_world(
     num_processes: int = 2,
     fates: Mapping[int, Fate] | None = None,
     folders: Mapping[int, Path] | None = None,
-    program: str = "training.pretrain",
+    program: str = "training.commands.pretrain",
 ) -> list[Ended]:
     """The same command in several processes that train together, as torchrun begins them.
 

@@ -25,8 +25,9 @@ from training.data.shards import Shard, Shards
 from training.loop.checkpointing import load_state, step_of
 from training.loop.step import Run, StepResult
 from training.model.albert import ModelInputs, Packing
-from training.model.checkpoint import parameters, read_weights
+from training.model.checkpoint import read_weights
 from training.model.heads import AlbertForTasks, Task
+from training.model.hf_names import parameters
 
 REPOSITORY: Final = Path(__file__).parents[2]
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"

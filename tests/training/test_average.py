@@ -10,13 +10,9 @@ import torch
 
 from tests.training.support import randomize
 from training import average
-from training.loop.provenance import read_stages, record_stage
-from training.model.checkpoint import (
-    load_checkpoint,
-    parameters,
-    read_config,
-    save_checkpoint,
-)
+from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.model.hf_names import parameters
+from training.model.provenance import read_stages, record_stage
 
 
 @pytest.fixture

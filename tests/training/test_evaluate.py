@@ -19,14 +19,14 @@ from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from tests.training.support import SQUAD, SQUAD_V2, TINY, our_model, randomize
-from training import pretrain
+from training.commands import pretrain
+from training.commands.evaluate import main
 from training.data.batch import pad
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking
 from training.data.questions import Question, read_squad
 from training.data.shards import Shards
-from training.evaluate import main
 from training.evaluation.pretraining import evaluate_pretraining
 from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.squad import SquadScore, mean_score, score_answer, version_of

@@ -13,8 +13,8 @@ from tests.printed import printed_commands, run_printed
 from tests.training.distillation.teachers import make_bert
 from tests.training.distillation.test_pseudo_labels import TEXTS, make_classifier
 from tests.training.support import WIKI, read_metrics
-from training.loop.provenance import read_stages
 from training.model.checkpoint import load_checkpoint
+from training.model.provenance import read_stages
 
 pytestmark = pytest.mark.slow
 PRETRAINING = "docs/pretraining.md"

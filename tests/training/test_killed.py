@@ -71,13 +71,13 @@ def check(command: Sequence[str], folder: Path, *, num_deaths: int) -> None:
 def commands(vocab_dir: Path, finetune_options: list[str], tmp_path: Path) -> dict[str, list[str]]:
     """Runs of 16 to 20 steps with enough tokens for all threads, and with dropout."""
     pretraining = [
-        *("training.pretrain", "--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
+        *("training.commands.pretrain", "--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "64", "--hidden-size", "64", "--layers", "3", "--heads", "2"),
         *("--max-positions", "64", "--length", "64", "--batch-size", "64", "--steps", "16"),
         *("--dropout", "v1", "--lr", "1e-2", "--adamw-lr", "1e-2"),
     ]
     distillation = [
-        *("training.distil", "--teacher", str(make_bert(tmp_path / "teacher"))),
+        *("training.commands.distil", "--teacher", str(make_bert(tmp_path / "teacher"))),
         *("--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "32", "--length", "64", "--batch-size", "64", "--steps", "20"),
     ]
@@ -87,7 +87,7 @@ def commands(vocab_dir: Path, finetune_options: list[str], tmp_path: Path) -> di
         "lamb": [*pretraining, "--optimizer", "lamb"],
         "not compiled": [*pretraining, "--no-compile", "--optimizer", "adamw"],
         "distillation": distillation,
-        "finetuning": ["training.finetune", *finetune_options, *sizes],
+        "finetuning": ["training.commands.finetune", *finetune_options, *sizes],
     }
 
 

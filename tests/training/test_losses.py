@@ -39,8 +39,8 @@ from training.losses import (
     regression_loss,
 )
 from training.model.albert import ModelInputs
-from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
+from training.model.hf_names import parameters
 
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
 # A row of two sequences and padding, and one of a single segment.

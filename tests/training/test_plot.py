@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tests.training.support import read_metrics
+from training.commands.plot import draw_curves, main, smooth
 from training.loop.metrics import MetricsWriter
-from training.plot import draw_curves, main, smooth
 
 STEPS = range(10, 401, 10)
 

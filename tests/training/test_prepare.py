@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SMALL_PART, WIKI, file_contents
+from training.commands.prepare import main
 from training.data import tokenization as tokenising
 from training.data.corpus import read_documents, split_sentences
+from training.data.preparation import prepare
 from training.data.shards import ShardError, Shards
-from training.prepare import main, prepare
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "One sentence. And another.\n\nA second document.\n\n \n\n\u200b\n"

@@ -16,9 +16,9 @@ import pytest
 
 from tests.training.support import REPOSITORY, SMALL_PART, WIKI, file_contents, limited_file_size
 from training.data.corpus import CorpusPosition, Document
+from training.data.preparation import prepare
 from training.data.shards import ShardError, Shards
 from training.data.tokenization import tokenise
-from training.prepare import prepare
 
 # Dies before each of its changes to files in turn. All in one process that forks, because
 # Python takes longer to start than the corpus to tokenise.
@@ -26,7 +26,7 @@ KILL_EVERYWHERE = r"""
 import os, shutil, signal, sys
 from itertools import count
 from pathlib import Path
-from training.prepare import prepare
+from training.data.preparation import prepare
 from training.data.shards import ShardError, Shards
 
 OPERATIONS = {"open", "os.mkdir", "os.rename"}
@@ -96,7 +96,8 @@ def test_killed_before_any_operation_it_goes_on_to_the_same_bytes(
 IN_SMALL_PARTS = r"""
 import signal, sys
 from pathlib import Path
-from training.prepare import main, prepare
+from training.commands.prepare import main
+from training.data.preparation import prepare
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests may ignore it

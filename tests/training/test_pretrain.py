@@ -22,10 +22,10 @@ from tests.training.support import (
     run_command,
     same_weights,
 )
+from training.commands.pretrain import main
 from training.data.shards import Shards
 from training.evaluation.validation import unigram_entropy
 from training.model.checkpoint import load_checkpoint, read_weights
-from training.pretrain import main
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)

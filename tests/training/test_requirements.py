@@ -24,7 +24,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", ["training.finetune", "training.pretrain", "training.evaluate", "export"]
+    "command",
+    [
+        "training.commands.finetune",
+        "training.commands.pretrain",
+        "training.commands.evaluate",
+        "export",
+    ],
 )
 def test_a_command_without_its_packages_is_one_line(command: str, python: Path) -> None:
     done = subprocess.run([python, "-m", command], cwd=ROOT, capture_output=True, text=True)

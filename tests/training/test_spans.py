@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.support import WIKI, read_metrics
-from training import finetune
+from training.commands import finetune
 from training.data.questions import locate_answers, read_squad
 from training.spans import main
 

@@ -10,10 +10,11 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from albert_serve.tokenizer import AlbertTokenizer
+from training.commands.vocab import main
 from training.data.corpus import read_documents
-from training.vocab import main, train_vocab
 from training.vocabulary.errors import VocabError
 from training.vocabulary.spiece import build_tokenizer
+from training.vocabulary.training import train_vocab
 
 REPOSITORY = Path(__file__).parents[2]
 WIKI = REPOSITORY / "tests" / "data" / "wiki.jsonl"

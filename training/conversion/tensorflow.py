@@ -18,12 +18,12 @@ from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.conversion.tensor_bundle import TensorBundle
 from training.model.checkpoint import CheckpointError
+from training.model.hf_names import HF_LAYER
 
 CONFIG_FILE: Final = "albert_config.json"
 # Names of the vocabulary: in Google's archives, and in our checkpoints.
 VOCABULARY_FILES: Final = {"30k-clean.model": "spiece.model", "vocab_chinese.txt": "vocab.txt"}
 _TF_LAYER: Final = "bert/encoder/transformer/group_{g}/inner_group_{i}"
-_HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 # TensorFlow's name <-> Hugging Face's. {g} and {i} are the group and the layer within it.
 _NAMES: Final[dict[str, str]] = {
     "bert/embeddings/word_embeddings": "albert.embeddings.word_embeddings.weight",
@@ -37,14 +37,14 @@ _NAMES: Final[dict[str, str]] = {
 _MODULES: Final[dict[str, str]] = {
     "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
     "bert/encoder/embedding_hidden_mapping_in": "albert.encoder.embedding_hidden_mapping_in",
-    f"{_TF_LAYER}/attention_1/self/query": f"{_HF_LAYER}.attention.query",
-    f"{_TF_LAYER}/attention_1/self/key": f"{_HF_LAYER}.attention.key",
-    f"{_TF_LAYER}/attention_1/self/value": f"{_HF_LAYER}.attention.value",
-    f"{_TF_LAYER}/attention_1/output/dense": f"{_HF_LAYER}.attention.dense",
-    f"{_TF_LAYER}/LayerNorm": f"{_HF_LAYER}.attention.LayerNorm",
-    f"{_TF_LAYER}/ffn_1/intermediate/dense": f"{_HF_LAYER}.ffn",
-    f"{_TF_LAYER}/ffn_1/intermediate/output/dense": f"{_HF_LAYER}.ffn_output",
-    f"{_TF_LAYER}/LayerNorm_1": f"{_HF_LAYER}.full_layer_layer_norm",
+    f"{_TF_LAYER}/attention_1/self/query": f"{HF_LAYER}.attention.query",
+    f"{_TF_LAYER}/attention_1/self/key": f"{HF_LAYER}.attention.key",
+    f"{_TF_LAYER}/attention_1/self/value": f"{HF_LAYER}.attention.value",
+    f"{_TF_LAYER}/attention_1/output/dense": f"{HF_LAYER}.attention.dense",
+    f"{_TF_LAYER}/LayerNorm": f"{HF_LAYER}.attention.LayerNorm",
+    f"{_TF_LAYER}/ffn_1/intermediate/dense": f"{HF_LAYER}.ffn",
+    f"{_TF_LAYER}/ffn_1/intermediate/output/dense": f"{HF_LAYER}.ffn_output",
+    f"{_TF_LAYER}/LayerNorm_1": f"{HF_LAYER}.full_layer_layer_norm",
     "bert/pooler/dense": "albert.pooler",
     "cls/predictions/transform/dense": "predictions.dense",
     "cls/predictions/transform/LayerNorm": "predictions.LayerNorm",

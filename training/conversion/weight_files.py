@@ -22,7 +22,8 @@ from torch import Tensor
 from albert_serve.bundle.manifest import WEIGHTS_FILE
 from albert_serve.bundle.weights import WORDS, read_header
 from albert_serve.files import read_small_file
-from training.model.checkpoint import CheckpointError, with_backbone_prefix
+from training.model.checkpoint import CheckpointError
+from training.model.hf_names import with_backbone_prefix
 
 _PICKLE_FILE: Final = "pytorch_model.bin"
 # In the order of `transformers`. `NAME.index.json` lists several files of such a format.

@@ -15,7 +15,7 @@ from torch import Tensor
 from training.model.albert import ModelInputs, move
 
 # A head's loss has the head's name; the others are of pairs in both orders
-# (training/data/order.py) and distillation's (training.distil).
+# (training/data/order.py) and distillation's (albert-serve distil).
 LossName: TypeAlias = str
 
 

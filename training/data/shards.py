@@ -7,8 +7,8 @@ A folder of parts, `part-00000/` and on, each of three arrays that are memory-ma
 - `sentences.npy`: int64, begin of each sentence in the part's tokens, and their end
 - `documents.npy`: int64, begin of each document in the part's sentences, and their end
 
-and `shards.json`, which lists them with their sizes. `training.prepare` writes it last, so that a
-folder with it is complete; until then the same list is in `partial.json`.
+and `shards.json`, which lists them with their sizes. `albert-serve prepare` writes it last, so that
+a folder with it is complete; until then the same list is in `partial.json`.
 """
 
 from __future__ import annotations
@@ -166,12 +166,12 @@ class Shards:
 
     @classmethod
     def open(cls, folder: Path, tokenizer_file: Path | None = None) -> Shards:
-        """Memory-map a folder that `training.prepare` wrote, and check its parts.
+        """Memory-map a folder that `albert-serve prepare` wrote, and check its parts.
 
         Sizes and bounds are checked.
 
         Args:
-            folder: the `--output` of `training.prepare`.
+            folder: the `--output` of `albert-serve prepare`.
             tokenizer_file: the `tokenizer.json` to compare with that of the tokens.
 
         Raises:

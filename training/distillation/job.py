@@ -26,14 +26,14 @@ from training.distillation.start import (
     start_from_teacher,
 )
 from training.distillation.teacher import Teacher, TeacherError, describe_model
-from training.loop.progress import RunError
+from training.errors import RunError
 from training.losses import LOSS_OF, LossFunction
 from training.model.heads import AlbertForTasks, head_sizes
-from training.run.flags import Options, flag
-from training.run.job import PretrainingJob
-from training.run.options import Count, Parsed, Weight
-from training.run.pretraining import CorpusRunConfig
-from training.run.recipes import Recipe
+from training.options.flags import Options, flag
+from training.options.values import Count, Parsed, Weight
+from training.pretraining.config import CorpusRunConfig
+from training.pretraining.job import PretrainingJob
+from training.pretraining.recipes import Recipe
 
 # Minimum fraction of the corpus' tokens that are one piece of the teacher's vocabulary. The
 # official vocabularies of English encoders share over 80 % on Wikipedia.

@@ -11,13 +11,13 @@ from albert_serve.progress import progress
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
+from training.data.preparation import prepare
 from training.data.shards import Shards
 from training.evaluation.sentence_order import order_figures
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.losses import Objective
 from training.model.checkpoint import read_config
 from training.model.heads import AlbertForTasks, Task
-from training.prepare import prepare
 from training.system.precision import PrecisionName
 
 

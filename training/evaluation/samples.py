@@ -52,7 +52,7 @@ from training.evaluation.torch_engine import EngineItem
 
 _SEED: Final = 12345
 
-_LENGTH: Final = 128  # to which `training.evaluate` cuts held-out text, too
+_LENGTH: Final = 128  # to which `albert-serve evaluate` cuts held-out text, too
 _MOST_EPOCHS: Final = 8
 _MOST_TOKENS: Final = 1 << 17
 _CHARACTERS_A_TOKEN: Final = 6

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from training.data.streams import ExampleStream
+from training.errors import RunError
 from training.finetuning.classification import Classification
 from training.finetuning.config import FinetuneConfig
 from training.finetuning.model import load_start, new_classifiers
@@ -16,12 +17,12 @@ from training.finetuning.pretraining import mask_rates
 from training.finetuning.probing import Probing
 from training.finetuning.start import Start
 from training.finetuning.tasks import FinetuningTask
+from training.loop import driver
 from training.loop.distributed import World
-from training.loop.progress import Progress, RunError
-from training.loop.selection import BestValidation
+from training.loop.early_stopping import BestValidation
+from training.loop.progress import Progress
 from training.loop.step import Mixture, Run
 from training.model.heads import AlbertForTasks, Task
-from training.run import driver
 
 # The passes of a run whose end is not given: so many steps of them.
 _STEPS: Final = 1500

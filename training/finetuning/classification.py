@@ -18,6 +18,7 @@ from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
 from training.data.streams import ExampleStream, example_stream, labelled_examples
+from training.errors import RunError
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
@@ -41,7 +42,6 @@ from training.finetuning.start import Start
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
 from training.loop.distributed import World
-from training.loop.progress import RunError
 from training.losses import (
     LogitsFunction,
     LossFunction,

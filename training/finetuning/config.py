@@ -11,20 +11,20 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.conversion.source import REFERENCE_HELP
+from training.errors import RunError
 from training.finetuning.recipes import DEFAULTS, LR_HELP
 from training.glue.tasks import TASKS, Metric
-from training.loop.progress import RunError
-from training.run.config import (
+from training.optim.hyperparameters import Hyperparameters
+from training.options.config import (
     COMPILE_HELP,
     ObjectiveOptions,
     Optimization,
     RunFolder,
     StoppingCriteria,
 )
-from training.run.flags import Options, flag, flag_name
-from training.run.labelled import ChoiceFiles, LabelledTexts
-from training.run.options import Count, Fraction, Parsed, Positive, Seed, parse_positive
-from training.run.recipes import Hyperparameters
+from training.options.flags import Options, flag, flag_name
+from training.options.labelled import ChoiceFiles, LabelledTexts
+from training.options.values import Count, Fraction, Parsed, Positive, Seed, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
 # Losses of sentence vectors, by their names in sentence-transformers.

@@ -14,9 +14,9 @@ from training.data.collate import collate_examples
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.texts import LabelledText
 from training.data.streams import Division
+from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
 from training.loop.distributed import World
-from training.loop.progress import RunError
 from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.model.heads import Task
 

@@ -33,13 +33,13 @@ from training.data.streams import (
     TaskStream,
     labelled_examples,
 )
+from training.errors import RunError
 from training.evaluation.metrics import metric_figures
 from training.evaluation.validation import Validation
 from training.finetuning.config import EmbeddingLoss, FinetuneConfig
 from training.finetuning.data import TRAINING, division_of, tokenise
 from training.finetuning.start import Start
 from training.loop.distributed import World
-from training.loop.progress import RunError
 from training.losses import LogitsFunction, LossFunction, LossSums, compile_logits
 from training.model.heads import AlbertForTasks, Task
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
+from training.errors import RunError
 from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.start import Start
-from training.loop.progress import RunError
 from training.model.heads import Task
 from training.model.labels import default_name
 

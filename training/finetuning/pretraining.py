@@ -8,17 +8,17 @@ from typing import ClassVar, Final, Self
 
 from training.data.examples import SentenceTask
 from training.data.mask_rate import MaskRates
+from training.data.preparation import prepare
 from training.data.streams import PackedStream
+from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
 from training.finetuning.data import loss_function
 from training.finetuning.start import Start
 from training.loop.distributed import World, main_first
-from training.loop.progress import RunError
 from training.losses import LossFunction
 from training.order_losses import order_loss
-from training.prepare import prepare
-from training.run.recipes import RECIPES
-from training.run.text_streams import TextStreams
+from training.pretraining.recipes import RECIPES
+from training.pretraining.text_streams import TextStreams
 
 # Fraction of the tokens that is predicted, the paper's.
 _MASK_RATE: Final = RECIPES["paper"].mask_rate

@@ -11,13 +11,13 @@ from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
 from training.data.questions import read_squad
+from training.errors import RunError
 from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
 from training.glue.files import training_files
 from training.glue.tasks import TASKS
-from training.loop.progress import RunError
-from training.run.flags import flags_of
-from training.run.labelled import with_task_data
+from training.options.flags import flags_of
+from training.options.labelled import with_task_data
 
 _ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
 # Fields that a run may be resumed with other values of, such as smaller micro-batches where it

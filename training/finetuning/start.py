@@ -10,8 +10,8 @@ from typing import Any, Self
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import MIN_LENGTH
+from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
-from training.loop.progress import RunError
 from training.model.checkpoint import read_config, read_tasks
 from training.model.heads import Task
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from training.data.labelled.errors import collecting, raise_listed
+from training.errors import RunError
 from training.finetuning.choices import MultipleChoice
 from training.finetuning.classification import Classification
 from training.finetuning.config import FinetuneConfig
@@ -16,7 +17,6 @@ from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.questions import Questions
 from training.finetuning.start import Start
 from training.loop.distributed import World
-from training.loop.progress import RunError
 
 # The tasks that may have held-out data.
 ValidatedTask: TypeAlias = Classification | MultipleChoice | Questions | Embeddings

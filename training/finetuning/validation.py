@@ -12,6 +12,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.files import sha256_of
 from training.data.corpus import find_files
 from training.data.labelled.folders import CHOICES, files_of_split
+from training.errors import RunError
 from training.evaluation.metrics import LOWEST
 from training.evaluation.validation import HEADS_MEAN, Validation
 from training.finetuning.build import steps_an_epoch
@@ -19,9 +20,8 @@ from training.finetuning.classification import Classification
 from training.finetuning.config import FinetuneConfig
 from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.tasks import FinetuningTask, ValidatedTask
-from training.loop.progress import RunError
-from training.loop.provenance import file_names
-from training.loop.selection import BestValidation
+from training.loop.early_stopping import BestValidation
+from training.model.provenance import file_names
 
 # Steps between validations of several tasks.
 _VALIDATE_EVERY = 500

@@ -22,7 +22,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from albert_serve.files import partial_path, sha256_of, sync
-from training.loop.progress import RunError
+from training.errors import RunError
 
 _STEP: Final = re.compile(r"step-(\d{8,})")
 _HASHES: Final = "hashes.json"

@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.files import write_atomically
-from training.errors import TrainingError
+from training.errors import RunError
 
 # Settings of a run's end, which may be changed when it is resumed.
 _ENDS: Final = frozenset(
     {"steps", "num_steps", "epochs", "budget", "budget_s", "patience", "head_only"}
 )
-
-
-class RunError(TrainingError):
-    """A run that cannot be started or resumed."""
 
 
 @dataclass(kw_only=True)

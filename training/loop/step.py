@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from training.data.batch import LossName, MicroBatch
 from training.data.mask_rate import MaskRates
 from training.data.streams import TaskStream
+from training.errors import RunError
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
+from training.loop.early_stopping import BestValidation
 from training.loop.loss_scale import LossScale
-from training.loop.progress import Progress, RunError
+from training.loop.progress import Progress
 from training.loop.reproducibility import reproducible
-from training.loop.selection import BestValidation
 from training.losses import LossSums, Tally
-from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks
+from training.model.hf_names import parameters
 from training.optim.optimizers import Optimizers, Schedule
 from training.system.precision import PrecisionName, precision
 

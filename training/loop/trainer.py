@@ -15,22 +15,18 @@ from tqdm import tqdm
 
 from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.progress import progress_bar
+from training.errors import RunError
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
 from training.loop.meter import Meter, describe, describe_validation
 from training.loop.metrics import MetricsWriter
 from training.loop.plateau import PlateauAlarm
-from training.loop.progress import RunError
-from training.loop.provenance import record_stage
 from training.loop.step import Run
 from training.loop.validating import validate
-from training.model.checkpoint import (
-    parameters,
-    read_weights,
-    save_checkpoint,
-    write_tokenizer,
-)
+from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
+from training.model.hf_names import parameters
+from training.model.provenance import record_stage
 from training.system.memory import keep_freed_memory
 from training.system.signals import StopFlag
 
@@ -46,7 +42,7 @@ class Saver:
 
     Attributes:
         tokenizer: the tokenizer's files by name, which go into each checkpoint.
-        program: module that trains, such as `training.pretrain`.
+        program: the command, such as `training.pretrain`.
         stage: the settings and data of this run, for the checkpoint's `training.json`.
         earlier_stages: those of the checkpoint whose weights the run started from.
         extra_config: additional keys of the checkpoint's `config.json`.

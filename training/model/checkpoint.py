@@ -1,7 +1,4 @@
-"""Checkpoints as Hugging Face directories: `config.json`, `model.safetensors`, the tokenizer.
-
-`HF_NAMES` maps all names of weights, in both directions.
-"""
+"""Checkpoints as Hugging Face directories: `config.json`, `model.safetensors`, the tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any, Final
 import safetensors
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
@@ -24,7 +21,6 @@ from albert_serve.bundle.weights import (
     NUM_ORDERS,
     UNPOOLED_TASKS,
     further_head,
-    output_layer,
     used_shape,
 )
 from albert_serve.config import AlbertConfig
@@ -37,38 +33,12 @@ from albert_serve.files import (
 )
 from albert_serve.tokenizer import AlbertTokenizer
 from training.errors import TrainingError
-from training.model.heads import AlbertForTasks, Task, is_further
+from training.model.heads import AlbertForTasks, Task
+from training.model.hf_names import HF_NAMES, hf_name, parameters, with_backbone_prefix
 
-# Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
-# within it; {n} counts the distinct blocks, group * num_inner_layers + inner, or layers. Further
-# classifiers are not here: `output_layer` names them.
-HF_NAMES: Final[dict[str, str]] = {
-    "albert.embeddings.word": "albert.embeddings.word_embeddings",
-    "albert.embeddings.position": "albert.embeddings.position_embeddings",
-    "albert.embeddings.token_type": "albert.embeddings.token_type_embeddings",
-    "albert.embeddings.norm": "albert.embeddings.LayerNorm",
-    "albert.embeddings.project": "albert.encoder.embedding_hidden_mapping_in",
-    "albert.encoder.attentions.{n}.query": "{layer}.attention.query",
-    "albert.encoder.attentions.{n}.key": "{layer}.attention.key",
-    "albert.encoder.attentions.{n}.value": "{layer}.attention.value",
-    "albert.encoder.attentions.{n}.output": "{layer}.attention.dense",
-    "albert.encoder.attentions.{n}.norm": "{layer}.attention.LayerNorm",
-    "albert.encoder.ffns.{n}.up": "{layer}.ffn",
-    "albert.encoder.ffns.{n}.down": "{layer}.ffn_output",
-    "albert.encoder.ffns.{n}.norm": "{layer}.full_layer_layer_norm",
-    "pooler.dense": "albert.pooler",
-    "heads.fill-mask.dense": "predictions.dense",
-    "heads.fill-mask.norm": "predictions.LayerNorm",
-    "heads.fill-mask.decoder": "predictions",  # its weight is the word embeddings: only .bias
-    "heads.sentence-order.output": "sop_classifier.classifier",
-    "heads.text-classification.output": "classifier",
-    "heads.multiple-choice.output": "classifier",
-    "heads.question-answering.output": "qa_outputs",
-}
 _FURTHER_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
 _ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
 _NO_LOGIT: Final = -1e4  # finite in fp16, too
-_HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
 # The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
 _ARCHITECTURES: Final[dict[Task, str]] = {
@@ -89,30 +59,6 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model", "vocab.txt")
 
 class CheckpointError(TrainingError):
     """A checkpoint that cannot be read, or is inconsistent."""
-
-
-def _hf_name(ours: str, config: AlbertConfig) -> str:
-    """Return the Hugging Face name of a parameter.
-
-    Raises:
-        KeyError: there is no parameter of that name.
-    """
-    stem, _, kind = ours.rpartition(".")
-    head = stem.removeprefix("heads.").removesuffix(".output")
-    if is_further(head):
-        return f"{output_layer(head)}.{kind}"
-    number = re.search(r"\.(\d+)(?=\.|$)", stem)
-    if number is None:
-        return f"{HF_NAMES[stem]}.{kind}"
-    group, inner = divmod(int(number[1]), config.num_inner_layers)
-    layer = _HF_LAYER.format(g=group, i=inner)
-    known = f"{stem[: number.start(1)]}{{n}}{stem[number.end(1) :]}"
-    return f"{HF_NAMES[known]}.{kind}".format(layer=layer, n=number[1])
-
-
-def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
-    """Return each distinct parameter once, by its Hugging Face name."""
-    return {_hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
 
 
 def find_tasks(
@@ -220,7 +166,7 @@ def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
         return {}
     if config.sharing == "none":
         return {"num_hidden_groups": config.num_layers}
-    return {UNSUPPORTED_KEY: f"none for albert_sharing={config.sharing}, see training.convert"}
+    return {UNSUPPORTED_KEY: f"none for albert_sharing={config.sharing}, see albert-serve convert"}
 
 
 def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -453,7 +399,7 @@ def load_weights(
     for ours, parameter in model.named_parameters():
         if not ours.startswith(tuple(stems)):
             continue
-        name = _hf_name(ours, model.config)
+        name = hf_name(ours, model.config)
         if name not in weights:
             raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
         if weights[name].shape != parameter.shape:
@@ -468,19 +414,10 @@ def load_weights(
 
 def _check_layers(model: AlbertForTasks, weights: Mapping[str, Tensor], source: object) -> None:
     """Refuse layers for which the config has no place: they would be left out without a word."""
-    used = {_hf_name(name, model.config) for name, _ in model.named_parameters()}
+    used = {hf_name(name, model.config) for name, _ in model.named_parameters()}
     stored = {name for name in weights if name.startswith("albert.encoder.")}
     if unused := sorted(stored - used):
         raise CheckpointError(f"{source} has {unused[0]}, for which its config.json has no place")
-
-
-def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add `albert.` to the names of weights that lack it, as those of a bare `AlbertModel` do."""
-    bare = ("embeddings.", "encoder.", "pooler.")
-    return {
-        f"albert.{name}" if name.startswith(bare) else name: tensor
-        for name, tensor in weights.items()
-    }
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:

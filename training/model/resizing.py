@@ -22,11 +22,11 @@ from training.model.checkpoint import (
     check_config,
     load_checkpoint,
     load_weights,
-    parameters,
     read_config,
     save_checkpoint,
 )
 from training.model.heads import AlbertForTasks
+from training.model.hf_names import parameters
 
 # Files that depend on the number of layers: sizes, figures, and graphs with their manifest.
 _OF_ALL_LAYERS: Final = ("config.json", "evaluation.json", MANIFEST_FILE)

@@ -27,11 +27,12 @@ from tests.training.support import (
     our_model,
     ragged,
 )
-from training import average, convert, finetune, pretrain
-from training.loop.provenance import read_stages
+from training import average
+from training.commands import convert, finetune, pretrain
 from training.loop.step import Run
 from training.loop.trainer import Saver
 from training.model.checkpoint import load_checkpoint, save_checkpoint
+from training.model.provenance import read_stages
 
 
 @pytest.fixture(scope="module")

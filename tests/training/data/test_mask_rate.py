@@ -15,6 +15,7 @@ from tests.training.support import (
     same_weights,
     stop_at,
 )
+from training.commands.pretrain import main
 from training.data.batch import PretrainBatch
 from training.data.collate import Collator
 from training.data.examples import IGNORED, ExampleSettings
@@ -22,7 +23,6 @@ from training.data.mask_rate import MaskRates
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan, Position
 from training.data.shards import Shards
-from training.pretrain import main
 
 
 def batch_at(shards: Shards, tokenizer: AlbertTokenizer, rate: float) -> PretrainBatch:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from tests.training.support import make_shards
+from training.data.preparation import prepare
 from training.data.shards import Shard, ShardError, Shards
-from training.prepare import prepare
 
 
 @pytest.fixture

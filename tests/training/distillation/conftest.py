@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.distillation.teachers import make_albert, make_bert, make_roberta
-from training import distil
+from training.commands import distil
 from training.distillation.teacher import Teacher, load_teacher
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from tests.training.support import (
     run_command,
     same_weights,
 )
-from training.distil import main
+from training.commands.distil import main
 from training.model.checkpoint import load_checkpoint, read_weights
 
 Capture = pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.support import read_metrics, run_command, same_weights, stop_at
-from training import distil, pretrain
+from training.commands import distil, pretrain
 from training.model.checkpoint import load_checkpoint
 
 run = partial(run_command, pretrain.main)

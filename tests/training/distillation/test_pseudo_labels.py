@@ -15,7 +15,7 @@ from torch import Tensor
 from albert_serve.bundle.manifest import ProblemType
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import read_metrics, validations
-from training import finetune
+from training.commands import finetune
 from training.distillation.pseudo_labels import (
     TaskTeacher,
     agreement,

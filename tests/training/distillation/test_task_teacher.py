@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import finetune_teacher, sentences
-from training import finetune
+from training.commands import finetune
 
 Capture = pytest.CaptureFixture[str]
 

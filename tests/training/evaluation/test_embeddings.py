@@ -16,8 +16,8 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.load import load_setups
+from training.commands.evaluate import main
 from training.data.similar import SimilarTexts, read_similar
-from training.evaluate import main
 from training.evaluation.embeddings import (
     Vectors,
     embed_texts,

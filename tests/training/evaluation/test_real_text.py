@@ -9,9 +9,9 @@ import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.export.conftest import WIKI
+from training.data.preparation import prepare
 from training.errors import EvaluationError
 from training.evaluation.real_text import read_real_text
-from training.prepare import prepare
 
 ALL = 1 << 30
 

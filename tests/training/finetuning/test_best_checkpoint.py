@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.support import best_step, run_command, validations
-from training.finetune import main
+from training.commands.finetune import main
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.training.support import SQUAD, run_command
-from training.finetune import main
+from training.commands.finetune import main
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)

@@ -21,7 +21,7 @@ from albert_serve.bundle.sentence_vectors import (
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import read_metrics, validations
-from training import finetune
+from training.commands import finetune
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
 from training.distillation.pseudo_labels import EmbeddingTeacher

@@ -20,13 +20,13 @@ from tests.training.support import (
     run_command,
     same_weights,
 )
-from training.finetune import main
+from training.commands.finetune import main
 from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
-PROGRAM = "training.finetune"
+PROGRAM = "training.commands.finetune"
 
 
 def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> None:

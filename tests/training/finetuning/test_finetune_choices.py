@@ -19,10 +19,10 @@ from tests.training.support import (
     same_weights,
     validations,
 )
-from training import evaluate
+from training.commands import evaluate
+from training.commands.finetune import main
 from training.data.choices import choice_examples
 from training.data.labelled.choices import read_choices
-from training.finetune import main
 from training.finetuning.choices import MultipleChoice
 from training.model.checkpoint import load_checkpoint, read_config
 
@@ -68,7 +68,7 @@ def test_the_questions_of_real_passages_are_learnt(race: list[str], tmp_path: Pa
 def test_the_best_checkpoint_has_the_figures_of_its_validation(
     race: list[str], start: list[str], tmp_path: Path
 ) -> None:
-    """By accuracy, which `training.evaluate` computes on padded texts, for both levels.
+    """By accuracy, which `albert-serve evaluate` computes on padded texts, for both levels.
 
     A folder of the task's is read by its splits, too.
     """

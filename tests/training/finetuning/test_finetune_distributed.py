@@ -30,7 +30,7 @@ from tests.training.support import (
     read_metrics,
 )
 
-PROGRAM = "training.finetune"
+PROGRAM = "training.commands.finetune"
 STEPS = 6
 OFTEN = ("--save-every", "0.0001s")
 # What sets the runs apart is the order of sums. Measured in fp32 after these 6 steps, which move

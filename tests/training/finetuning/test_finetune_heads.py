@@ -21,8 +21,8 @@ from tests.training.support import (
     run_command,
     validations,
 )
-from training import evaluate
-from training.finetune import main
+from training.commands import evaluate
+from training.commands.finetune import main
 from training.model.checkpoint import (
     load_checkpoint,
     read_config,

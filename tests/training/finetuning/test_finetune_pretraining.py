@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.training.support import read_metrics, run_command
+from training.commands.finetune import FinetuneConfig, main
 from training.data.streams import PackedStream
-from training.finetune import FinetuneConfig, main
 from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.settings import settle
 from training.finetuning.start import Start

@@ -17,8 +17,8 @@ from tests.training.support import (
     run_command,
     validations,
 )
-from training import evaluate
-from training.finetune import FinetuneConfig, main
+from training.commands import evaluate
+from training.commands.finetune import FinetuneConfig, main
 from training.finetuning.questions import question_examples
 from training.finetuning.settings import settle
 

@@ -20,8 +20,8 @@ from tests.training.support import (
     stop_at,
     validations,
 )
-from training import evaluate
-from training.finetune import main
+from training.commands import evaluate
+from training.commands.finetune import main
 from training.finetuning.config import FinetuneConfig
 from training.finetuning.model import load_start
 from training.finetuning.start import Start
@@ -94,7 +94,7 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
     figure: str,
     labels: list[str],
 ) -> None:
-    """By the official metrics, which `training.evaluate` computes on whole, padded texts."""
+    """By the official metrics, which `albert-serve evaluate` computes on whole, padded texts."""
     data: Path = request.getfixturevalue(task)
     folder = tmp_path / "run"
     assert run([*start, "--keep", "1", "--task", task, "--data", str(data)], folder) == 0

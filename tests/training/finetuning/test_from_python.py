@@ -20,9 +20,9 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from albert_serve.client import AlbertClient
 from export.job import ExportConfig, export
-from training.finetune import FinetuneConfig, finetune
-from training.loop.progress import RunError
-from training.run.flags import OptionError
+from training.commands.finetune import FinetuneConfig, finetune
+from training.errors import RunError
+from training.options.flags import OptionError
 
 ROWS = [
     {"review": f"the {thing} was {word}", "mood": mood}

@@ -21,8 +21,8 @@ from albert_serve.tasks import TextClassification
 from albert_serve.tasks.load import load_tasks
 from export.__main__ import main as export
 from tests.training.support import read_metrics, run_command
-from training import evaluate
-from training.finetune import main
+from training.commands import evaluate
+from training.commands.finetune import main
 from training.model.checkpoint import read_config
 
 Capture = pytest.CaptureFixture[str]

@@ -19,8 +19,8 @@ from tests.training.support import (
     run_command,
     validations,
 )
+from training.commands.finetune import main
 from training.data.labelled.texts import LabelledText
-from training.finetune import main
 from training.finetuning.data import TRAINING, VALIDATION, hold_out
 from training.model.checkpoint import load_checkpoint, read_weights
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.training.support import SQUAD, SQUAD_V2
-from training.finetune import FinetuneConfig
+from training.commands.finetune import FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, default_rate
 from training.finetuning.settings import settle
 

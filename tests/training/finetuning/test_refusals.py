@@ -17,7 +17,7 @@ from tests.training.support import (
     refusal,
     run_command,
 )
-from training.finetune import main
+from training.commands.finetune import main
 from training.model.checkpoint import save_checkpoint
 
 Capture = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from tests.training.conversion.hub_server import Hub, Repository, serve
 from tests.training.conversion.test_hub import run
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
-from training.run.labelled import GLUE
+from training.options.labelled import GLUE
 
 # The columns of `nyu-mll/glue`, and a row.
 _SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
@@ -38,7 +38,7 @@ from pathlib import Path
 from training.errors import report_errors
 from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
-from training.run.labelled import LabelledTexts, with_task_data
+from training.options.labelled import LabelledTexts, with_task_data
 def main():
     data = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     options = with_task_data(LabelledTexts(task=sys.argv[1], data=data))

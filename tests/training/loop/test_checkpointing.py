@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.loop.damages import DAMAGES, Damage, flip_a_byte, linked_step, names
+from training.errors import RunError
 from training.loop.checkpointing import Checkpoints, load_state, step_of
-from training.loop.progress import RunError
 
 Capture = pytest.CaptureFixture[str]
 

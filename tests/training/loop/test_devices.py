@@ -151,7 +151,7 @@ def test_texts_that_lack_memory_are_trained_on_in_smaller_micro_batches(
         ),
     ]
     whole, run = tmp_path / "whole", tmp_path / "run"
-    finetuned = partial(run_in_process, options, program="training.finetune")
+    finetuned = partial(run_in_process, options, program="training.commands.finetune")
     assert finetuned(whole).status == 0
     ended = finetuned(run, fate=partial(lack_memory, 1))
     assert ended.status == 0

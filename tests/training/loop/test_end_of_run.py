@@ -25,13 +25,13 @@ from tests.training.support import (
     same_weights,
     validations,
 )
-from training import evaluate
-from training.finetune import main
+from training.commands import evaluate
+from training.commands.finetune import main
 from training.loop.checkpointing import load_state
 
 TASK = "text-classification"
 run = partial(run_command, main)
-apart = partial(run_in_process, program="training.finetune")
+apart = partial(run_in_process, program="training.commands.finetune")
 
 
 @pytest.fixture

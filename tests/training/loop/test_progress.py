@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from training.loop.progress import Progress, RunError, is_known_run, record_run
-from training.run import options
+from training.errors import RunError
+from training.loop.progress import Progress, is_known_run, record_run
+from training.options import values
 from training.system.signals import StopFlag
 
 
@@ -63,10 +64,10 @@ def test_a_damaged_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parse", "texts", "message"),
     [
-        (options.parse_duration, ["", "5", "m", "-1s", "0s", "infh", "nans", "1d"], "90s, 25m"),
-        (options.parse_count, ["", "0", "-1", "1.5", "x"], "no whole number from 1"),
-        (options.parse_positive, ["0", "-1", "nan", "inf", "x"], "no number above 0"),
-        (options.parse_part, ["-0.1", "1.1", "nan", "x"], "no number from 0 to 1"),
+        (values.parse_duration, ["", "5", "m", "-1s", "0s", "infh", "nans", "1d"], "90s, 25m"),
+        (values.parse_count, ["", "0", "-1", "1.5", "x"], "no whole number from 1"),
+        (values.parse_positive, ["0", "-1", "nan", "inf", "x"], "no number above 0"),
+        (values.parse_part, ["-0.1", "1.1", "nan", "x"], "no number from 0 to 1"),
     ],
 )
 def test_options_that_are_not(

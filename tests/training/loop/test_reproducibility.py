@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from tests.training.support import TINY, pretend_bf16, stop_at
-from training import pretrain
+from training.commands import pretrain
+from training.errors import RunError
 from training.loop.distributed import World
-from training.loop.progress import RunError, record_run
+from training.loop.progress import record_run
 from training.loop.reproducibility import reproducible, run_precision
 from training.model.albert import Embeddings
 

@@ -29,13 +29,8 @@ from tests.training.support import (
     our_model,
     ragged,
 )
-from training.model.checkpoint import (
-    CheckpointError,
-    find_tasks,
-    load_checkpoint,
-    parameters,
-    save_checkpoint,
-)
+from training.model.checkpoint import CheckpointError, find_tasks, load_checkpoint, save_checkpoint
+from training.model.hf_names import parameters
 from training.model.resizing import cut_positions, expand_for_hf, grow_depth
 
 GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)

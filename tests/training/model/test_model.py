@@ -28,8 +28,8 @@ from tests.training.support import (
     ragged,
 )
 from training.model.albert import Albert, ModelInputs, attend
-from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, head_sizes
+from training.model.hf_names import parameters
 
 
 @each_class

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from albert_serve.config import Sharing
 from tests.training.support import TINY, randomize
-from training.model.checkpoint import parameters
 from training.model.heads import AlbertForTasks, Task
+from training.model.hf_names import parameters
 from training.optim.lamb import Lamb
 from training.optim.optimizers import OptimizerSettings, build_optimizers
 

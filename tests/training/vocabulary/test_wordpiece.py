@@ -16,8 +16,8 @@ from albert_serve.client import AlbertClient
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from export.bundle import export_bundle
+from training.commands.finetune import main as finetune
 from training.conversion.source import open_checkpoint
-from training.finetune import main as finetune
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.vocabulary.errors import VocabError

@@ -1,0 +1,79 @@
+"""The paper's recipe is what the paper and the original code say, number by number."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from albert_serve.config import PRESETS, preset
+from training.data.masking import NgramMasking
+from training.pretraining.recipes import RECIPES, scaled_lr
+
+PAPER = RECIPES["paper"]
+
+
+def test_the_paper_s_numbers() -> None:
+    """Lan et al. 2019, and the defaults of google-research/ALBERT where the paper has none."""
+    assert asdict(PAPER) == {
+        "length": 512,  # section 4.1: the maximum input length
+        "batch_size": 4096,  # section 4.1
+        "num_steps": 125_000,  # section 4.1
+        "optimizer": "lamb",  # section 4.1
+        "lr": 0.00176,  # section 4.1
+        "adamw_lr": 0.00176,  # of no effect
+        "pooled_factor": 1.0,  # one rate for all
+        "weight_decay": 0.01,  # optimization.py, create_optimizer
+        "schedule": "linear",  # optimization.py, polynomial decay of power 1 to 0
+        "warmup": 3125 / 125_000,  # run_pretraining.py, num_warmup_steps
+        "decay": 1.0,  # of no effect
+        "mask_rate": 0.15,  # create_pretraining_data.py, masked_lm_prob
+        "sentence_task": "sop",  # section 3.1
+        "sentence_weight": 1.0,  # run_pretraining.py: the sum of both losses
+        "short_rate": 0.1,  # section 4.1: 10 % of the inputs are shorter
+        "clip_norm": 1.0,  # optimization.py
+        "start": "random",  # modeling.py: truncated normal of 0.02
+        "dropout": "v1",  # Table 1's models; section 4.8 takes it away later
+        "seed": 0,
+        "order_share": 0.0,  # not the paper's: sentence order stands in the masked rows
+        "order_length": None,
+        "order_batch_size": None,
+        "order_sentences": 2,
+        "final_mask_rate": None,
+    }
+    assert NgramMasking(word_starts=np.zeros(1, bool)).max_words == 3  # section 4.1
+
+
+def test_the_paper_s_rate_over_the_run() -> None:
+    """It falls from step 0 on, so that it is at most 0.975 of the peak (optimization.py)."""
+    schedule = PAPER.rate_schedule
+    rates = [PAPER.lr * schedule.factor(step / 125_000) for step in (0, 1, 3124, 3125, 62_500)]
+    expected = [0.0, 0.00176 / 3125, 0.00176 * 3124 / 3125, 0.001716, 0.00088]
+    assert rates == pytest.approx(expected)
+    assert schedule.factor(1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "lr"), [(4096, 0.00176), (1024, 0.00088), (256, 0.00044), (16384, 0.00352)]
+)
+def test_lamb_s_rate_goes_with_the_root_of_the_batch(batch_size: int, lr: float) -> None:
+    """You et al. 2019, section 4: so that the variance of a step stays alike."""
+    assert scaled_lr(PAPER, batch_size) == pytest.approx(lr)
+    assert scaled_lr(replace(PAPER, optimizer="adamw"), batch_size) == PAPER.lr
+
+
+@pytest.mark.parametrize(
+    ("name", "v1"), [("base", 0.1), ("large", 0.1), ("xlarge", 0.1), ("xxlarge", 0.0)]
+)
+def test_dropout_of_the_released_models(name: str, v1: float) -> None:
+    """v1 has it everywhere but in xxlarge, v2 nowhere (README of google-research/ALBERT)."""
+    config = preset(name)
+    assert PAPER.dropout_of(config) == v1
+    assert replace(PAPER, dropout="v2").dropout_of(config) == 0.0
+
+
+def test_the_small_recipe_fits_the_small_preset() -> None:
+    """And not one of the paper's, which come first."""
+    assert list(PRESETS)[:4] == ["base", "large", "xlarge", "xxlarge"]
+    assert preset("small").max_positions == RECIPES["small"].length == 128

@@ -1,0 +1,81 @@
+"""Pretraining from text: masked n-grams and sentence order (Lan et al. 2019, section 3.1).
+
+Writes into the output folder: `checkpoints/`, of which `checkpoint` is the newest (Hugging Face
+directories), `metrics.jsonl` and `tensorboard/`. The same command resumes a run
+that was stopped or killed. On several GPUs or hosts start it with torchrun.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from training.errors import RunError, report_errors
+from training.loop.driver import TrainedRun
+from training.options.flags import add_flags, flag, read_flags
+from training.pretraining.config import CorpusRunConfig, architecture, open_start
+from training.pretraining.job import run_job
+from training.pretraining.recipes import RECIPES, RecipeName
+from training.system.command_line import make_parser
+
+_EXAMPLES: Final = r"""examples:
+  albert-serve pretrain --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/base \
+      --preset base --recipe paper
+  albert-serve pretrain --shards wiki-shards/ --tokenizer vocab/ --output runs/small \
+      --preset small --recipe small --budget 2h --validation held-out.jsonl
+  torchrun --nproc-per-node 8 --no-python albert-serve pretrain --shards wiki-shards/ \
+      --tokenizer vocab/ --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp \
+      --recompute
+  albert-serve pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
+      --shards wiki-shards/ --tokenizer vocab/ --output runs/12-layers --budget 2h
+  albert-serve pretrain --initialize-from albert/albert-base-v2 --corpus letters/ \
+      --output runs/letters --budget 2h
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(CorpusRunConfig, title="recipe"):
+    """Configuration of a pretraining run, by the names of the command's flags.
+
+    Raises:
+        RunError: a value is not allowed, options contradict each other, or the run has no end.
+    """
+
+    recipe: RecipeName = flag(
+        "the paper's, or one for a few hours on a small machine (small)", "small"
+    )
+    start: Literal["local", "random"] | None = flag(
+        "initialization: attention to neighbours, or the paper's random weights"
+    )
+
+    def __post_init__(self) -> None:
+        """Check that the run has an end."""
+        super().__post_init__()
+        if not (self.has_end or RECIPES[self.recipe].num_steps):
+            raise RunError("a run needs an end: give --steps, --budget or --recipe paper")
+
+
+def pretrain(config: PretrainConfig) -> TrainedRun:
+    """Pretrain a model to the end of its run, or resume it.
+
+    Raises:
+        TrainingError, AlbertServeError, OSError: the run cannot be started or go on.
+    """
+    recipe = config.changed(RECIPES[config.recipe])
+    with open_start(config) as start:
+        sizes = architecture(config, recipe, start, start.open_tokenizer())
+        return run_job(config, recipe, sizes, start, program="training.pretrain")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    parser = make_parser("albert-serve pretrain", __doc__, _EXAMPLES)
+    add_flags(parser, PretrainConfig)
+    values = parser.parse_args(arguments)
+    return report_errors(lambda: pretrain(read_flags(PretrainConfig, values)).status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

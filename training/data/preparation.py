@@ -1,0 +1,136 @@
+"""Preparation of a corpus: documents become shards of tokens, once for all runs on it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from filelock import lock_descriptor
+
+from albert_serve.files import sha256_of
+from albert_serve.progress import progress_bar
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.corpus import (
+    CorpusError,
+    CorpusPosition,
+    find_files,
+    read_from,
+)
+from training.data.shard_writer import ShardWriter, check_same_corpus
+from training.data.shards import SHARDS_FILE, CorpusManifest, ShardError, Shards
+from training.data.tokenization import Tokenised, tokenise
+
+# A preparation is resumed after its last complete part.
+PART_BYTES: Final = 60 << 20
+_FINGERPRINT_BYTES: Final = 1 << 20
+
+
+def prepare(
+    paths: Sequence[Path],
+    tokenizer_file: Path,
+    folder: Path,
+    *,
+    text_column: str | None = None,
+    num_workers: int = 1,
+    part_bytes: int = PART_BYTES,
+) -> Shards:
+    """Tokenise a corpus into `folder`, or open the result of an earlier call with the same input.
+
+    The input is the same if files of the same names, sizes, first and last MiB come in the same
+    order, in any location, with the same `tokenizer.json`. An interrupted call is resumed.
+
+    Args:
+        paths: text, JSONL and Parquet files, plain or compressed, or folders of them.
+        tokenizer_file: an ALBERT's `tokenizer.json`.
+        folder: output folder; other files in it are kept.
+        text_column: the field or column of the text; None to find it.
+        num_workers: worker processes; with 1 the work is done in this process. Workers import the
+            program's main module, which needs `if __name__ == "__main__"`.
+        part_bytes: maximum size of a part's files; exceeded only by a single document.
+
+    Raises:
+        CorpusError: a file cannot be read.
+        ShardError: the corpus has no sentence, a worker died, or the folder cannot be written, is
+            being prepared by another process, or has another corpus.
+        AlbertServeError: the tokenizer is not an ALBERT's.
+    """
+    files = find_files(paths)
+    tokenizer = AlbertTokenizer.from_file(tokenizer_file)
+    tokenizer_sha256 = sha256_of(tokenizer_file)
+    fingerprint = _fingerprint(files, tokenizer_sha256, part_bytes, text_column)
+    if (folder / SHARDS_FILE).is_file():
+        check_same_corpus(folder, CorpusManifest.read(folder / SHARDS_FILE), fingerprint)
+        return Shards.open(folder)
+    with _locked(folder):
+        manifest = CorpusManifest(
+            tokenizer_sha256=tokenizer_sha256,
+            fingerprint=fingerprint,
+            cls_id=tokenizer.cls_id,
+            sep_id=tokenizer.sep_id,
+        )
+        writer = ShardWriter(
+            folder, manifest, part_bytes=part_bytes, vocab_size=tokenizer.vocab_size
+        )
+        rest = read_from(files, writer.end, text_column)
+        chunks = tokenise(rest, tokenizer_file, num_workers=num_workers)
+        with closing(chunks), closing(_watched(chunks, files, writer.end)) as documents:
+            writer.write(documents)
+    return Shards.open(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Create the folder, and lock it against other processes; for `with`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)  # itself, so that no lock file appears in it
+    except OSError as error:
+        raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        is_ours = True
+        with suppress(OSError):  # a file system without locks
+            is_ours = lock_descriptor(descriptor, blocking=False)
+        if not is_ours:
+            raise ShardError(f"{folder} is being prepared by another process; wait for it")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _watched(
+    chunks: Iterable[list[Tokenised]], files: Sequence[Path], done: CorpusPosition
+) -> Generator[Tokenised]:
+    """Yield the documents one by one, and show the bytes of the files that they are from."""
+    with progress_bar(
+        title="tokenising",
+        total=sum(file.stat().st_size for file in files),
+        initial=done.num_bytes,
+        unit="B",
+        unit_scale=True,
+    ) as bar:
+        for chunk in chunks:
+            yield from chunk
+            bar.update(chunk[-1].end.num_bytes - bar.n)
+
+
+def _fingerprint(
+    files: Sequence[Path], tokenizer_sha256: str, part_bytes: int, text_column: str | None
+) -> str:
+    """Hash the tokenizer, and names, sizes and ends of the files, without reading all of them."""
+    column = "" if text_column is None else f"{text_column}\n"
+    digest = hashlib.sha256(f"{tokenizer_sha256} {part_bytes}\n{column}".encode())
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                ends = hashlib.sha256(stream.read(_FINGERPRINT_BYTES))
+                stream.seek(max(0, size - _FINGERPRINT_BYTES))
+                ends.update(stream.read(_FINGERPRINT_BYTES))
+        except OSError as error:
+            raise CorpusError(f"{file} cannot be read: {error.strerror}") from error
+        digest.update(f"{file.name}:{size}:{ends.hexdigest()}\n".encode())
+    return digest.hexdigest()

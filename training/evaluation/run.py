@@ -1,0 +1,408 @@
+"""Evaluation of a checkpoint on held-out data, each task by its own metric."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors
+from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
+from albert_serve.tokenizer import AlbertTokenizer
+from training.conversion.source import open_checkpoint
+from training.data.examples import MIN_LENGTH
+from training.data.labelled.choices import read_choices
+from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
+from training.data.labelled.texts import read_labelled
+from training.data.questions import read_squad
+from training.data.similar import SimilarTexts, TextKind, read_similar
+from training.errors import EvaluationError
+from training.evaluation.choices import PREFIX as CHOICE_PREFIX
+from training.evaluation.choices import ChoicePredictions, choose
+from training.evaluation.classification import PREFIX as TEXT_PREFIX
+from training.evaluation.classification import TextPredictions, classify, head_figure
+from training.evaluation.embeddings import embed_in_torch, retrieval_figures, similarity_figures
+from training.evaluation.glue import classify_task, task_figures
+from training.evaluation.prediction_files import write_choices, write_glue, write_squad
+from training.evaluation.pretraining import evaluate_text
+from training.evaluation.questions import (
+    BEST_F1_THRESHOLD,
+    MAX_ANSWER_LENGTH,
+    AnsweredQuestion,
+    answer_questions,
+    describe_threshold,
+    may_be_empty,
+    question_figures,
+    question_parameters,
+)
+from training.evaluation.report import Evaluation
+from training.glue.files import dev_files, read_task, read_test
+from training.glue.tasks import TASKS
+from training.model.checkpoint import load_checkpoint, read_config
+from training.model.heads import AlbertForTasks, Task
+from training.model.labels import find_head, read_labels
+from training.model.provenance import file_names
+from training.model.resizing import with_layers
+from training.options.flags import flag
+from training.options.labelled import ChoiceFiles, LabelledTexts, with_task_data
+from training.options.values import Count, Device, Finite
+from training.system.precision import PrecisionName, precision
+
+# The one split of the user's own files.
+_ONLY: Final = "data"
+_SHOWN_FILES: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
+    """A checkpoint, the data that it is evaluated on, and how.
+
+    Attributes:
+        checkpoint: a folder, or a model of the Hugging Face Hub.
+        heads: the data of further classifiers.
+
+    Raises:
+        EvaluationError: there is no data, or `predictions` are of several kinds.
+    """
+
+    checkpoint: str
+    heads: tuple[LabelledTexts, ...] = ()
+    pretraining: tuple[Path, ...] = flag("held-out text", ())
+    question_answering: tuple[Path, ...] = flag("SQuAD files", ())
+    similarity: tuple[Path, ...] = flag(
+        "embeddings: CSV, TSV, JSONL or Parquet files of pairs of sentences with a score "
+        "(sentence1, sentence2, score; or STS-B's)",
+        (),
+    )
+    retrieval: tuple[Path, ...] = flag(
+        "embeddings: such files of queries with a matching text (query, answer; anchor, positive; "
+        "...), each of which is searched among those of all pairs",
+        (),
+    )
+    embedding_columns: tuple[str, ...] = flag(
+        "columns of --similarity or of --retrieval: the two texts, and the score",
+        (),
+        metavar="NAME",
+    )
+    truncation: bool = flag(
+        "cut longer texts to the model's positions, as those of --task RACE always are; otherwise "
+        "they are an error",
+        False,
+    )
+    max_seq_length: Count | None = flag(
+        "maximum tokens of a question with a window of its context "
+        f"({DEFAULT_MAX_SEQ_LEN}, or the model's positions)"
+    )
+    max_answer_length: Count = flag("maximum tokens of an answer", MAX_ANSWER_LENGTH)
+    null_score_diff_threshold: Finite = flag(
+        "where some questions have no answer: by how much the logit of no answer must be over that "
+        "of the best answer to win; the best value is among the figures",
+        0.0,
+        metavar="LOGITS",
+    )
+    predictions: Path | None = flag(
+        "write the predictions in the official form: of --task a TSV file, for the test file if "
+        "the folder has one; of questions a JSON file, and others beside it with the best answers "
+        "and the null scores; of multiple choice a JSON file with a letter for each question",
+        metavar="FILE",
+    )
+    report: Path | None = flag(
+        "write report.md: the figures as tables, and the worst examples", metavar="FOLDER"
+    )
+    layers: Count | None = flag(
+        "apply only so many layers of a model whose layers share all weights", metavar="NUMBER"
+    )
+    length: Count = flag("tokens per row of held-out text", 128)
+    output: Path | None = flag("output file (evaluation.json in the checkpoint's folder)")
+    device: Device = flag(
+        "auto, cpu, cuda, cuda:1, ...; auto takes the GPU if there is one", "auto"
+    )
+    precision: PrecisionName = flag("of matrix products; auto takes the faster one", "fp32")
+
+    def __post_init__(self) -> None:
+        """Check that there is data, and that predictions are of one kind."""
+        super().__post_init__()
+        kinds = [self.has_texts, self.has_choices, bool(self.question_answering)]
+        if not (self.pretraining or self.similarity or self.retrieval or any(kinds)):
+            raise EvaluationError(
+                "nothing to measure: give --pretraining, --text-classification, "
+                "--multiple-choice, --task, --head, --question-answering, --similarity or "
+                "--retrieval"
+            )
+        if self.predictions is not None and sum(kinds) != 1:
+            raise EvaluationError(
+                "--predictions writes those of texts, of multiple choice or of questions; give "
+                "the data of one of them"
+            )
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether classifiers of texts are evaluated."""
+        return bool(self.heads or self.text_classification or self.task in TASKS)
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether multiple choice is evaluated."""
+        return bool(self.multiple_choice or self.task == RACE)
+
+    @property
+    def figures_file(self) -> Path | None:
+        """The file of the figures; None of a model of the Hub, and of fewer layers."""
+        folder = Path(self.checkpoint)
+        is_whole = folder.is_dir() and self.layers is None
+        return self.output or (folder / "evaluation.json" if is_whole else None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """A checkpoint that is open."""
+
+    folder: Path
+    model: AlbertForTasks
+    tokenizer: AlbertTokenizer
+
+    def need(self, task: str) -> None:
+        tasks = self.model.tasks
+        if task not in tasks:
+            raise EvaluationError(
+                f"the checkpoint has no head for {task}; it has {', '.join(tasks)}"
+            )
+
+    def check_length(self, option: str, length: int) -> None:
+        most = self.model.config.max_positions
+        if not MIN_LENGTH <= length <= most:
+            raise EvaluationError(
+                f"{option} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+                f"{most} positions"
+            )
+
+
+def evaluate(config: EvaluateConfig) -> Evaluation:
+    """Return the figures and predictions for every kind of data.
+
+    Raises:
+        EvaluationError: the checkpoint has no head for it.
+        RunError: as `with_task_data`.
+    """
+    config = with_task_data(config)
+    config = replace(config, heads=tuple(map(with_task_data, config.heads)))
+    with (
+        open_checkpoint(config.checkpoint) as checkpoint,
+        with_layers(checkpoint.folder, config.layers) as folder,
+        precision(config.device, config.precision),
+    ):
+        model = load_checkpoint(folder).to(config.device).eval()
+        tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
+        return _evaluate(config, _Opened(folder=folder, model=model, tokenizer=tokenizer))
+
+
+def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
+    figures: dict[str, Any] = {} if config.layers is None else {"layers": config.layers}
+    choices: ChoicePredictions | None = None
+    questions: list[AnsweredQuestion] = []
+    if config.pretraining:
+        opened.need("fill-mask")
+        opened.check_length("--length", config.length)
+        figures |= evaluate_text(
+            opened.model,
+            opened.folder,
+            config.pretraining,
+            length=config.length,
+            products=config.precision,
+        )
+        figures |= _data("masked", config.pretraining)
+        if "sentence_order_accuracy" in figures:
+            figures |= _data("sentence_order", config.pretraining)
+    if config.has_choices:
+        choices = _choose(config, opened)
+        figures |= {f"{CHOICE_PREFIX}_task": RACE.upper()} if config.task == RACE else {}
+        figures |= choices.figures() | _data(CHOICE_PREFIX, config.multiple_choice)
+    texts, text_figures = _classify_all(config, opened)
+    figures |= text_figures
+    if config.question_answering:
+        questions = _answer(config, opened)
+        figures |= _question_figures(config, questions, opened.model)
+        figures |= _data("question_answering", config.question_answering)
+    figures |= _embedding_figures(config, opened)
+    return Evaluation(
+        figures={
+            name: figure
+            for name, figure in figures.items()
+            if not isinstance(figure, float) or math.isfinite(figure)
+        },
+        texts=texts,
+        choices=choices,
+        questions=questions,
+        threshold=config.null_score_diff_threshold,
+    )
+
+
+def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+    form = read_sentence_vectors(opened.folder)
+    embed = embed_in_torch(opened.model, opened.tokenizer, form, truncation=config.truncation)
+    figures: dict[str, Any] = {}
+    if config.similarity:
+        figures |= similarity_figures(
+            _read_pairs(config, config.similarity, ["scored pairs"]), embed
+        )
+    if config.retrieval:
+        figures |= retrieval_figures(
+            _read_pairs(config, config.retrieval, ["pairs", "triplets"]), embed
+        )
+    return figures
+
+
+def _read_pairs(
+    config: EvaluateConfig, files: Sequence[Path], kinds: Sequence[TextKind]
+) -> list[SimilarTexts]:
+    pairs = read_similar(
+        labelled_files(files, "test", "validation"), config.embedding_columns, config.delimiter
+    )
+    if pairs[0].kind not in kinds:
+        raise EvaluationError(
+            f"{pairs[0].place} has {pairs[0].kind}, not {' or '.join(kinds)} "
+            "(--embedding-columns names the columns)"
+        )
+    return pairs
+
+
+def _data(prefix: str, files: Sequence[Path]) -> dict[str, str]:
+    """Return the figure that names the data of a task's other figures; nothing without files."""
+    first, more = file_names(files)[:_SHOWN_FILES], len(files) - _SHOWN_FILES
+    listed = [*first, f"{more} more"] if more > 0 else first
+    return {f"{prefix}_data": ", ".join(listed)} if listed else {}
+
+
+def _choose(config: EvaluateConfig, opened: _Opened) -> ChoicePredictions:
+    opened.need("multiple-choice")
+    is_race = config.task == RACE
+    paths: Sequence[Path] = config.multiple_choice
+    if is_race and config.data is not None:
+        paths = race_files(config.data, "dev")
+    files = labelled_files(paths, "test", "validation", suffixes=CHOICES)
+    questions = read_choices(files, config.columns, config.choice_columns)
+    # RACE's passages are cut in all published figures.
+    truncation = config.truncation or is_race
+    predictions = choose(opened.model, opened.tokenizer, questions, truncation=truncation)
+    if config.predictions is not None:
+        write_choices(predictions, config.predictions)
+    return predictions
+
+
+def _classify_all(
+    config: EvaluateConfig, opened: _Opened
+) -> tuple[dict[str, TextPredictions], dict[str, Any]]:
+    """Return the predictions of each classifier for each split, and all figures."""
+    predictions: dict[str, TextPredictions] = {}
+    figures: dict[str, Any] = {}
+    for head, texts in _classifiers(config, opened).items():
+        own = _classify(config, texts, head, opened)
+        task = TASKS.get(texts.task or "")
+        own_figures = own[_ONLY].figures() if task is None else task_figures(task, own)
+        own_figures |= _data(TEXT_PREFIX, texts.text_classification)
+        _, _, name = head.partition("/")
+        if name:
+            own = {f"{name}-{split}": each for split, each in own.items()}
+            own_figures = {head_figure(name, key): value for key, value in own_figures.items()}
+        predictions |= own
+        figures |= own_figures
+    return predictions, figures
+
+
+def _classifiers(config: EvaluateConfig, opened: _Opened) -> dict[Task, LabelledTexts]:
+    """Return the data of each classifier that is measured.
+
+    Raises:
+        EvaluationError, CheckpointError: the model has none, or one is given twice.
+    """
+    given: dict[Task, LabelledTexts] = {}
+    if config.text_classification or config.task in TASKS:
+        opened.need(CLASSIFICATION)
+        given[CLASSIFICATION] = config
+    for own in config.heads:
+        head = find_head(read_config(opened.folder), opened.model.tasks, own.head or "")
+        if head in given:
+            raise EvaluationError(
+                f"--head {own.head} is the default classifier, whose data stands before --head "
+                "already; give one of the two"
+            )
+        given[head] = own
+    return given
+
+
+def _classify(
+    config: EvaluateConfig, own: LabelledTexts, head: Task, opened: _Opened
+) -> dict[str, TextPredictions]:
+    model, tokenizer = opened.model, opened.tokenizer
+    names, problem = read_labels(read_config(opened.folder), model.tasks[head], head)
+    task = TASKS.get(own.task or "")
+    if task is None or own.data is None:
+        files = labelled_files(own.text_classification, "test", "validation")
+        texts, _ = read_labelled(files, names, own.columns, problem)
+        predictions = classify(
+            model, tokenizer, texts, names, problem, truncation=config.truncation, head=head
+        )
+        splits = submitted = {_ONLY: predictions}
+    else:
+        run = partial(
+            classify_task, model, tokenizer, task, names, truncation=config.truncation, head=head
+        )
+        held_out = dev_files(task, own.data).items()
+        splits = submitted = run(
+            {split: read_task(task, {split: files}).texts[split] for split, files in held_out}
+        )
+        if config.predictions is not None and (tests := read_test(task, own.data)):
+            submitted = run(tests)
+    if config.predictions is not None:
+        write_glue(submitted, _of_head(config.predictions, head), task)
+    return splits
+
+
+def _of_head(file: Path, head: Task) -> Path:
+    """Return the file of a classifier's predictions, of a further one with its name at the end."""
+    _, _, name = head.partition("/")
+    return file.with_name(f"{file.stem}-{name}{file.suffix}") if name else file
+
+
+def _answer(config: EvaluateConfig, opened: _Opened) -> list[AnsweredQuestion]:
+    opened.need("question-answering")
+    if config.max_seq_length is not None:
+        opened.check_length("--max-seq-length", config.max_seq_length)
+    answered = answer_questions(
+        opened.model,
+        opened.tokenizer,
+        read_squad(config.question_answering),
+        max_answer_length=config.max_answer_length,
+        length=config.max_seq_length,
+    )
+    if config.predictions is not None:
+        threshold = config.null_score_diff_threshold if may_be_empty(answered) else None
+        files = write_squad(answered, config.predictions, threshold)
+        print(f"{len(answered):,} answers in {', '.join(map(str, files))}")
+    return answered
+
+
+def _question_figures(
+    config: EvaluateConfig, answered: Sequence[AnsweredQuestion], model: AlbertForTasks
+) -> dict[str, Any]:
+    figures: dict[str, Any] = question_figures(answered, config.null_score_diff_threshold)
+    best = figures.get(BEST_F1_THRESHOLD)
+    if best is not None and (warning := describe_threshold(answered, best)):
+        print(f"warning: {warning}", file=sys.stderr)
+        del figures[BEST_F1_THRESHOLD]
+    parameters = question_parameters(
+        model.config.max_positions,
+        may_be_empty=may_be_empty(answered),
+        max_answer_length=config.max_answer_length,
+        length=config.max_seq_length,
+    )
+    if parameters.handle_impossible_answer:
+        threshold = {"null_score_diff_threshold": config.null_score_diff_threshold}
+        parameters = parameters.model_copy(update=threshold)
+    recorded = parameters.model_dump(exclude_defaults=True)
+    return {**figures, "question_answering_parameters": recorded}

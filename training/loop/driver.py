@@ -1,0 +1,172 @@
+"""A run, built from its parts and trained to its end, with its checkpoints and records."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_vectors
+from training.evaluation.validation import Validation
+from training.loop.checkpointing import Checkpoints
+from training.loop.distributed import Parallelism, World, share
+from training.loop.early_stopping import BestValidation
+from training.loop.loss_scale import LossScale
+from training.loop.metrics import MetricsWriter
+from training.loop.plateau import PlateauAlarm
+from training.loop.progress import Progress, record_run
+from training.loop.step import Mixture, Run
+from training.loop.trainer import Saver, Trainer
+from training.losses import LossFunction, Objective
+from training.model.checkpoint import read_tokenizer
+from training.model.heads import AlbertForTasks
+from training.model.provenance import read_figures, read_stages
+from training.optim.hyperparameters import Hyperparameters
+from training.optim.optimizers import build_optimizers
+from training.options.config import RunFolder
+from training.system.gpu import support_of
+from training.system.precision import PrecisionName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedRun:
+    """A run that has ended, or was stopped.
+
+    Attributes:
+        status: exit status: 0 for a run that is done, 128 + the signal's number otherwise.
+        checkpoint: the folder of the newest checkpoint, in the run's folder.
+        num_steps: steps so far.
+        selection: the best validation, whose checkpoint `best` links to; None without validation.
+    """
+
+    status: int
+    checkpoint: Path
+    num_steps: int
+    selection: BestValidation | None
+
+    @property
+    def best(self) -> Path:
+        """The folder of the checkpoint with the best validation; without validation the newest."""
+        has_best = self.selection is not None and self.selection.best_step is not None
+        return self.checkpoint.with_name("best") if has_best else self.checkpoint
+
+    @property
+    def validations(self) -> list[dict[str, float]]:
+        """The figures of each validation and its `step`, as `metrics.jsonl` has them."""
+        file = self.checkpoint.with_name("metrics.jsonl")
+        if not file.is_file():  # a fitted head without held-out texts
+            return []
+        lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        return [line for line in lines if any(name.startswith("validation/") for name in line)]
+
+
+def build_run(
+    model: AlbertForTasks,
+    mixture: Mixture,
+    loss_of: Mapping[str, LossFunction],
+    hyperparameters: Hyperparameters,
+    *,
+    progress: Progress,
+    world: World,
+    precision: PrecisionName,
+    parallelism: Parallelism = "ddp",
+    selection: BestValidation | None = None,
+) -> Run:
+    """Build the run of a model at step 0.
+
+    Args:
+        loss_of: the loss function of each micro-batch's task.
+        selection: of the best validation.
+    """
+    model = model.to(world.device)
+    support = support_of(world.device)
+    model.albert.has_varlen = support is not None and support.has_varlen
+    trains_all = all(set(model.heads) == set(stream.tasks) for stream in mixture.streams)
+    objective = Objective(model, world.device, loss_of)
+    # Before the optimizers, which step sharded weights.
+    shared = share(objective, model, world, parallelism, trains_all=trains_all)
+    return Run(
+        model=model,
+        objective=shared,
+        optimizers=build_optimizers(model, hyperparameters.optimizer_settings, precision),
+        schedule=hyperparameters.rate_schedule,
+        mixture=mixture,
+        clip_norm=hyperparameters.clip_norm,
+        seed=hyperparameters.seed,
+        world=world,
+        progress=progress,
+        precision=precision,
+        loss_scale=LossScale() if precision == "fp16" else None,
+        selection=selection,
+    )
+
+
+def train_run(
+    config: RunFolder,
+    run: Run,
+    record: Mapping[str, Any],
+    *,
+    program: str,
+    stage: Mapping[str, Any],
+    start: Path | None,
+    tokenizer_from: Path,
+    extra_config: Mapping[str, Any],
+    sentence_vectors: SentenceVectors | None = None,
+    alarm: PlateauAlarm | None = None,
+    validation: Validation | None = None,
+    validates_start: bool = False,
+) -> TrainedRun:
+    """Train a run to its end, resuming it from the output folder.
+
+    Args:
+        run: at step 0.
+        record: content of the folder's `run.json`, whose settings `is_known_run` has compared.
+        program, stage, extra_config: as in `Saver`.
+        start: folder of the checkpoint whose weights the run starts from; None for new weights.
+        tokenizer_from: folder of the tokenizer.
+        sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
+        alarm, validation, validates_start: as in `Trainer`.
+
+    Raises:
+        RunError: as `Saver.resume` and `Trainer.train`.
+        KeyboardInterrupt: SIGINT stopped it, as a notebook sends it; its last step is saved.
+    """
+    if sentence_vectors is None and start is not None:
+        sentence_vectors = read_sentence_vectors(start)
+    # Read now: the folders may be temporary, or be removed in the days that a run takes.
+    saver = Saver(
+        checkpoints=Checkpoints(folder=config.output, num_kept=config.keep),
+        tokenizer=read_tokenizer(tokenizer_from),
+        every_s=config.save_every,
+        program=program,
+        stage={**stage, "before": read_figures(start)} if start is not None else stage,
+        earlier_stages=read_stages(start) if start is not None else (),
+        extra_config=extra_config,
+        sentence_vectors=sentence_vectors,
+    )
+    is_main = run.world.is_main
+    if saver.resume(run) and is_main:
+        print(f"resuming from step {run.progress.step:,}")
+    if is_main:
+        record_run(config.output, record)  # also if it is known: its end may be another one
+    trainer = Trainer(
+        run=run,
+        saver=saver,
+        metrics=MetricsWriter(config.output, step=run.progress.step) if is_main else None,
+        report_every=config.report_every,
+        alarm=alarm,
+        validation=validation,
+        validates_start=validates_start,
+    )
+    status = trainer.train()
+    if status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt(f"stopped at step {run.progress.step:,}, which is saved")
+    return TrainedRun(
+        status=status,
+        checkpoint=config.output / "checkpoint",
+        num_steps=run.progress.step,
+        selection=run.selection,
+    )

@@ -1,0 +1,126 @@
+"""The best validation of a run by one figure, and early stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from training.errors import RunError
+from training.evaluation.metrics import LOWEST
+
+# A gain of this part of the remaining error is more than noise.
+_RISE: Final = 0.05
+_STATE: Final = ("best_step", "best", "num_since")
+
+
+@dataclass(kw_only=True)
+class BestValidation:
+    """The best validation of a run so far.
+
+    Attributes:
+        figure: name of the figure that decides, such as `accuracy`; the highest is the best, of
+            `loss` and `mse` the lowest.
+        chance: the figure of one answer for all texts, where it is known.
+        measured: the figure and the held-out data in words, by which a run is resumed.
+        patience: validations in a row without a new best after which the run stops; None to go on.
+        best: the best figure so far; None before the first.
+        best_step: its step.
+        num_since: validations since then.
+    """
+
+    figure: str
+    chance: float | None = None
+    measured: str = ""
+    patience: int | None = None
+    best: float | None = None
+    best_step: int | None = None
+    num_since: int = 0
+    _gain: float = 0.0  # of the best over the one before, as a part of the remaining error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run stops early."""
+        return self.patience is not None and self.num_since >= self.patience
+
+    @property
+    def has_collapsed(self) -> bool:
+        """Whether the best figure, if any, is not over that of one answer for all texts."""
+        if self.best is None:
+            return True
+        return self.chance is not None and not _is_better(self.figure, self.best, self.chance)
+
+    def take(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Take the figures of a validation; return whether it is the best so far.
+
+        Of equal ones the first is the best. A figure that is nan is never the best.
+        """
+        is_best = self.improve(step, figures)
+        self.num_since += not is_best
+        return is_best
+
+    def improve(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Take the figures if they are the best, as `take`; patience does not count them if not."""
+        value = figures[self.figure]
+        is_first = self.best is None and not math.isnan(value)
+        if not is_first and (self.best is None or not _is_better(self.figure, value, self.best)):
+            return False
+        if self.best is not None:
+            error = self.best if self.figure in LOWEST else 1 - self.best
+            self._gain = abs(value - self.best) / max(error, abs(value - self.best))
+        self.best, self.best_step, self.num_since = value, step, 0
+        return True
+
+    def rises(self, step: int) -> bool:
+        """Whether the validation of this step is much better than all before."""
+        return self.best_step == step and self._gain > _RISE
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for `restore`."""
+        return {name: getattr(self, name) for name in ("measured", *_STATE)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state; none of a run that had no validation.
+
+        Raises:
+            RunError: another figure decided it, or the same of other held-out data.
+        """
+        if not state:
+            return
+        if state["measured"] != self.measured:
+            raise RunError(
+                f"the run selects its best checkpoint by {state['measured']}, not {self.measured}; "
+                "resume it with the same --metric and --validation, or give another --output"
+            )
+        for name in _STATE:
+            setattr(self, name, state[name])
+
+    def report(self, done: float, best: Path) -> Iterator[str]:
+        """Yield lines on the end of a run: early stopping, the best validation, a collapse.
+
+        Args:
+            done: the fraction of the run that is done.
+            best: the folder of the best checkpoint.
+        """
+        if done < 1:
+            yield f"stopped early at {done:.1%}: no better validation in {self.num_since}"
+        yield f"the best validation, in {best}: {self._describe()}"
+        if self.has_collapsed and self.chance is not None:
+            yield (
+                f"warning: the run has collapsed: its {self.figure} is not better than "
+                f"{self.chance:.4f}, which one answer for all texts has; try another --seed, "
+                "or lower rates"
+            )
+
+    def _describe(self) -> str:
+        if self.best is None:
+            return f"none has a {self.figure}"
+        if self.best_step == 0:
+            return f"{self.figure} {self.best:.4f}, of the weights before the first step"
+        return f"{self.figure} {self.best:.4f} at step {self.best_step:,}"
+
+
+def _is_better(figure: str, value: float, other: float) -> bool:
+    return value < other if figure in LOWEST else value > other

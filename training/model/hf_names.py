@@ -1,0 +1,77 @@
+"""Names of weights: ours, and those of `transformers`.
+
+`HF_NAMES` maps all of them, in both directions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from torch import Tensor, nn
+
+from albert_serve.bundle.weights import output_layer
+from albert_serve.config import AlbertConfig
+from training.model.heads import AlbertForTasks, is_further
+
+# Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
+# within it; {n} counts the distinct blocks, group * num_inner_layers + inner, or layers. Further
+# classifiers are not here: `output_layer` names them.
+HF_NAMES: Final[dict[str, str]] = {
+    "albert.embeddings.word": "albert.embeddings.word_embeddings",
+    "albert.embeddings.position": "albert.embeddings.position_embeddings",
+    "albert.embeddings.token_type": "albert.embeddings.token_type_embeddings",
+    "albert.embeddings.norm": "albert.embeddings.LayerNorm",
+    "albert.embeddings.project": "albert.encoder.embedding_hidden_mapping_in",
+    "albert.encoder.attentions.{n}.query": "{layer}.attention.query",
+    "albert.encoder.attentions.{n}.key": "{layer}.attention.key",
+    "albert.encoder.attentions.{n}.value": "{layer}.attention.value",
+    "albert.encoder.attentions.{n}.output": "{layer}.attention.dense",
+    "albert.encoder.attentions.{n}.norm": "{layer}.attention.LayerNorm",
+    "albert.encoder.ffns.{n}.up": "{layer}.ffn",
+    "albert.encoder.ffns.{n}.down": "{layer}.ffn_output",
+    "albert.encoder.ffns.{n}.norm": "{layer}.full_layer_layer_norm",
+    "pooler.dense": "albert.pooler",
+    "heads.fill-mask.dense": "predictions.dense",
+    "heads.fill-mask.norm": "predictions.LayerNorm",
+    "heads.fill-mask.decoder": "predictions",  # its weight is the word embeddings: only .bias
+    "heads.sentence-order.output": "sop_classifier.classifier",
+    "heads.text-classification.output": "classifier",
+    "heads.multiple-choice.output": "classifier",
+    "heads.question-answering.output": "qa_outputs",
+}
+HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
+
+
+def hf_name(ours: str, config: AlbertConfig) -> str:
+    """Return the Hugging Face name of a parameter.
+
+    Raises:
+        KeyError: there is no parameter of that name.
+    """
+    stem, _, kind = ours.rpartition(".")
+    head = stem.removeprefix("heads.").removesuffix(".output")
+    if is_further(head):
+        return f"{output_layer(head)}.{kind}"
+    number = re.search(r"\.(\d+)(?=\.|$)", stem)
+    if number is None:
+        return f"{HF_NAMES[stem]}.{kind}"
+    group, inner = divmod(int(number[1]), config.num_inner_layers)
+    layer = HF_LAYER.format(g=group, i=inner)
+    known = f"{stem[: number.start(1)]}{{n}}{stem[number.end(1) :]}"
+    return f"{HF_NAMES[known]}.{kind}".format(layer=layer, n=number[1])
+
+
+def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
+    """Return each distinct parameter once, by its Hugging Face name."""
+    return {hf_name(name, model.config): tensor for name, tensor in model.named_parameters()}
+
+
+def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add `albert.` to the names of weights that lack it, as those of a bare `AlbertModel` do."""
+    bare = ("embeddings.", "encoder.", "pooler.")
+    return {
+        f"albert.{name}" if name.startswith(bare) else name: tensor
+        for name, tensor in weights.items()
+    }

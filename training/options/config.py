@@ -1,0 +1,111 @@
+"""Parts of a run's configuration that several commands have."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Final
+
+from training.data.mask_rate import MaskRates
+from training.errors import RunError
+from training.optim.optimizers import OptimizerName, ScheduleName
+from training.options.flags import Options, flag
+from training.options.values import DEVICE_HELP, Count, Device, Duration, Fraction, Positive, Seed
+from training.system.precision import PrecisionName
+
+COMPILE_HELP: Final = "compile the model: faster steps after some minutes at the start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingCriteria(Options, title="end of the run (whichever is reached first)"):
+    """The end of a run.
+
+    Attributes:
+        budget: seconds of training; on the command line a duration such as 25m.
+    """
+
+    steps: Count | None = flag()
+    budget: Duration | None = flag("training time, such as 25m or 2h")
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the run has an end."""
+        return self.steps is not None or self.budget is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder(Options, title="device and output"):
+    """A run's folder, its checkpoints and reports; they change last digits at most.
+
+    Attributes:
+        save_every: seconds between checkpoints.
+    """
+
+    output: Path = flag("the run's folder", MISSING)
+    device: Device = flag(DEVICE_HELP, "auto")
+    precision: PrecisionName = flag(
+        "of matrix products; auto measures which is faster, and a resumed run keeps it", "auto"
+    )
+    threads: Count | None = flag(
+        "threads of computation on a CPU (the cores that no other process keeps busy at the start)"
+    )
+    save_every: Duration = flag("time between checkpoints (5m)", 300.0)
+    keep: Count = flag("checkpoints to keep", 2)
+    report_every: Count = flag("steps per line of metrics", 50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization(Options, title="optimization"):
+    """The optimizers and their rates, where they are not the recipe's."""
+
+    optimizer: OptimizerName | None = flag("muon trains the layers' matrices, and AdamW the rest")
+    lr: Positive | None = flag("peak learning rate; with muon of the layers' matrices")
+    adamw_lr: Positive | None = flag("with muon, the peak learning rate of the rest")
+    weight_decay: Fraction | None = flag("weight decay of matrices")
+    schedule: ScheduleName | None = flag("learning-rate schedule")
+    warmup: Fraction | None = flag("fraction of the run that is warm-up")
+    decay: Fraction | None = flag("fraction of the run that is decay, with wsd")
+    sentence_weight: Fraction | None = flag(
+        "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
+    )
+    clip_norm: Positive | None = flag("maximum gradient norm")
+    seed: Seed | None = flag("seed of data order, masks and dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveOptions(Options, title="masked tokens and sentence order"):
+    """How masked tokens and sentence order are learnt from text.
+
+    Raises:
+        RunError: there are more than two mask rates, or no step is left to masked tokens.
+    """
+
+    mask_rate: tuple[Fraction, ...] = flag(
+        "fraction of the tokens that is predicted; two, such as 0.3 0.15, for one that changes "
+        "linearly over the run",
+        (),
+        metavar="RATE",
+    )
+    order_share: Fraction | None = flag(
+        "fraction of the steps of pretraining that learn sentence order from both orders of a "
+        "pair, without masks, in place of the masked rows' sentence task (0)"
+    )
+    order_length: Count | None = flag("maximum tokens of such a pair (512)")
+    order_sentences: Count | None = flag("least sentences of each side of a pair (2)")
+
+    def __post_init__(self) -> None:
+        """Check the rates and the share."""
+        super().__post_init__()
+        if len(self.mask_rate) > 2:
+            raise RunError(
+                f"--mask-rate takes one rate, or the first and the last: not {list(self.mask_rate)}"
+            )
+        if self.order_share == 1:
+            raise RunError("--order-share 1 leaves no step to masked tokens; give less")
+
+    @property
+    def mask_rates(self) -> MaskRates | None:
+        """The rates at the beginning and at the end of the run; None if they are not given."""
+        if not self.mask_rate:
+            return None
+        return MaskRates(first=self.mask_rate[0], last=self.mask_rate[-1])

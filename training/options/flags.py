@@ -1,0 +1,208 @@
+"""Command-line flags of a configuration, which follow from the fields of its dataclass.
+
+    @dataclass(frozen=True, kw_only=True)
+    class End(Options, title="end of the run"):
+        steps: Count | None = flag()
+        budget: Duration | None = flag("training time, such as 25m or 2h")
+
+`batch_size` is the flag `--batch-size`, a tuple takes several values, a bool is on or off. A
+configuration is checked however it is made, and its errors name the flags. Where a flag takes data
+files, Python may give tables in memory (`training.options.tables`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from training.errors import RunError
+from training.options.tables import data_files
+from training.options.values import NumberRange, Parsed
+
+_HELP = "help"
+_METAVAR = "metavar"
+
+
+class OptionError(RunError):
+    """A value that a flag does not take, or flags that exclude each other."""
+
+
+def flag(
+    help_: str | None = None,
+    default: Any = None,
+    *,
+    metavar: str | None = None,
+) -> Any:
+    """Return a field that is a flag; its help ends with the default, unless it says it itself.
+
+    Args:
+        default: `MISSING` of a flag that must be given.
+    """
+    return field(default=default, metadata={_HELP: help_, _METAVAR: metavar})
+
+
+class _Kind(NamedTuple):
+    """The values of a field.
+
+    Attributes:
+        value: a `NumberRange` or `Parsed`, or the type.
+        is_list: whether the field is a tuple of such values.
+    """
+
+    value: Any
+    is_list: bool
+
+    def check(self, value: Any) -> Any:
+        """Return a value, or the values of a list, in the field's type.
+
+        Raises:
+            argparse.ArgumentTypeError: it is not of the type, or not allowed.
+        """
+        if not self.is_list:
+            return self._check(value)
+        if self.value is Path:
+            return data_files(value)
+        if isinstance(value, str | bytes):
+            raise argparse.ArgumentTypeError(f"{value!r} is no list of values")
+        return tuple(map(self._check, value))
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(self.value, NumberRange | Parsed):
+            return self.value.check(value)
+        if self.value is Path:
+            return Path(value)
+        if choices := get_args(self.value):
+            if value not in choices:
+                raise argparse.ArgumentTypeError(f"{value!r} is none of {', '.join(choices)}")
+        elif not isinstance(value, self.value):
+            raise argparse.ArgumentTypeError(f"{value!r} is no {self.value.__name__}")
+        return value
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of argparse that read such values."""
+        if self.value is bool:
+            return {"action": argparse.BooleanOptionalAction}
+        several = {"nargs": "+"} if self.is_list else {}
+        if isinstance(self.value, NumberRange | Parsed):
+            return {**several, "type": self.value.parse}
+        if choices := get_args(self.value):
+            return {**several, "choices": choices}
+        return {**several, "type": self.value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of configurations: a frozen dataclass whose fields are flags.
+
+    Attributes:
+        title: of a class' own flags in the help.
+        defaults: what the help shows of fields whose default depends on others.
+    """
+
+    title: ClassVar[str] = "options"
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls, title: str | None = None) -> None:
+        """Name the group of the class' own flags in the help."""
+        if title is not None:
+            cls.title = title
+
+    def __post_init__(self) -> None:
+        """Check all values, and convert those that are given in a simpler form."""
+        kinds = _kinds(type(self))
+        for each in flags_of(type(self)):
+            value = getattr(self, each.name)
+            if value is None and each.default is None:
+                continue
+            try:
+                object.__setattr__(self, each.name, kinds[each.name].check(value))
+            except argparse.ArgumentTypeError as error:
+                raise OptionError(f"{flag_name(each.name)}: {error}") from error
+
+
+_OptionsT = TypeVar("_OptionsT", bound=Options)
+
+
+def flag_name(name: str) -> str:
+    """Return the flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def flags_of(config: type[Options]) -> Iterator[Field[Any]]:
+    """Yield the fields that are flags."""
+    return (each for each in fields(config) if _HELP in each.metadata)
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Options]) -> None:
+    """Add the flags of a configuration, in the groups of the classes that declare them."""
+    kinds = _kinds(config)
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for each in flags_of(config):
+        title = _declaring(config, each.name).title
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        is_required = each.default is MISSING
+        groups[title].add_argument(
+            flag_name(each.name),
+            default=None if is_required else each.default,
+            required=is_required,
+            help=_help(each, config.defaults),
+            **kinds[each.name].arguments(),
+            **({"metavar": each.metadata[_METAVAR]} if each.metadata[_METAVAR] else {}),
+        )
+
+
+def read_flags(config: type[_OptionsT], values: argparse.Namespace, **others: Any) -> _OptionsT:
+    """Return the configuration of parsed flags, and of other fields.
+
+    Raises:
+        RunError: flags contradict each other.
+    """
+    names = [each.name for each in flags_of(config)]
+    return config(**{name: getattr(values, name) for name in names}, **others)
+
+
+def _help(each: Field[Any], defaults: Mapping[str, Any]) -> str:
+    text: str = each.metadata[_HELP] or ""
+    default = defaults.get(each.name, each.default)
+    if default in (None, MISSING, False, True, ()) or text.endswith(")"):
+        return text
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{text} ({shown})".lstrip()
+
+
+def _declaring(config: type[Options], name: str) -> type[Options]:
+    """Return the class that declares a field."""
+    owners = (base for base in config.__mro__ if name in vars(base).get("__annotations__", {}))
+    return next(owner for owner in owners if issubclass(owner, Options))
+
+
+def _kinds(config: type[Options]) -> dict[str, _Kind]:
+    """Return the kinds of values by the fields' names."""
+    hints = get_type_hints(config, include_extras=True)
+    return {each.name: _kind(hints[each.name]) for each in flags_of(config)}
+
+
+def _kind(hint: Any) -> _Kind:
+    """Return the kind of values of a type such as `tuple[Count, ...]` or `Path | None`."""
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (each for each in get_args(hint) if each is not type(None))
+    if get_origin(hint) is tuple:
+        return _Kind(_kind(get_args(hint)[0]).value, is_list=True)
+    if get_origin(hint) is Annotated:
+        return _Kind(hint.__metadata__[0], is_list=False)
+    return _Kind(hint, is_list=False)

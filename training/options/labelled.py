@@ -1,0 +1,185 @@
+"""Labelled data on a command line: files, columns, and tasks of GLUE, which are downloaded."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+from albert_serve.errors import HubError
+from albert_serve.hub import HubModel, check_reachable, download, find_cached
+from training.data.labelled.columns import Columns
+from training.data.labelled.folders import RACE
+from training.errors import RunError
+from training.glue.files import patterns_of
+from training.glue.tasks import TASKS, task_name
+from training.model.checkpoint import CheckpointError
+from training.options.flags import Options, flag, flag_name
+from training.options.values import Parsed
+
+# At a commit, so that a task has the same files today and when a run is resumed.
+GLUE: Final = HubModel(
+    repo_id="nyu-mll/glue",
+    revision="bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
+    repo_type="dataset",
+)
+# Fields of the user's own files, which a task has in its table.
+_OWN_FILES: Final = (
+    *("text_classification", "multiple_choice", "problem_type", "labels", "teacher"),
+    *("text_column", "pair_column", "label_column", "label_separator", "choice_columns"),
+    "delimiter",
+)
+
+
+def _parse_task(text: str) -> str:
+    try:
+        return RACE if text.lower() == RACE else task_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, {RACE}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTexts(Options, title="labelled texts"):
+    """The files of a classifier of texts, and their columns.
+
+    Attributes:
+        task: of GLUE, or RACE, which is multiple choice.
+        head: name of a further classifier, after `--head`; None of the default one.
+
+    Raises:
+        RunError: the delimiter is not one character, or labels stand in one column and in several.
+    """
+
+    task: Annotated[str, Parsed(_parse_task)] | None = flag(
+        f"a task of GLUE ({', '.join(task.title for task in TASKS.values())}), or RACE",
+        metavar="NAME",
+    )
+    data: Path | None = flag(
+        f"the folder with the official files of --task (downloaded: {GLUE.repo_id} of the Hugging "
+        f"Face Hub; {GLUE.repo_id}@main takes its newest version)",
+        metavar="FOLDER",
+    )
+    text_classification: tuple[Path, ...] = flag(
+        "CSV, TSV, JSONL or Parquet files, or folders of them", ()
+    )
+    text_column: str | None = flag("column of the text (text, sentence, ...)", metavar="NAME")
+    pair_column: str | None = flag("column of the second text of a pair", metavar="NAME")
+    label_column: tuple[str, ...] = flag(
+        "column of the label (label, category, ...); or a column of 0 and 1 for each of several "
+        "labels",
+        (),
+        metavar="NAME",
+    )
+    label_separator: str | None = flag(
+        "divides a column into several labels of a text", metavar="TEXT"
+    )
+    delimiter: str | None = flag("of CSV files, one character (detected from the header)")
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the columns."""
+        super().__post_init__()
+        labels = self.label_column
+        if len(labels) > 1 and self.label_separator is not None:
+            raise RunError("--label-separator divides one column; leave it out, or give one column")
+        if len(set(labels)) < len(labels):
+            raise RunError(f"--label-column {' '.join(labels)}: give each column once")
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise RunError(f"--delimiter {self.delimiter!r}: give one character, such as ';'")
+
+    @property
+    def columns(self) -> Columns:
+        """The columns."""
+        labels = self.label_column
+        return Columns(
+            text=self.text_column,
+            pair=self.pair_column,
+            label=labels[0] if len(labels) == 1 else None,
+            delimiter=self.delimiter,
+            indicators=labels if len(labels) > 1 else (),
+            separator=self.label_separator,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceFiles(Options, title="multiple choice"):
+    """The files of multiple choice; their other columns are those of `LabelledTexts`."""
+
+    multiple_choice: tuple[Path, ...] = flag(
+        "CSV, TSV, JSONL or Parquet files, files of RACE, or folders of them", ()
+    )
+    choice_columns: tuple[str, ...] = flag(
+        "columns of the choices of --multiple-choice, or the one with a list of them (choices, or "
+        "ending0, ending1, ...); its context is the text column, and a question or beginning "
+        "before each choice the pair column",
+        (),
+        metavar="NAME",
+    )
+
+
+_TextsT = TypeVar("_TextsT", bound=LabelledTexts)
+
+
+def with_task_data(texts: _TextsT) -> _TextsT:
+    """Return the configuration with the folder of the task's files, downloaded if need be.
+
+    Raises:
+        RunError: a folder is given without a task, other files with one, a further classifier has
+            no texts, or the files must be given or cannot be downloaded.
+    """
+    _check_task(texts)
+    source = _glue_of(texts.data) if texts.task in TASKS else None
+    if source is None or texts.task is None:
+        return texts
+    try:
+        return replace(texts, data=_download_task(source, texts.task))
+    except (HubError, CheckpointError) as error:
+        raise RunError(
+            f"{error}; --data names a folder with the files of --task {texts.task}"
+        ) from error
+
+
+def _check_task(texts: LabelledTexts) -> None:
+    if texts.task is None and texts.data is not None:
+        raise RunError(f"--data {texts.data} is the folder of a task; give --task")
+    if texts.head is not None and (
+        texts.task == RACE or not (texts.text_classification or texts.task)
+    ):
+        raise RunError(
+            f"--head {texts.head} is a classifier of texts; give its data after it, by "
+            "--text-classification or a --task of GLUE"
+        )
+    if texts.task is None:
+        return
+    if given := [name for name in _OWN_FILES if getattr(texts, name, None)]:
+        names = ", ".join(map(flag_name, given))
+        raise RunError(f"--task has its own files, columns and labels; leave out {names}")
+    if texts.task == RACE and texts.data is None:
+        raise RunError("--task RACE needs --data, the folder of its files")
+
+
+def _glue_of(data: Path | None) -> HubModel | None:
+    """Return the repository to download from; None where the files are in a folder."""
+    if data is None:
+        return GLUE
+    named = None if data.exists() else HubModel.parse(str(data))
+    if named is None or named.repo_id != GLUE.repo_id:
+        return None
+    return replace(GLUE, revision=named.revision or GLUE.revision)
+
+
+def _download_task(source: HubModel, task: str) -> Path:
+    """Download the files of a task of GLUE; return their folder.
+
+    Raises:
+        HubError, CheckpointError: they cannot be downloaded, or there are none.
+    """
+    patterns = [f"{task}/{name}" for name in patterns_of(TASKS[task])]
+    # The files of a commit stay as they are; those of a branch may have changed.
+    cached = find_cached(source, patterns) if source == GLUE else None
+    folder = cached or download(source, patterns)
+    if not (folder / task).is_dir():
+        check_reachable(source, task)
+        raise CheckpointError(f"{source} has no files of {task}")
+    return folder / task

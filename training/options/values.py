@@ -1,0 +1,139 @@
+"""Values of options: the types of a configuration's fields, which parse text and check values."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
+
+import torch
+
+from training.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """The numbers that an option allows.
+
+    Attributes:
+        words: what an error calls them, such as `number above 0`.
+    """
+
+    kind: type[int] | type[float]
+    words: str
+    allows: Callable[[float], bool]
+
+    def parse(self, text: str) -> Any:
+        """Parse a number.
+
+        Raises:
+            argparse.ArgumentTypeError: the text is none of these numbers.
+        """
+        try:
+            number = self.kind(text)
+        except ValueError:
+            number = math.nan
+        if not self.allows(number) or (self.kind is int and not text.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{text!r} is no {self.words}")
+        return number
+
+    def check(self, value: Any) -> Any:
+        """Return a value of the Python API; raises as `parse`."""
+        if not isinstance(value, int | self.kind) or not self.allows(value):
+            raise argparse.ArgumentTypeError(f"{value!r} is no {self.words}")
+        return self.kind(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Values that have a text form of their own, such as `2:4`."""
+
+    parse: Callable[[str], Any]
+
+    def check(self, value: Any) -> Any:
+        """Return a value of the Python API, which may be given as text."""
+        return self.parse(value) if isinstance(value, str) else value
+
+
+_COUNTS: Final = NumberRange(int, "whole number from 1", lambda number: number >= 1)
+_SEEDS: Final = NumberRange(int, "whole number from 0", lambda number: number >= 0)
+_POSITIVE: Final = NumberRange(float, "number above 0", lambda number: 0 < number < math.inf)
+_WEIGHTS: Final = NumberRange(float, "number from 0", lambda number: 0 <= number < math.inf)
+_PARTS: Final = NumberRange(float, "number from 0 to 1", lambda number: 0 <= number <= 1)
+_FINITE: Final = NumberRange(float, "number that is finite", math.isfinite)
+
+parse_count: Final = _COUNTS.parse
+parse_positive: Final = _POSITIVE.parse
+parse_part: Final = _PARTS.parse
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration such as `90s`, `25m` or `1.5h` into seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: the format is invalid.
+    """
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 90s, 25m or 1.5h")
+    return seconds
+
+
+def parse_device(text: str) -> torch.device:
+    """Parse the name of a device that torch can use here; `auto` is the GPU, or else the CPU."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch may be built without it
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be used: {reason}; give auto, cpu, cuda, cuda:1, ..."
+        ) from error
+    return device
+
+
+Count: TypeAlias = Annotated[int, _COUNTS]
+Seed: TypeAlias = Annotated[int, _SEEDS]
+Positive: TypeAlias = Annotated[float, _POSITIVE]
+Weight: TypeAlias = Annotated[float, _WEIGHTS]
+Fraction: TypeAlias = Annotated[float, _PARTS]
+Finite: TypeAlias = Annotated[float, _FINITE]
+# In seconds.
+Duration: TypeAlias = Annotated[float, Parsed(parse_duration)]
+Device: TypeAlias = Annotated[torch.device, Parsed(parse_device)]
+
+DEVICE_HELP: Final = "auto, cpu, cuda, cuda:1, ...; auto takes the GPU if there is one"
+
+
+def add_device(group: argparse._ActionsContainer) -> None:
+    """Add the option of the device, which is read as a `torch.device`."""
+    help_ = f"{DEVICE_HELP} (%(default)s)"
+    group.add_argument("--device", type=parse_device, default="auto", help=help_)
+
+
+def should_compile(wanted: bool | None, device: torch.device) -> bool:
+    """Whether to compile: as `--compile` says, otherwise if it is possible.
+
+    Raises:
+        RunError: `--compile` is given on a CPU without a C++ compiler.
+    """
+    # The compiler that torch's inductor starts on a CPU.
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    is_possible = device.type != "cpu" or shutil.which(name) is not None
+    if is_possible or wanted is False:
+        return wanted is not False
+    if wanted:
+        raise RunError(f"--compile needs a C++ compiler on a CPU, and there is no {name}")
+    print(f"training is not compiled, and slower: there is no C++ compiler {name}")
+    return False

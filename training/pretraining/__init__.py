@@ -1,0 +1,1 @@
+"""Pretraining from text: configuration, recipes, streams and the run."""

@@ -1,0 +1,247 @@
+"""Configuration that `albert-serve pretrain` and `albert-serve distil` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from albert_serve.config import AlbertConfig, Sharing, preset
+from albert_serve.tokenizer import AlbertTokenizer
+from training.conversion.source import REFERENCE_HELP, open_checkpoint
+from training.data.corpus import TEXT_COLUMN_HELP
+from training.data.examples import MIN_LENGTH, SentenceTask
+from training.errors import RunError
+from training.loop.distributed import Parallelism
+from training.model.checkpoint import load_checkpoint
+from training.options.config import (
+    COMPILE_HELP,
+    ObjectiveOptions,
+    Optimization,
+    RunFolder,
+    StoppingCriteria,
+)
+from training.options.flags import OptionError, Options, flag
+from training.options.values import Count, Fraction, Seed
+from training.pretraining.recipes import Dropout, PresetName, Recipe, scaled_lr
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CorpusOptions(Options, title="data"):
+    """The text to train on, as files or as shards.
+
+    Attributes:
+        tokenizer: folder that `albert-serve vocab` wrote; None for that of the initial checkpoint.
+
+    Raises:
+        OptionError: there is not exactly one of `corpus` and `shards`.
+    """
+
+    corpus: tuple[Path, ...] = flag("files of text, or folders", ())
+    text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
+    shards: Path | None = flag("folder that albert-serve prepare wrote, in place of --corpus")
+    tokenizer: Path | None = flag(
+        "folder that albert-serve vocab wrote (default: that of --initialize-from)"
+    )
+    validation: tuple[Path, ...] = flag("held-out text, or a folder of its shards", ())
+    validate_every: Count = flag(
+        "steps between validations (500); the end of the run is validated in any case", 500
+    )
+
+    def __post_init__(self) -> None:
+        """Check that there is one corpus."""
+        super().__post_init__()
+        if bool(self.corpus) == (self.shards is not None):
+            raise OptionError("give either --corpus or --shards")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options, title="model (defaults are the preset's)"):
+    """The sizes of the model, or the checkpoint that it starts from."""
+
+    preset: PresetName | None = flag("(base)")
+    embedding_size: Count | None = flag()
+    hidden_size: Count | None = flag()
+    layers: Count | None = flag()
+    heads: Count | None = flag()
+    ffn_size: Count | None = flag()
+    groups: Count | None = flag()
+    inner_layers: Count | None = flag()
+    max_positions: Count | None = flag()
+    sharing: Sharing | None = flag()
+    initialize_from: str | None = flag(
+        f"{REFERENCE_HELP}, for the initial weights; --layers may be more", metavar="CHECKPOINT"
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The sizes that are given, by the names of `AlbertConfig`."""
+        sizes = {
+            "embedding_size": self.embedding_size,
+            "hidden_size": self.hidden_size,
+            "num_layers": self.layers,
+            "num_heads": self.heads,
+            "ffn_size": self.ffn_size or (self.hidden_size and 4 * self.hidden_size),
+            "num_groups": self.groups,
+            "num_inner_layers": self.inner_layers,
+            "sharing": self.sharing,
+            "max_positions": self.max_positions,
+        }
+        return {name: value for name, value in sizes.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults are the recipe's)"):
+    """Values in place of the recipe's."""
+
+    length: Count | None = flag("tokens per row")
+    batch_size: Count | None = flag("rows per step")
+    sentence_task: SentenceTask | None = flag("order, next sentence, or none")
+    order_batch_size: Count | None = flag(
+        "rows of such pairs per step, each in both orders (about as many tokens as in other steps, "
+        "and a multiple of the processes)"
+    )
+    short_rate: Fraction | None = flag("fraction of documents cut into shorter examples")
+    dropout: Dropout | None = flag("0.1 except in xxlarge, or none")
+
+    def __post_init__(self) -> None:
+        """Check that one task trains the head of sentences."""
+        super().__post_init__()
+        if self.order_share and self.sentence_task not in (None, "none"):
+            raise RunError(
+                f"--sentence-task {self.sentence_task} and --order-share train the same head; "
+                "give one of them"
+            )
+
+    def changed(self, base: Recipe) -> Recipe:
+        """Return a recipe with these values in place of its own."""
+        changes: dict[str, Any] = {
+            field.name: value
+            for field in fields(Recipe)
+            if (value := getattr(self, field.name, None)) is not None
+        }
+        if self.batch_size is not None and self.lr is None and self.optimizer is None:
+            changes["lr"] = scaled_lr(base, self.batch_size)
+        del changes["mask_rate"]
+        if (rates := self.mask_rates) is not None:
+            changes["mask_rate"] = rates.first
+            changes["final_mask_rate"] = rates.last if rates.changes else None
+        if self.order_share:
+            # The small recipes' weight is for one label a sequence among its masked tokens.
+            changes = {"sentence_weight": 1.0, **changes, "sentence_task": "none"}
+        return replace(base, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MachineOptions(Options, title="machine"):
+    """What suits a machine, and changes results in their last digits at most."""
+
+    micro_batch_size: Count | None = flag("most rows of a forward pass, or as many tokens of pairs")
+    parallel: Parallelism = flag("under torchrun", "ddp")
+    recompute: bool = flag(
+        "recompute activations in the backward pass; for xlarge and xxlarge", default=False
+    )
+    workers: Seed | None = flag("data loader workers (0 on a CPU)")
+    compile: bool | None = flag(f"{COMPILE_HELP} (default: yes, where there is a compiler)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRunConfig(
+    _MachineOptions, RunFolder, _RecipeChanges, StoppingCriteria, ModelOptions, _CorpusOptions
+):
+    """All that `albert-serve pretrain` and `albert-serve distil` have in common."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The origin of weights and tokenizer.
+
+    Attributes:
+        folder: of the initial checkpoint; None for new weights.
+        name: of the checkpoint, for provenance.
+        tokenizer: a folder.
+    """
+
+    folder: Path | None
+    name: str | None
+    tokenizer: Path
+
+    def open_tokenizer(self) -> AlbertTokenizer:
+        """Open the tokenizer."""
+        return AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
+
+
+@contextmanager
+def open_start(config: CorpusRunConfig) -> Iterator[Start]:
+    """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default.
+
+    Raises:
+        RunError: there is neither a tokenizer nor a checkpoint.
+        CheckpointError: the checkpoint cannot be found or read.
+    """
+    if config.initialize_from is not None:
+        with open_checkpoint(config.initialize_from) as initial:
+            tokenizer = config.tokenizer or initial.folder
+            yield Start(folder=initial.folder, name=initial.name, tokenizer=tokenizer)
+    elif config.tokenizer is None:
+        raise RunError("new weights need a --tokenizer: a folder that albert-serve vocab wrote")
+    else:
+        yield Start(folder=None, name=None, tokenizer=config.tokenizer)
+
+
+def architecture(
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    start: Start,
+    tokenizer: AlbertTokenizer,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> AlbertConfig:
+    """Return the sizes of the model.
+
+    Args:
+        defaults: sizes of new weights that are not given, in place of the preset's.
+
+    Raises:
+        RunError: the checkpoint to start from has other sizes, or too few positions.
+    """
+    if start.folder is None:
+        sizes = {**defaults, **config.given}
+        new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **sizes)
+        pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
+        new = replace(new, pad_id=pad_id, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
+        dropout = recipe.dropout_of(new)
+        model = replace(new, hidden_dropout=dropout, attention_dropout=dropout)
+    else:
+        model = _grown(config, load_checkpoint(start.folder).config, tokenizer.vocab_size)
+    lengths = {"length": recipe.length, "order-length": recipe.order_length or recipe.length}
+    for name, length in lengths.items():
+        if not MIN_LENGTH <= length <= model.max_positions:
+            raise RunError(
+                f"--{name} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+                f"{model.max_positions} positions (--max-positions)"
+            )
+    return model
+
+
+def _grown(config: CorpusRunConfig, initial: AlbertConfig, vocab_size: int) -> AlbertConfig:
+    """Return the sizes of the initial checkpoint, with the number of layers from `--layers`.
+
+    Raises:
+        RunError: other sizes than the checkpoint's are given.
+    """
+    if config.preset is not None:
+        raise RunError("--preset goes with new weights; --initialize-from has sizes of its own")
+    if initial.vocab_size != vocab_size:
+        raise RunError(
+            f"{config.initialize_from} has {initial.vocab_size} tokens, --tokenizer {vocab_size}"
+        )
+    for name, value in config.given.items():
+        if name != "num_layers" and getattr(initial, name) != value:
+            raise RunError(
+                f"{name} {value}: {config.initialize_from} has {getattr(initial, name)}; "
+                "only the number of layers can grow"
+            )
+    return replace(initial, num_layers=config.layers or initial.num_layers)

@@ -1,0 +1,322 @@
+"""A pretraining run from its configuration to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from albert_serve.config import AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import LossName
+from training.data.corpus import find_files
+from training.data.preparation import prepare
+from training.data.shards import SHARDS_FILE, Shards
+from training.data.streams import PackedStream
+from training.errors import RunError
+from training.evaluation.validation import Validation, held_out, unigram_entropy
+from training.loop.distributed import World, join_world
+from training.loop.driver import TrainedRun, build_run, train_run
+from training.loop.plateau import PlateauAlarm
+from training.loop.progress import Progress, is_known_run
+from training.loop.reproducibility import run_precision
+from training.loop.step import Mixture, Run
+from training.losses import LOSS_OF, LossFunction, compiled_losses
+from training.model.checkpoint import load_checkpoint
+from training.model.heads import AlbertForTasks, head_sizes
+from training.model.initialization import start_local
+from training.model.provenance import file_names
+from training.model.resizing import grow_depth
+from training.options.values import should_compile
+from training.order_losses import order_loss
+from training.pretraining.config import CorpusRunConfig, Start
+from training.pretraining.recipes import RECIPES, Recipe
+from training.pretraining.text_streams import TextStreams
+from training.system.precision import PrecisionName
+from training.system.threads import use_threads
+
+# Default tokens of a micro-batch.
+_TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
+# Tokens of held-out text in a validation.
+_VALIDATION_TOKENS: Final = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingJob:
+    """A pretraining run with all decided that its configuration leaves open.
+
+    Attributes:
+        architecture: the sizes of the model.
+        precision: of matrix products.
+        compiles: whether the model and its losses are compiled.
+    """
+
+    config: CorpusRunConfig
+    recipe: Recipe
+    architecture: AlbertConfig
+    start: Start
+    shards: Shards
+    world: World
+    precision: PrecisionName
+    compiles: bool
+
+    @property
+    def tokenizer(self) -> AlbertTokenizer:
+        """The tokenizer."""
+        return self.start.open_tokenizer()
+
+    @property
+    def streams(self) -> TextStreams:
+        """The task streams."""
+        recipe, most_rows = self.recipe, self.config.micro_batch_size
+        tokens_a_batch = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
+        return TextStreams(
+            shards=self.shards,
+            tokenizer=self.tokenizer,
+            world=self.world,
+            num_rows=recipe.batch_size,
+            length=recipe.length,
+            tokens_a_batch=most_rows * recipe.length if most_rows else tokens_a_batch,
+            sentence_task=recipe.sentence_task,
+            short_rate=recipe.short_rate,
+            mask_rate=recipe.mask_rates.highest,
+            seed=recipe.seed,
+            rows_option=f"--batch-size {recipe.batch_size}",
+            num_workers=self._num_workers,
+        )
+
+    @property
+    def _num_workers(self) -> int:
+        """The number of data loader workers."""
+        if self.config.workers is not None:
+            return self.config.workers
+        if self.world.device.type != "cuda":
+            return 0
+        return max(1, min(8, (os.cpu_count() or 1) // self.world.size - 1))
+
+    def model(self) -> AlbertForTasks:
+        """Return the model with its initial weights."""
+        torch.manual_seed(self.recipe.seed)
+        sizes = head_sizes(self.architecture, self.recipe.tasks)
+        if self.start.folder is not None:
+            shallow = load_checkpoint(self.start.folder, sizes)
+            return grow_depth(shallow, self.architecture.num_layers)
+        model = AlbertForTasks(self.architecture, sizes)
+        if self.recipe.start == "local":
+            start_local(model, self.shards.token_counts(self.architecture.vocab_size))
+        return model
+
+    def pair_stream(self) -> PackedStream:
+        """Return the task stream of pairs in both orders.
+
+        Raises:
+            RunError: the rows are not divisible.
+        """
+        return self.streams.pairs(
+            length=self.recipe.order_length,
+            max_positions=self.architecture.max_positions,
+            short_rate=self.recipe.short_rate,
+            min_sentences=self.recipe.order_sentences,
+            num_rows=self.recipe.order_batch_size,
+        )
+
+    def masked_stream(self) -> PackedStream:
+        """Return the task stream of masked rows."""
+        return self.streams.masked()
+
+    @property
+    def loss_of(self) -> Mapping[str, LossFunction]:
+        """The loss function of masked rows, by the name of their batches' task."""
+        return compiled_losses() if self.compiles else LOSS_OF
+
+    @property
+    def loss_weights(self) -> Mapping[LossName, float]:
+        """The weights of the losses."""
+        return self.recipe.loss_weights
+
+    def build(self) -> Run:
+        """Build the run at step 0.
+
+        Raises:
+            RunError: the batch is not divisible, or the optimizer cannot be sharded.
+        """
+        config, share = self.config, self.recipe.order_share
+        if config.parallel == "fsdp" and self.recipe.optimizer == "muon":
+            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
+        stream, model = self.masked_stream(), self.model()
+        model.albert.encoder.recomputes = config.recompute
+        return build_run(
+            model,
+            Mixture(
+                streams=[stream, self.pair_stream()] if share else [stream],
+                weights=[1 - share, share] if share else [1.0],
+                loss_weights=self.loss_weights,
+                mask_rates=self.recipe.mask_rates,
+            ),
+            {**self.loss_of, "sentence-order": order_loss(compiles=self.compiles)},
+            self.recipe,
+            progress=Progress(num_steps=num_steps(config, self.recipe), budget_s=config.budget),
+            world=self.world,
+            precision=self.precision,
+            parallelism=config.parallel,
+        )
+
+
+def num_steps(config: CorpusRunConfig, recipe: Recipe) -> int | None:
+    """Return the steps of a run; None if its budget alone ends it."""
+    return config.steps or (recipe.num_steps if config.budget is None else None)
+
+
+def run_record(
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    further_settings: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the content of `run.json`, but for what is known when the corpus is open."""
+    return {
+        "settings": {
+            **asdict(recipe),
+            "num_steps": num_steps(config, recipe),
+            "budget_s": config.budget,
+            **further_settings,
+        },
+        "config": architecture.to_hf(),
+        "corpus": _corpus_record(config),
+    }
+
+
+def _corpus_record(config: CorpusRunConfig) -> list[list[Any]]:
+    """Return names and sizes of the files, which identify the corpus on any machine."""
+    if config.shards is not None:
+        return [[Shards.open(config.shards).fingerprint, 0]]
+    return [[file.name, file.stat().st_size] for file in find_files(config.corpus)]
+
+
+def open_job(
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    start: Start,
+    world: World,
+    precision: PrecisionName,
+    make: Callable[..., PretrainingJob] = PretrainingJob,
+) -> PretrainingJob:
+    """Return the job of a configuration, whose corpus is prepared if need be.
+
+    Args:
+        make: the class of the job, of pretraining or with a teacher.
+    """
+    return make(
+        config=config,
+        recipe=recipe,
+        architecture=architecture,
+        start=start,
+        shards=_open_shards(config.shards, config.corpus, "shards", config, start, world),
+        world=world,
+        precision=precision,
+        compiles=should_compile(config.compile, world.device),
+    )
+
+
+def run_job(
+    config: CorpusRunConfig,
+    recipe: Recipe,
+    architecture: AlbertConfig,
+    start: Start,
+    *,
+    program: str,
+    make: Callable[..., PretrainingJob] = PretrainingJob,
+    further_settings: Mapping[str, Any] = MappingProxyType({}),
+) -> TrainedRun:
+    """Train the run of a configuration to its end, or resume it.
+
+    Args:
+        program: the command, such as `training.pretrain`.
+        make: as in `open_job`.
+        further_settings: for `run.json`, beside those of the recipe.
+    """
+    record = run_record(config, recipe, architecture, further_settings)
+    is_known_run(config.output, record)
+    with join_world(config.device) as world:
+        use_threads(config.threads)
+        precision = record["precision"] = run_precision(config.precision, config.output, world)
+        job = open_job(config, recipe, architecture, start, world, precision, make)
+        return _train(job, record, program)
+
+
+def _open_shards(
+    shards: Path | None,
+    files: Sequence[Path],
+    name: str,
+    config: CorpusRunConfig,
+    start: Start,
+    world: World,
+) -> Shards:
+    """Open tokenised text; if there are files instead, the main process first prepares them."""
+    tokenizer, folder = start.tokenizer / "tokenizer.json", config.output / name
+    if shards is not None:
+        return Shards.open(shards, tokenizer)
+    if world.is_main:
+        prepare(files, tokenizer, folder, text_column=config.text_column)
+    world.meet()
+    return Shards.open(folder, tokenizer)
+
+
+def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> TrainedRun:
+    """Train a job's run; `record` is the content of `run.json` but for the corpus' entropy."""
+    config, recipe, world, run = job.config, job.recipe, job.world, job.build()
+    entropy = unigram_entropy(job.shards, job.architecture.vocab_size)
+    trained = train_run(
+        config,
+        run,
+        {**record, "unigram_entropy": round(entropy, 4)},
+        program=program,
+        stage=_stage(job, record),
+        start=job.start.folder,
+        tokenizer_from=job.start.tokenizer,
+        extra_config={
+            "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
+        },
+        alarm=PlateauAlarm(unigram_entropy=entropy, warmup=recipe.warmup),
+        validation=_validation(job),
+    )
+    if world.is_main:
+        print(
+            f"{trained.checkpoint}: {trained.num_steps:,} steps, {run.num_tokens:,} tokens, "
+            f"{run.progress.seconds:,.0f} s"
+        )
+    return trained
+
+
+def _validation(job: PretrainingJob) -> Validation | None:
+    config = job.config
+    if not config.validation:
+        return None
+    shards = None
+    if len(config.validation) == 1 and (config.validation[0] / SHARDS_FILE).is_file():
+        shards = config.validation[0]
+    text = _open_shards(
+        shards, config.validation, "validation-shards", config, job.start, job.world
+    )
+    max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
+    streams = replace(job.streams, mask_rate=RECIPES["paper"].mask_rate)
+    batches = list(held_out(text, streams.collator.masking, streams.examples, max_rows=max_rows))
+    return Validation(batches=batches, every=config.validate_every)
+
+
+def _stage(job: PretrainingJob, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and data of a run, for the checkpoint's `training.json`."""
+    names = [name for name, _ in record["corpus"]]
+    if job.config.shards is not None:
+        names = file_names([job.config.shards])
+    return {
+        "settings": {**record["settings"], "precision": record["precision"]},
+        "corpus": names,
+        "initialize_from": job.start.name,
+    }

@@ -1,0 +1,134 @@
+"""Training recipes: the paper's, and one for a few hours on a small machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from albert_serve.config import AlbertConfig, preset
+from training.data.examples import SentenceTask
+from training.data.mask_rate import MaskRates
+from training.model.heads import Task
+from training.model.initialization import Start
+from training.optim.hyperparameters import Hyperparameters
+
+# `v1`: 0.1 everywhere but in xxlarge; `v2`: none (section 4.8 and the original's README).
+Dropout = Literal["v1", "v2"]
+RecipeName = Literal["paper", "small"]
+PresetName = Literal["base", "large", "xlarge", "xxlarge", "small"]
+# The batch size of the paper's learning rate.
+_PAPER_BATCH: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Hyperparameters):
+    """All that decides a pretraining run but the corpus, the model's sizes and the budget.
+
+    Attributes:
+        length: tokens of a row, which is one example or several that are packed.
+        batch_size: rows per step.
+        num_steps: of the whole run; None if the recipe does not set them.
+        mask_rate: fraction of the tokens that is predicted, at the beginning of the run.
+        final_mask_rate: the same at its end, linear between; None if it stays.
+        start: the initialization.
+        order_share: fraction of the steps that are on pairs of segments in both orders, without
+            masks, in place of a sentence task of the masked rows.
+        order_length: maximum tokens of such a pair; None for 512, or the model's positions.
+        order_batch_size: rows of such pairs per step, each twice; None for as many tokens as in
+            the other steps.
+        order_sentences: minimum sentences of each segment.
+    """
+
+    length: int
+    batch_size: int
+    num_steps: int | None
+    mask_rate: float
+    sentence_task: SentenceTask
+    short_rate: float
+    start: Start
+    dropout: Dropout
+    order_share: float = 0.0
+    order_length: int | None = None
+    order_batch_size: int | None = None
+    order_sentences: int = 2
+    final_mask_rate: float | None = None
+
+    @property
+    def mask_rates(self) -> MaskRates:
+        """The mask rates at the beginning and at the end of the run."""
+        last = self.mask_rate if self.final_mask_rate is None else self.final_mask_rate
+        return MaskRates(first=self.mask_rate, last=last)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks whose heads the run trains."""
+        has_order = self.order_share or self.sentence_task != "none"
+        return ("fill-mask", "sentence-order") if has_order else ("fill-mask",)
+
+    def dropout_of(self, config: AlbertConfig) -> float:
+        """Return the dropout of hidden states and attention in a model of these sizes."""
+        is_widest = config.hidden_size >= preset("xxlarge").hidden_size
+        return 0.0 if self.dropout == "v2" or is_widest else 0.1
+
+
+RECIPES: Final[dict[RecipeName, Recipe]] = {
+    # Section 4.1 and google-research/ALBERT: 125,000 steps of 4,096 x 512 tokens, LAMB.
+    "paper": Recipe(
+        length=512,
+        batch_size=_PAPER_BATCH,
+        num_steps=125_000,
+        optimizer="lamb",
+        lr=0.00176,
+        adamw_lr=0.00176,
+        pooled_factor=1.0,
+        weight_decay=0.01,
+        schedule="linear",
+        warmup=0.025,
+        decay=1.0,
+        mask_rate=0.15,
+        sentence_task="sop",
+        sentence_weight=1.0,
+        short_rate=0.1,
+        clip_norm=1.0,
+        start="random",
+        dropout="v1",
+    ),
+    # docs/decisions.md has the measurements.
+    "small": Recipe(
+        length=128,
+        batch_size=32,
+        num_steps=None,
+        optimizer="muon",
+        lr=1e-3,
+        adamw_lr=3e-3,
+        pooled_factor=0.1,
+        weight_decay=0.01,
+        schedule="wsd",
+        warmup=0.03,
+        decay=0.3,
+        mask_rate=0.2,
+        sentence_task="sop",
+        sentence_weight=0.1,
+        short_rate=0.1,
+        clip_norm=1.0,
+        start="local",
+        dropout="v2",
+    ),
+}
+
+# With a teacher; docs/decisions.md has the measurements.
+DISTILLATION: Final = replace(
+    RECIPES["small"],
+    batch_size=16,
+    adamw_lr=1e-3,
+    sentence_task="none",
+    start="teacher",
+)
+
+
+def scaled_lr(recipe: Recipe, batch_size: int) -> float:
+    """Scale the learning rate to a batch size: LAMB's by the square root (You et al. 2019)."""
+    if recipe.optimizer != "lamb":
+        return recipe.lr
+    return recipe.lr * math.sqrt(batch_size / recipe.batch_size)

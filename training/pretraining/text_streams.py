@@ -1,0 +1,122 @@
+"""Task streams over plain text: masked tokens, and sentence order from pairs in both orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.collate import Collate, Collator, Slicing
+from training.data.examples import ExampleSettings, SentenceTask
+from training.data.masking import NgramMasking
+from training.data.order import order_stream
+from training.data.packing import Plan
+from training.data.shards import Shards
+from training.data.streams import PackedStream
+from training.errors import RunError
+from training.loop.distributed import World
+
+# Maximum tokens of a pair in both orders, where neither options nor the model have less.
+_ORDER_LENGTH: Final = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextStreams:
+    """The task streams of a run on plain text.
+
+    Attributes:
+        num_rows: masked rows per step, of `length` tokens, over all processes.
+        tokens_a_batch: maximum tokens of a micro-batch, which has one row at least.
+        short_rate: fraction of the documents that are cut into shorter examples.
+        rows_option: the option of the rows with its value, for errors.
+    """
+
+    shards: Shards
+    tokenizer: AlbertTokenizer
+    world: World
+    num_rows: int
+    length: int
+    tokens_a_batch: int
+    sentence_task: SentenceTask
+    short_rate: float
+    mask_rate: float
+    seed: int
+    rows_option: str
+    num_workers: int = 0
+
+    @property
+    def examples(self) -> ExampleSettings:
+        """The settings for cutting examples of masked rows."""
+        return ExampleSettings(
+            length=self.length, sentence_task=self.sentence_task, short_rate=self.short_rate
+        )
+
+    @property
+    def collator(self) -> Collator:
+        """The collate function of masked rows."""
+        return Collator(
+            shards=self.shards,
+            masking=NgramMasking.of(self.tokenizer, self.mask_rate),
+            length=self.length,
+            seed=self.seed,
+            has_labels=self.sentence_task != "none",
+        )
+
+    def masked(self, collate: Collate | None = None) -> PackedStream:
+        """Return the task stream of masked rows, collated by `collator` or another function.
+
+        Raises:
+            RunError: the rows are not divisible.
+        """
+        return PackedStream(
+            plan=Plan(shards=self.shards, settings=self.examples, seed=self.seed),
+            collate=collate or self.collator,
+            slicing=self._slice(self.num_rows, self.length, self.rows_option),
+            num_workers=self.num_workers,
+        )
+
+    def pairs(
+        self,
+        *,
+        length: int | None,
+        max_positions: int,
+        short_rate: float,
+        min_sentences: int,
+        num_rows: int | None = None,
+    ) -> PackedStream:
+        """Return the task stream of pairs in both orders.
+
+        Args:
+            length: maximum tokens of a pair; None for 512, or the model's positions.
+            num_rows: rows per step; None for about the tokens of a masked step, divisible by the
+                processes.
+
+        Raises:
+            RunError: the rows are not divisible.
+        """
+        length = length or min(_ORDER_LENGTH, max_positions)
+        settings = ExampleSettings(
+            length=length,
+            sentence_task="pairs",
+            short_rate=short_rate,
+            min_sentences=min_sentences,
+        )
+        size = self.world.size
+        rows = num_rows or max(1, self.num_rows * self.length // (2 * length) // size) * size
+        slicing = self._slice(rows, 2 * length, f"--order-batch-size {rows}")
+        return order_stream(
+            self.shards, settings, slicing, seed=self.seed, num_workers=self.num_workers
+        )
+
+    def _slice(self, num_rows: int, row_length: int, option: str) -> Slicing:
+        """Divide a step's rows into micro-batches, the largest that fit."""
+        size = self.world.size
+        if num_rows % size:
+            raise RunError(f"{option} is no multiple of the {size} processes")
+        own, most = num_rows // size, max(1, self.tokens_a_batch // row_length)
+        return Slicing(
+            num_rows=num_rows,
+            rows_a_batch=max(rows for rows in range(1, min(own, most) + 1) if own % rows == 0),
+            rank=self.world.rank,
+            world_size=size,
+        )

@@ -1,1 +1,0 @@
-"""A training run: recipes, command-line options, the job that builds it, and its driver."""

@@ -1,0 +1,117 @@
+"""Training of a SentencePiece vocabulary with the settings of ALBERT's original code.
+
+They are in google-research/albert, README, "SentencePiece".
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import sentencepiece
+
+from albert_serve.progress import progress
+from albert_serve.tokenizer import SPECIAL_TOKENS
+from training.data.corpus import split_sentences
+from training.vocabulary.errors import TooFewPiecesError, VocabError
+from training.vocabulary.normalization import Folding
+
+VOCAB_SIZE: Final = 30000
+NUM_SENTENCES: Final = 10_000_000
+# As the original code reads text.
+_ALBERT: Final = Folding()
+_USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
+_TOO_FEW: Final = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+
+
+def train_vocab(
+    documents: Iterable[str],
+    output: Path,
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    num_sentences: int = NUM_SENTENCES,
+    seed: int = 0,
+    folding: Folding = _ALBERT,
+) -> Path:
+    """Train a unigram model on at most `num_sentences` sentences, drawn from the whole corpus.
+
+    The same documents and `seed` give the same file. Returns the path of `spiece.model`.
+
+    Args:
+        folding: whether text loses its case and its accents before it is read, as ALBERT's does.
+
+    Raises:
+        VocabError: the corpus has no sentence, or too little text for that many pieces.
+    """
+    normalizer = folding.normalizer()
+    sentences = (
+        normalizer.normalize_str(sentence)
+        for document in documents
+        for sentence in split_sentences(document)
+    )
+    counted = progress(sentences, title="reading", unit="sentences", is_step=False)
+    rng = random.Random(seed)
+    model = _train_model(_draw(counted, num_sentences, rng), vocab_size)
+    output.mkdir(parents=True, exist_ok=True)
+    spiece = output / "spiece.model"
+    spiece.write_bytes(model)
+    return spiece
+
+
+def _draw(items: Iterable[str], num_kept: int, rng: random.Random) -> list[str]:
+    """Draw `num_kept` items uniformly in one pass (reservoir sampling).
+
+    Not left to SentencePiece, whose sample differs in every process, whatever its seed.
+    """
+    kept: list[str] = []
+    for index, item in enumerate(items):
+        if index < num_kept:
+            kept.append(item)
+        elif (place := rng.randrange(index + 1)) < num_kept:
+            kept[place] = item
+    return kept
+
+
+def _train_model(sentences: list[str], vocab_size: int) -> bytes:
+    """Train a SentencePiece model, return its bytes, and empty `sentences` to free memory."""
+    if not sentences:
+        raise VocabError("no sentence to train on; is the corpus empty, or --num-sentences 0?")
+    # A writer, since a file name would be stored in the model.
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_drain(sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=list(SPECIAL_TOKENS[2:]),
+            user_defined_symbols=list(_USER_SYMBOLS),
+            normalization_rule_name="nmt_nfkc",
+            character_coverage=0.99995,
+            minloglevel=1,
+        )
+    except RuntimeError as error:
+        # Without SentencePiece's source location before, and its own option's name after.
+        reason = str(error).rpartition("] ")[2].partition(" Increase ")[0]
+        message = (
+            f"no vocabulary of {vocab_size} pieces from this corpus: {reason} "
+            "Change --vocab-size, or give more text."
+        )
+        if too_few := _TOO_FEW.search(reason):
+            raise TooFewPiecesError(message, int(too_few[1])) from error
+        raise VocabError(message) from error
+    return model.getvalue()
+
+
+def _drain(items: list[str]) -> Iterator[str]:
+    items.reverse()
+    while items:
+        yield items.pop()
