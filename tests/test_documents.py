@@ -67,7 +67,7 @@ COMMANDS = sorted({match["command"] for match in FOUND if match["command"]})
 
 def training_commands() -> list[str]:
     """Complete commands of training, in blocks of the documents and in the help of the modules."""
-    modules = [file.read_text(encoding="utf-8") for file in (ROOT / "training").glob("*.py")]
+    modules = [file.read_text(encoding="utf-8") for file in (ROOT / "training").rglob("*.py")]
     texts = [line for module in modules for line in EXAMPLE.findall(in_one_line(module))]
     for document in DOCUMENTS:
         texts += blocks_in(document.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def test_a_printed_command_of_training_is_complete(
 ) -> None:
     """It has all that the command asks for, and a run has an end."""
     verb, *words = shlex.split(command)
-    module = importlib.import_module(f"training.{verb}")
+    module = importlib.import_module(training.commands.COMMANDS[verb][0])
     done = SimpleNamespace(status=0)
     if verb in ("pretrain", "distil", "finetune"):
         monkeypatch.setattr(module, verb, lambda config: done)

@@ -23,7 +23,7 @@ from albert_serve.terminal import prepare_output, print_error
 
 # Lines of an error that are shown.
 _SHOWN_LINES: Final = 20
-# What a shell says of a program that SIGINT ended.
+# A shell reports this status for a program that SIGINT ended.
 _INTERRUPTED: Final = 128 + 2
 
 

@@ -69,7 +69,7 @@ class Tally:
         self._targets += other._targets
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to another process, whose device is another."""
+        """Return the state to send to another process, which has another device."""
         return {
             **vars(self),
             "_sums": None if self._sums is None else self._sums.cpu(),

@@ -1,4 +1,4 @@
-"""The packages that training and export need beside those of serving."""
+"""The packages that training and export need in addition to those of serving."""
 
 from __future__ import annotations
 

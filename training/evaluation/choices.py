@@ -22,7 +22,7 @@ from training.data.labelled.choices import ChoiceText, groups_of
 from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.model.heads import AlbertForTasks
 
-# Of the figures' names.
+# The names of the figures begin with it.
 PREFIX: Final = "multiple_choice"
 
 
@@ -114,8 +114,8 @@ def choose(
 def choice_inputs(example: ChoiceExample, tokenizer: AlbertTokenizer) -> list[EncoderInput]:
     """Return the input of each choice of a question."""
     return [
-        EncoderInput(ids=each.ids, types=each.types, task="multiple-choice", rows=[0])
-        for each in example.sequences(tokenizer)
+        EncoderInput(ids=sequence.ids, types=sequence.types, task="multiple-choice", rows=[0])
+        for sequence in example.sequences(tokenizer)
     ]
 
 

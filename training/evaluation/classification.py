@@ -29,7 +29,7 @@ from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.glue.tasks import Metric
 from training.model.heads import AlbertForTasks, Task
 
-# Of the figures' names.
+# The names of the figures begin with it.
 PREFIX: Final = "text_classification"
 _METRICS: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {

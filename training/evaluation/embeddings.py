@@ -27,7 +27,7 @@ from training.evaluation.metrics import metric_figures
 from training.evaluation.torch_engine import EngineItem, TorchEngine, predict
 from training.model.heads import AlbertForTasks
 
-# Of the figures' names.
+# The names of the figures begin with it.
 PREFIX: Final = "embeddings"
 _RECALLS: Final = (1, 5, 10)
 _MRR: Final = 10

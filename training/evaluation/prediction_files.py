@@ -95,18 +95,20 @@ def write_squad(
     """
     contents: dict[str, dict[str, Any]] = {
         "": {
-            each.question.id: each.best if threshold is None else predicted(each, threshold)
-            for each in answered
+            reply.question.id: reply.best if threshold is None else predicted(reply, threshold)
+            for reply in answered
         },
         "_nbest": {
-            each.question.id: [
-                {"text": text, "probability": probability} for text, probability in _ranked(each)
+            reply.question.id: [
+                {"text": text, "probability": probability} for text, probability in _ranked(reply)
             ]
-            for each in answered
+            for reply in answered
         },
     }
     if threshold is not None:
-        contents["_null_odds"] = {each.question.id: _bounded(each.null_score) for each in answered}
+        contents["_null_odds"] = {
+            reply.question.id: _bounded(reply.null_score) for reply in answered
+        }
     files = [file.with_name(f"{file.stem}{end}{file.suffix}") for end in contents]
     for target, content in zip(files, contents.values(), strict=True):
         _write_json(content, target)
@@ -120,7 +122,7 @@ def _write_json(content: Mapping[str, Any], file: Path) -> None:
 
 
 def _ranked(answered: AnsweredQuestion) -> list[tuple[str, float]]:
-    return sorted([*answered.n_best, ("", answered.no_answer)], key=lambda each: -each[1])
+    return sorted([*answered.n_best, ("", answered.no_answer)], key=lambda answer: -answer[1])
 
 
 def _bounded(score: float) -> float:

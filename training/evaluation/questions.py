@@ -254,22 +254,24 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
     Args:
         threshold: the null score over which the answer is "no answer".
     """
-    version = version_of([each.question for each in answered])
+    version = version_of([reply.question for reply in answered])
     if version == "1.1":
-        scores = [score_answer(each.question, each.best, version) for each in answered]
+        scores = [score_answer(reply.question, reply.best, version) for reply in answered]
         return _named("", scores)
-    scores = [score_answer(each.question, predicted(each, threshold), version) for each in answered]
+    scores = [
+        score_answer(reply.question, predicted(reply, threshold), version) for reply in answered
+    ]
     figures = _named("", scores)
     parts: defaultdict[str, list[SquadScore]] = defaultdict(list)
-    for each, score in zip(answered, scores, strict=True):
-        if each.question.answers:
+    for reply, score in zip(answered, scores, strict=True):
+        if reply.question.answers:
             parts["has_answer_"].append(score)
-            forced = score_answer(each.question, each.best, version)
+            forced = score_answer(reply.question, reply.best, version)
             parts["has_answer_always_answered_"].append(forced)
         else:
             parts["no_answer_"].append(score)
-            if each.question.kind:
-                parts[f"no_answer_{each.question.kind}_".replace("-", "_")].append(score)
+            if reply.question.kind:
+                parts[f"no_answer_{reply.question.kind}_".replace("-", "_")].append(score)
     for name, some in parts.items():
         figures |= _named(name, some)
     return figures | _best_figures(answered)
@@ -277,7 +279,7 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
 
 def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:
     """Whether some of the questions have no answer."""
-    return version_of([each.question for each in answered]) == "2.0"
+    return version_of([reply.question for reply in answered]) == "2.0"
 
 
 def _named(part: str, scores: Sequence[SquadScore]) -> dict[str, float]:
@@ -291,17 +293,17 @@ def _named(part: str, scores: Sequence[SquadScore]) -> dict[str, float]:
 
 def _best_figures(answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
     figures = {}
-    raw = [score_answer(each.question, each.best, "2.0") for each in answered]
+    raw = [score_answer(reply.question, reply.best, "2.0") for reply in answered]
     for name, side in (("exact_match", 0), ("f1", 1)):
         best, threshold = find_best_threshold(
             [
                 Outcome(
                     score=score[side],
-                    is_empty=not each.best,
-                    null_score=each.null_score,
-                    has_answer=bool(each.question.answers),
+                    is_empty=not reply.best,
+                    null_score=reply.null_score,
+                    has_answer=bool(reply.question.answers),
                 )
-                for each, score in zip(answered, raw, strict=True)
+                for reply, score in zip(answered, raw, strict=True)
             ]
         )
         figures[f"question_answering_best_{name}"] = best
@@ -316,7 +318,7 @@ def predicted(answered: AnsweredQuestion, threshold: float) -> str:
 
 def describe_threshold(answered: Sequence[AnsweredQuestion], threshold: float) -> str | None:
     """Return a warning if a threshold gives hardly a question an answer, or nearly all."""
-    share = sum(bool(predicted(each, threshold)) for each in answered) / len(answered)
+    share = sum(bool(predicted(reply, threshold)) for reply in answered) / len(answered)
     if _TELLING <= share <= 1 - _TELLING:
         return None
     return (

@@ -22,7 +22,7 @@ _NUM_SHOWN: Final = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What a checkpoint does on held-out data.
+    """Results of evaluating a checkpoint on held-out data.
 
     Attributes:
         figures: by name.
@@ -78,8 +78,8 @@ def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(value, list):
         return value  # of rows
     if isinstance(value, dict):
-        named = [(name, each) for name, each in value.items() if isinstance(each, dict)]
-        return [{"": name, **each} for name, each in named]
+        named = [(name, row) for name, row in value.items() if isinstance(row, dict)]
+        return [{"": name, **row} for name, row in named]
     return []
 
 
@@ -131,20 +131,20 @@ def _worst_choices(predictions: ChoicePredictions) -> Iterator[dict[str, Any]]:
 def _worst_questions(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     """Yield the questions with the lowest F1, the most confident answers first."""
     answered = evaluation.questions
-    version = version_of([each.question for each in answered])
+    version = version_of([reply.question for reply in answered])
     is_empty_allowed = may_be_empty(answered)
     rows: list[dict[str, Any]] = []
-    for each in answered:
-        text = predicted(each, evaluation.threshold) if is_empty_allowed else each.best
-        is_given = bool(each.n_best) and text == each.best
+    for reply in answered:
+        text = predicted(reply, evaluation.threshold) if is_empty_allowed else reply.best
+        is_given = bool(reply.n_best) and text == reply.best
         rows.append(
             {
-                "F1": score_answer(each.question, text, version).f1,
-                "confidence": each.n_best[0][1] if is_given else each.no_answer,
-                "question": each.question.question,
+                "F1": score_answer(reply.question, text, version).f1,
+                "confidence": reply.n_best[0][1] if is_given else reply.no_answer,
+                "question": reply.question.question,
                 "prediction": text,
-                "answers": " / ".join(dict.fromkeys(each.question.answers)),
-                "id": each.question.id,
+                "answers": " / ".join(dict.fromkeys(reply.question.answers)),
+                "id": reply.question.id,
             }
         )
     rows.sort(key=lambda row: (row["F1"], -row["confidence"]))

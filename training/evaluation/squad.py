@@ -93,7 +93,7 @@ def find_best_threshold(outcomes: Sequence[Outcome]) -> tuple[float, float]:
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.null_score)
     total = best = float(sum(not outcome.has_answer for outcome in ordered))
-    finite = (each.null_score for each in ordered if math.isfinite(each.null_score))
+    finite = (question.null_score for question in ordered if math.isfinite(question.null_score))
     threshold = min(finite, default=0.0) - 1
     for outcome, after in pairwise([*ordered, None]):
         assert outcome is not None

@@ -68,7 +68,7 @@ def predict(
             predictions[index] = item.read(list(islice(logits, len(item.inputs))))
         if bar is not None:
             bar.update(sum(item.num_tokens for item in chunk))
-    return [prediction for each in predictions for prediction in each]
+    return [prediction for batch in predictions for prediction in batch]
 
 
 class TorchEngine:

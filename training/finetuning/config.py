@@ -289,7 +289,7 @@ class FinetuneConfig(
     @property
     def splits_validation(self) -> bool:
         """Whether some labelled texts are held out."""
-        has_validation = any(each.validation for each in self.classifiers)
+        has_validation = any(head.validation for head in self.classifiers)
         return self.validation_split > 0 and self.teacher is None and not has_validation
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Final
 from training.data.labelled.folders import RACE
 from training.glue.tasks import TASKS
 
-# By the names of the flags.
+# The keys are the names of the flags.
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "length": 128,

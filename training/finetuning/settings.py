@@ -28,7 +28,7 @@ _NOT_RECORDED: Final = frozenset(
         *("validation", "validate_every", "metric", "precision"),
     }
 )
-# What a run records of a further classifier.
+# A run records these fields of each named head.
 _OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
 
 
@@ -102,7 +102,7 @@ def _recipe_name(config: FinetuneConfig) -> str:
     if config.task is not None:
         return config.task
     if config.has_questions_alone:
-        has_answers = all(each.answers for each in read_squad(config.question_answering))
+        has_answers = all(question.answers for question in read_squad(config.question_answering))
         return SQUAD_1 if has_answers else SQUAD_2
     raise RunError(
         f"--recipe {config.recipe} differs from task to task; give --task, or "
@@ -183,9 +183,9 @@ def _check_validation(config: FinetuneConfig) -> None:
             "--validation before --head is of the default classifier, which has no data here; "
             "questions are validated only without classifiers: give it after --head"
         )
-    if config.splits_validation and any(each.text_classification for each in config.classifiers):
+    if config.splits_validation and any(head.text_classification for head in config.classifiers):
         return
-    if config.patience is not None and not any(each.validation for each in config.classifiers):
+    if config.patience is not None and not any(head.validation for head in config.classifiers):
         raise RunError("--patience requires --validation")
-    if any(each.metric is not None and not each.validation for each in config.classifiers):
+    if any(head.metric is not None and not head.validation for head in config.classifiers):
         raise RunError("--metric requires --validation")

@@ -258,9 +258,9 @@ def accumulating(shared: nn.Module, *, is_last: bool) -> Iterator[None]:
 def whole(value: Any) -> Any:
     """Tensors that may be sharded, in whatever dicts and lists, whole; all processes call it."""
     if isinstance(value, dict):
-        return {key: whole(each) for key, each in value.items()}
+        return {key: whole(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [whole(each) for each in value]
+        return [whole(item) for item in value]
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

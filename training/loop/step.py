@@ -198,8 +198,8 @@ class Run:
             self.mixture.loss_weights.get(name, 1.0)
             * self.world.size
             / max(totals.get(name, 0), 1)
-            * each.loss
-            for name, each in losses.items()
+            * sums.loss
+            for name, sums in losses.items()
         ]
         return torch.stack(parts).sum()
 

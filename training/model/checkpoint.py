@@ -47,7 +47,7 @@ _ARCHITECTURES: Final[dict[Task, str]] = {
     "question-answering": "AlbertForQuestionAnswering",
     "multiple-choice": "AlbertForMultipleChoice",
 }
-# Those and what they begin with; others have heads of other meanings under the same names.
+# Other architectures have heads of other meanings under the same names.
 _KNOWN_ARCHITECTURES: Final = frozenset(
     {"AlbertModel", "AlbertForPreTraining", *_ARCHITECTURES.values()}
 )
@@ -90,7 +90,7 @@ def find_tasks(
 
 
 def _check_architectures(architectures: Sequence[str]) -> None:
-    """Refuse models whose `classifier` is no classifier of texts, such as one of tokens."""
+    """Refuse models whose `classifier` does not classify texts, such as one of tokens."""
     unknown = [str(name) for name in architectures if name not in _KNOWN_ARCHITECTURES]
     if unknown:
         raise CheckpointError(

@@ -74,7 +74,7 @@ class Optimization(Options, title="optimization"):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(Options, title="masked tokens and sentence order"):
-    """How masked tokens and sentence order are learnt from text.
+    """Options of masked tokens and of sentence order.
 
     Raises:
         RunError: there are more than two mask rates, or no step is left to masked tokens.

@@ -124,14 +124,14 @@ class Options:
     def __post_init__(self) -> None:
         """Check all values, and convert those that are given in a simpler form."""
         kinds = _kinds(type(self))
-        for each in flags_of(type(self)):
-            value = getattr(self, each.name)
-            if value is None and each.default is None:
+        for option in flags_of(type(self)):
+            value = getattr(self, option.name)
+            if value is None and option.default is None:
                 continue
             try:
-                object.__setattr__(self, each.name, kinds[each.name].check(value))
+                object.__setattr__(self, option.name, kinds[option.name].check(value))
             except argparse.ArgumentTypeError as error:
-                raise OptionError(f"{flag_name(each.name)}: {error}") from error
+                raise OptionError(f"{flag_name(option.name)}: {error}") from error
 
 
 _OptionsT = TypeVar("_OptionsT", bound=Options)
@@ -144,25 +144,25 @@ def flag_name(name: str) -> str:
 
 def flags_of(config: type[Options]) -> Iterator[Field[Any]]:
     """Yield the fields that are flags."""
-    return (each for each in fields(config) if _HELP in each.metadata)
+    return (option for option in fields(config) if _HELP in option.metadata)
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Options]) -> None:
     """Add the flags of a configuration, in the groups of the classes that declare them."""
     kinds = _kinds(config)
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for each in flags_of(config):
-        title = _declaring(config, each.name).title
+    for option in flags_of(config):
+        title = _declaring(config, option.name).title
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        is_required = each.default is MISSING
+        is_required = option.default is MISSING
         groups[title].add_argument(
-            flag_name(each.name),
-            default=None if is_required else each.default,
+            flag_name(option.name),
+            default=None if is_required else option.default,
             required=is_required,
-            help=_help(each, config.defaults),
-            **kinds[each.name].arguments(),
-            **({"metavar": each.metadata[_METAVAR]} if each.metadata[_METAVAR] else {}),
+            help=_help(option, config.defaults),
+            **kinds[option.name].arguments(),
+            **({"metavar": option.metadata[_METAVAR]} if option.metadata[_METAVAR] else {}),
         )
 
 
@@ -172,13 +172,13 @@ def read_flags(config: type[_OptionsT], values: argparse.Namespace, **others: An
     Raises:
         RunError: flags contradict each other.
     """
-    names = [each.name for each in flags_of(config)]
+    names = [option.name for option in flags_of(config)]
     return config(**{name: getattr(values, name) for name in names}, **others)
 
 
-def _help(each: Field[Any], defaults: Mapping[str, Any]) -> str:
-    text: str = each.metadata[_HELP] or ""
-    default = defaults.get(each.name, each.default)
+def _help(option: Field[Any], defaults: Mapping[str, Any]) -> str:
+    text: str = option.metadata[_HELP] or ""
+    default = defaults.get(option.name, option.default)
     if default in (None, MISSING, False, True, ()) or text.endswith(")"):
         return text
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
@@ -194,13 +194,13 @@ def _declaring(config: type[Options], name: str) -> type[Options]:
 def _kinds(config: type[Options]) -> dict[str, _Kind]:
     """Return the kinds of values by the fields' names."""
     hints = get_type_hints(config, include_extras=True)
-    return {each.name: _kind(hints[each.name]) for each in flags_of(config)}
+    return {option.name: _kind(hints[option.name]) for option in flags_of(config)}
 
 
 def _kind(hint: Any) -> _Kind:
     """Return the kind of values of a type such as `tuple[Count, ...]` or `Path | None`."""
     if get_origin(hint) in (Union, UnionType):
-        (hint,) = (each for each in get_args(hint) if each is not type(None))
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is tuple:
         return _Kind(_kind(get_args(hint)[0]).value, is_list=True)
     if get_origin(hint) is Annotated:

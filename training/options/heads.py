@@ -50,7 +50,7 @@ def parse_with_heads(
     add_flags(of_head, head)
     heads: list[argparse.Namespace] = []
     for name, *rest in parts:
-        _check_name(parser, name, [each.head for each in heads])
+        _check_name(parser, name, [earlier.head for earlier in heads])
         own, others = of_head.parse_known_args(rest)
         if others and not others[0].startswith("-"):
             parser.error(f"{_OPTION} {name}: unrecognized arguments: {' '.join(others)}")

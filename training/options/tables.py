@@ -39,7 +39,7 @@ def data_files(data: Any) -> tuple[Path, ...]:
     if isinstance(data, Iterator):
         data = list(data)
     if isinstance(data, list | tuple) and not (data and isinstance(data[0], Mapping)):
-        return tuple(file for each in data for file in data_files(each))
+        return tuple(file for table in data for file in data_files(table))
     return (_write(_table(data)),)
 
 

@@ -109,7 +109,7 @@ Positive: TypeAlias = Annotated[float, _POSITIVE]
 Weight: TypeAlias = Annotated[float, _WEIGHTS]
 Fraction: TypeAlias = Annotated[float, _PARTS]
 Finite: TypeAlias = Annotated[float, _FINITE]
-# In seconds.
+# A duration is a number of seconds.
 Duration: TypeAlias = Annotated[float, Parsed(parse_duration)]
 Device: TypeAlias = Annotated[torch.device, Parsed(parse_device)]
 

@@ -137,7 +137,7 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
 
 @dataclass(frozen=True, kw_only=True)
 class _MachineOptions(Options, title="machine"):
-    """What suits a machine, and changes results in their last digits at most."""
+    """Options of the machine, which change results in their last digits at most."""
 
     micro_batch_size: Count | None = flag("most rows of a forward pass, or as many tokens of pairs")
     parallel: Parallelism = flag("under torchrun", "ddp")

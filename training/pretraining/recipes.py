@@ -13,7 +13,7 @@ from training.model.heads import Task
 from training.model.initialization import Start
 from training.optim.hyperparameters import Hyperparameters
 
-# `v1`: 0.1 everywhere but in xxlarge; `v2`: none (section 4.8 and the original's README).
+# `v1` is 0.1, except in xxlarge; `v2` is none (section 4.8 and the original's README).
 Dropout = Literal["v1", "v2"]
 RecipeName = Literal["paper", "small"]
 PresetName = Literal["base", "large", "xlarge", "xxlarge", "small"]

@@ -8,7 +8,7 @@ import torch
 
 
 class GpuSupport(NamedTuple):
-    """What training takes on a GPU.
+    """The precision and the kernels that training uses on a GPU.
 
     Attributes:
         precision: of matrix products. fp16 needs a loss scale (`training/loop/step.py`).
@@ -31,7 +31,7 @@ def gpu_support(capability: tuple[int, int]) -> GpuSupport:
 
 
 def support_of(device: torch.device) -> GpuSupport | None:
-    """Return what a device supports; None if it is no GPU of CUDA or ROCm."""
+    """Return what a device supports; None if it is not a GPU of CUDA or ROCm."""
     if device.type != "cuda":
         return None
     return gpu_support(torch.cuda.get_device_capability(device))

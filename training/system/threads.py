@@ -1,4 +1,4 @@
-"""The threads that training computes in, beside other work on the same cores."""
+"""The number of threads of training, with other work on the same cores."""
 
 from __future__ import annotations
 

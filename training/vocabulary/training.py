@@ -22,7 +22,7 @@ from training.vocabulary.normalization import Folding
 
 VOCAB_SIZE: Final = 30000
 NUM_SENTENCES: Final = 10_000_000
-# As the original code reads text.
+# The original code reads text without case and accents.
 _ALBERT: Final = Folding()
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
 _TOO_FEW: Final = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -99,7 +99,7 @@ def _train_model(sentences: list[str], vocab_size: int) -> bytes:
             minloglevel=1,
         )
     except RuntimeError as error:
-        # Without SentencePiece's source location before, and its own option's name after.
+        # SentencePiece's source location and its own option's name say nothing to a user.
         reason = str(error).rpartition("] ")[2].partition(" Increase ")[0]
         message = (
             f"no vocabulary of {vocab_size} pieces from this corpus: {reason} "

@@ -209,7 +209,7 @@ def _checked(
         return RowError(f"{place}: {has}; a question needs two or more")
     if len(present) < len(texts):
         return RowError(f"{place}: choice {texts.index(None)} has no text (counted from 0)")
-    names = [str(each) for each in labels]
+    names = [str(label) for label in labels]
     if _is_ambiguous(answer, present, names):
         return RowError(
             f"{place}: answer {answer!r} is both the index of a choice and the text of another"
