@@ -180,7 +180,7 @@ def test_processes_without_a_common_folder_are_refused(
     shutil.copytree(tiny, tmp_path / "seen", symlinks=True)
     shutil.copytree(tiny, tmp_path / "not", symlinks=True)
     shutil.rmtree(tmp_path / "not" / "checkpoints")
-    more = ("--precision", "auto")  # that of the run in the folder
+    more = ("--precision", "auto", "--dropout", "v1")  # those of the run in the folder
     _, second = run_world(options, tmp_path / "seen", *more, folders={1: tmp_path / "not"})
     assert second.status == 1
     assert second.err == (
