@@ -176,8 +176,8 @@ def export_bundle(
         source = replace(source, evaluation=figures, training=training)
         source, left_out = select_tasks(source, tasks, tasks_with_data(data))
         source = with_threshold(source, null_score_diff_threshold)
-        shown = examples or {}
-        check_tasks(shown, source.tasks)
+        examples = examples or {}
+        check_tasks(examples, source.tasks)
         form = replace(CUDA_FORM, compute=cuda_precision)
         model = load_checkpoint(source.folder, source.num_outputs)
         unused = _write_files(source, folder, model, precision, kept_fp32, form)
@@ -193,7 +193,7 @@ def export_bundle(
             cuda_parity=cuda_parity,
             evaluation=source.evaluation,
             provenance=_provenance(source, opened.name),
-            examples={task: list(shown[task]) for task in source.tasks if task in shown},
+            examples={task: list(examples[task]) for task in source.tasks if task in examples},
             sentence_vectors=vectors,
         )
         _write_manifest(manifest, folder)
@@ -204,7 +204,7 @@ def export_bundle(
             if not limits.force:
                 check_quality(measured, limits.max_cost)
             manifest = manifest.with_quality(
-                {task: each.quality for task, each in measured.items()}
+                {task: result.quality for task, result in measured.items()}
             )
             _write_manifest(manifest, folder)
         if vectors is not None and precision == "fp32":  # for sentence-transformers and training
@@ -240,7 +240,7 @@ def _write_files(
         write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32, largest)
     graphs = _write_graphs(source, folder, form)
     check_references(graphs, read_header(folder / WEIGHTS_FILE))
-    return sorted(source.stored.keys() - source.known)
+    return sorted(source.stored.keys() - source.needed_names)
 
 
 def _compare(
@@ -271,7 +271,7 @@ def _compare(
 
 
 def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
-    """Refuse to replace a folder that is no bundle, before any work is done."""
+    """Refuse to replace a folder that is not a bundle, before any work is done."""
     folder = checkpoint.resolve()
     if checkpoint.exists() and target in (folder, *folder.parents):
         raise ExportError(f"{target} holds the checkpoint itself; choose another folder")
@@ -285,7 +285,7 @@ def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """Create a temporary folder beside the target, removed afterwards unless it was renamed."""
+    """Create a temporary folder next to the target, removed afterwards unless it was renamed."""
     try:
         with partial_folder(target) as folder:
             yield folder
@@ -303,7 +303,7 @@ def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> list[Path]:
         size = entry.num_outputs
         graphs[entry.graph] = cpu_head = build_head(source.config, head, size, stored)
         cuda_head = build_head(source.config, head, size, stored, cuda_form)
-        if cuda_head != cpu_head:  # of an int8 bundle
+        if cuda_head != cpu_head:  # the bundle is in int8
             graphs[str(Path(entry.graph).with_suffix(CUDA_SUFFIX))] = cuda_head
     for name, model in graphs.items():
         onnx.save(model, folder / name)
@@ -319,8 +319,8 @@ def _measure_cuda_parity(
     with tempfile.TemporaryDirectory() as restored:
         shutil.copyfile(source.folder / _CONFIG_FILE, Path(restored) / _CONFIG_FILE)
         restore_weights(folder / WEIGHTS_FILE, Path(restored) / WEIGHTS_FILE)
-        own = load_checkpoint(Path(restored), source.num_outputs)
-        return measure_cuda_parity(folder, source.heads, own, form)
+        rounded = load_checkpoint(Path(restored), source.num_outputs)
+        return measure_cuda_parity(folder, source.heads, rounded, form)
 
 
 def _write_manifest(manifest: Manifest, folder: Path) -> None:
@@ -375,8 +375,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
     files = sorted(folder.iterdir())
-    counted = progress(files, title="hashing", unit="files")
-    return {file.name: file_entry(file) for file in counted}
+    return {file.name: file_entry(file) for file in progress(files, title="hashing", unit="files")}
 
 
 def _provenance(source: Source, checkpoint: str) -> dict[str, Any]:

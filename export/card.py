@@ -63,8 +63,8 @@ def model_card(manifest: Manifest, name: str) -> str:
     lines += _question_requests(manifest.evaluation)
     if manifest.head_quality:
         costs = [
-            (task, each.metric, each.torch, each.bundle, each.count)
-            for task, each in manifest.head_quality.items()
+            (task, measured.metric, measured.torch, measured.bundle, measured.count)
+            for task, measured in manifest.head_quality.items()
         ]
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
         lines += ["## What precision and depth cost", "", *table(header, costs)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-# As `training.commands`.
+# The same form as `training.commands`.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {"export": ("export.__main__", "write a checkpoint as a bundle, which is what is served")}
 )

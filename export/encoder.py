@@ -77,7 +77,7 @@ class _Stack:
 
     config: AlbertConfig
     nodes: Nodes
-    shape: str  # (B, S, H)
+    shape: str  # holds (B, S, H)
 
     def apply(self, nodes: Nodes, turn: _Turn, x_RH: str) -> str:
         """Append the layers of one iteration to `nodes`."""

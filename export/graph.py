@@ -194,9 +194,10 @@ class Nodes:
         node = helper.make_node(op, inputs, [], domain=domain)
         for key, value in (attributes or {}).items():
             node.attribute.append(helper.make_attribute(key, value))
-        for made in self.protos:
-            if (made.op_type, made.input, made.attribute) == (op, node.input, node.attribute):
-                return str(made.output[0])
+        for existing in self.protos:
+            content = (existing.op_type, existing.input, existing.attribute)
+            if content == (op, node.input, node.attribute):
+                return str(existing.output[0])
         output = f"{self.scope}{op}_{len(self.protos)}"
         node.output.append(output)
         self.protos.append(node)

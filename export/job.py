@@ -27,7 +27,7 @@ from training.options.flags import flag
 from training.options.labelled import ChoiceFiles, LabelledTexts, with_task_data
 from training.options.values import Count, Duration, Finite
 
-_WIDTH: Final = 24  # of the first column of the summary
+_WIDTH: Final = 24  # the least width of the first column of the summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def export(config: ExportConfig) -> ExportResult:
 
 
 def report(exported: ExportResult) -> None:
-    """Print what was exported, for people."""
+    """Print the files, the measurements and the tasks that were left out."""
     if exported.unused:
         listed = ", ".join(exported.unused)
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
@@ -149,9 +149,9 @@ def _summarize(exported: ExportResult) -> str:
 def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[str]:
     if quality:
         yield "on real text, in percent: in torch, from the bundle"
-    for task, found in quality.items():
-        figures = f"{found.torch:.2f} {found.bundle:.2f}"
-        yield f"  {task:<{width}} {figures:>14} {found.metric} ({found.count:,})"
+    for task, measured in quality.items():
+        figures = f"{measured.torch:.2f} {measured.bundle:.2f}"
+        yield f"  {task:<{width}} {figures:>14} {measured.metric} ({measured.count:,})"
 
 
 def _real_data(config: ExportConfig) -> RealData:
@@ -166,9 +166,9 @@ def _real_data(config: ExportConfig) -> RealData:
         choices=choices,
         choice_columns=config.choice_columns,
         heads={
-            own.head: _labelled_data(own)
-            for own in map(with_task_data, config.heads)
-            if own.head is not None
+            head.head: _labelled_data(head)
+            for head in map(with_task_data, config.heads)
+            if head.head is not None
         },
     )
 

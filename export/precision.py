@@ -42,10 +42,10 @@ def write_weights(
     source: Source,
     file: Path,
     precision: Precision,
-    kept: Collection[Part],
+    fp32_parts: Collection[Part],
     largest_inputs: Mapping[str, _Array],
 ) -> None:
-    """Write the weights that the tasks need; those of the parts `kept` stay fp32.
+    """Write the weights that the tasks need; the parts in `fp32_parts` stay fp32.
 
     Args:
         largest_inputs: of each input (I) of the matrices whose inputs are smoothed in int8.
@@ -58,7 +58,7 @@ def write_weights(
     tensors = {
         stored: array
         for name in names
-        for stored, array in _convert(source, name, precision, kept, largest_inputs)
+        for stored, array in _convert(source, name, precision, fp32_parts, largest_inputs)
     }
     try:
         save_file(tensors, file, metadata={"format": "pt"})
@@ -103,12 +103,12 @@ def _convert(
     source: Source,
     name: str,
     precision: Precision,
-    kept: Collection[Part],
+    fp32_parts: Collection[Part],
     largest_inputs: Mapping[str, _Array],
 ) -> Iterator[tuple[str, _Array]]:
     weight: _Array = read_weight(source.weights_file, source.stored[name])
     part = part_of(name)
-    if part is None or part in kept or precision == "fp32":
+    if part is None or part in fp32_parts or precision == "fp32":
         yield name, np.array(weight)
     elif precision == "int8":
         if name in largest_inputs:

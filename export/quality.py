@@ -107,7 +107,7 @@ def measure_quality(
         raise ExportError(*error.args) from error
     if not samples:  # embeddings have no head to compare
         return {}
-    num_tokens = 2 * sum(item.num_tokens for each in samples.values() for item in each.items)
+    num_tokens = 2 * sum(item.num_tokens for sample in samples.values() for item in sample.items)
     at_most = "" if budget_s is None else f", within about {budget_s:.0f} s (--quality-budget)"
     print(
         f"measuring {', '.join(samples)} on real text, in torch and from the bundle: "
@@ -136,7 +136,7 @@ def check_quality(measured: Mapping[str, MeasuredQuality], max_cost: float) -> N
     Raises:
         ExportError: a task loses more.
     """
-    losses = (_describe_loss(task, each, max_cost) for task, each in measured.items())
+    losses = (_describe_loss(task, result, max_cost) for task, result in measured.items())
     over = [loss for loss in losses if loss]
     if over:
         raise ExportError(f"{'; '.join(over)}. Nothing was written. {_ADVICE}")
@@ -169,7 +169,7 @@ def _is_chance(count: int, num_cases: int, rate: float) -> bool:
     """Whether so many cases or more are likely where each is one at this rate (exact test)."""
     if not count:
         return True
-    from scipy.stats import binomtest  # slow to import
+    from scipy.stats import binomtest  # importing it takes long
 
     return bool(binomtest(count, num_cases, rate, alternative="greater").pvalue >= _LEVEL)
 
@@ -187,8 +187,8 @@ class _Meter:
         self.bar.set_description(task)
         ends_s = None if budget_s is None else time.monotonic() + budget_s
         expected: list[Any] = []
-        got: list[Any] = []
-        known: list[Any] = []
+        predictions: list[Any] = []
+        labels: list[Any] = []
         num_parts = min(_NUM_PARTS, len(sample.items))
         for number in range(num_parts):
             if number and ends_s is not None and time.monotonic() >= ends_s:
@@ -196,16 +196,18 @@ class _Meter:
                 break
             items = sample.items[number::num_parts]
             expected += self._predict(self.reference, items)
-            got += self._predict(self.engine, items)
-            known += [right for item in items for right in item.rights or ()]
-        rights = expected if sample.metric == AGREEMENT else known
-        scores = list(zip(sample.scores(expected, rights), sample.scores(got, rights), strict=True))
+            predictions += self._predict(self.engine, items)
+            labels += [right for item in items for right in item.rights or ()]
+        rights = expected if sample.metric == AGREEMENT else labels
+        scores = list(
+            zip(sample.scores(expected, rights), sample.scores(predictions, rights), strict=True)
+        )
         return MeasuredQuality(
             quality=Quality(
                 metric=sample.metric,
                 torch=sample.mark(expected, rights),
-                bundle=sample.mark(got, rights),
-                count=len(got),
+                bundle=sample.mark(predictions, rights),
+                count=len(predictions),
                 data=sample.files,
             ),
             num_worse=sum(in_bundle < in_torch for in_torch, in_bundle in scores),

@@ -29,33 +29,33 @@ def tasks_with_data(data: RealData | None) -> set[TaskName]:
         "question-answering": data.questions,
         "multiple-choice": data.choices,
     }
-    return {task for task, given in files.items() if given}
+    return {task for task, inputs in files.items() if inputs}
 
 
 def select_tasks(
-    source: Source, asked: Collection[TaskName], measured: Collection[TaskName] = ()
+    source: Source, names: Collection[TaskName], measured: Collection[TaskName] = ()
 ) -> tuple[Source, dict[str, str]]:
     """Return the source with the tasks of the bundle, and why each other one is left out.
 
     Args:
-        asked: the tasks to export; empty for those that the last run trained, or for all heads
+        names: the tasks to export; empty for those that the last run trained, or for all heads
             where the checkpoint does not say what was trained.
         measured: tasks that are exported as well, since there is data for them.
 
     Raises:
         ExportError: a task is asked for that the checkpoint has not.
     """
-    missing = sorted({*asked} - source.tasks.keys())
+    missing = sorted({*names} - source.tasks.keys())
     if missing:
         raise ExportError(
             f"--tasks {' '.join(missing)}: the checkpoint has {', '.join(source.tasks) or 'none'}"
         )
     reasons = _faults(source)
-    if asked:
-        reasons = {task: "it is not among --tasks" for task in source.tasks if task not in asked}
+    if names:
+        reasons = {task: "it is not among --tasks" for task in source.tasks if task not in names}
     reasons = {task: why for task, why in reasons.items() if task not in measured}
-    kept = {task: entry for task, entry in source.tasks.items() if task not in reasons}
-    return replace(source, tasks=kept), reasons
+    tasks = {task: entry for task, entry in source.tasks.items() if task not in reasons}
+    return replace(source, tasks=tasks), reasons
 
 
 def _faults(source: Source) -> dict[str, str]:

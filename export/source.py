@@ -43,7 +43,7 @@ from training.model.checkpoint import (
 from training.model.heads import is_further
 from training.model.labels import default_name, read_labels
 
-# What transformers and training read beside the weights and `tokenizer.json`.
+# transformers and training read these files, besides the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
 
@@ -55,7 +55,7 @@ class Source:
     Attributes:
         tasks: the tasks whose heads it holds, of those that are exported.
         stored: its weights' places in `model.safetensors`, by their names there.
-        known: the names of those that the backbone and all heads of the checkpoint need.
+        needed_names: names of the weights that the backbone and all heads of the checkpoint need.
         evaluation: content of its `evaluation.json`, or what a bundle's manifest has of it.
         training: content of its `training.json`, likewise.
     """
@@ -64,7 +64,7 @@ class Source:
     config: AlbertConfig
     tasks: dict[TaskName, TaskEntry]
     stored: dict[str, StoredTensor]
-    known: frozenset[str]
+    needed_names: frozenset[str]
     evaluation: dict[str, Any]
     training: dict[str, Any]
 
@@ -115,20 +115,20 @@ def read_source(folder: Path) -> Source:
         config=config,
         tasks=tasks,
         stored=stored,
-        known=frozenset(names),
+        needed_names=frozenset(names),
         evaluation=_read_evaluation(folder),
         training=read_training(folder),
     )
 
 
 def _read_evaluation(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's `evaluation.json`, or what a bundle's manifest has of it."""
+    """Return a checkpoint's `evaluation.json`, or the same results of a bundle's manifest."""
     manifest = read_json_object(folder / MANIFEST_FILE)
     return read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation")
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's `training.json`, or what a bundle's manifest has of it.
+    """Return a checkpoint's `training.json`, or the same record of a bundle's manifest.
 
     Raises:
         ExportError: the file is no JSON object.
@@ -211,13 +211,13 @@ def _read_tasks(
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     tasks: dict[TaskName, TaskEntry] = {}
     heads = find_tasks(shapes, hf.get("architectures") or ())
-    for found, num_outputs in heads.items():
-        if found == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
+    for head, num_outputs in heads.items():
+        if head == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
             continue  # the head tells whether a text follows, not in what order two stand
-        if found == CLASSIFICATION:
+        if head == CLASSIFICATION:
             tasks[CLASSIFICATION] = _classification(hf, heads)
-        elif is_task(found):
-            tasks[found] = TaskEntry(graph=f"{found}.onnx", num_outputs=num_outputs)
+        elif is_task(head):
+            tasks[head] = TaskEntry(graph=f"{head}.onnx", num_outputs=num_outputs)
     return tasks
 
 
@@ -255,9 +255,9 @@ def _check_weights(
     """Check that all weights are there, fp32 and of the right shape; return their stored names."""
     expected = needed_shapes(config, tasks)
     names = [stored_name(name, stored) for name in expected]
-    others = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
-    if others:
-        raise ExportError(f"{file} holds {', '.join(others)}; only F32 is exported")
+    other_types = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
+    if other_types:
+        raise ExportError(f"{file} holds {', '.join(other_types)}; only F32 is exported")
     check_shapes(stored, expected)
     return names
 

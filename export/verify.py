@@ -67,7 +67,7 @@ def measure_parity(
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
     measured = _measure(folder / ENCODER_FILE, files, model, special_ids(folder))
-    return {name: found.share for name, found in measured.items()}
+    return {name: result.share for name, result in measured.items()}
 
 
 def measure_cuda_parity(
@@ -88,12 +88,12 @@ def measure_cuda_parity(
     for head, entry in heads.items():
         cuda_head = (folder / entry.graph).with_suffix(CUDA_SUFFIX)
         files[head] = cuda_head if cuda_head.exists() else folder / entry.graph
-    emulated = folder / ".emulated.onnx"  # beside the weights that it refers to
+    emulated = folder / ".emulated.onnx"  # in the folder of the weights that it refers to
     graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
     onnx.save(rounded(graph, form), emulated)
     try:
         measured = _measure(emulated, files, model, special_ids(folder))
-        return {name: found.share for name, found in measured.items()}
+        return {name: result.share for name, result in measured.items()}
     finally:
         emulated.unlink()
 
@@ -139,8 +139,8 @@ def _measure(
         batches = list(random_batches(model.config, special))
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
-            for name, found in _differences(model, heads, batch, hidden_BSH):
-                worst[name] = worst[name].and_(found)
+            for name, difference in _differences(model, heads, batch, hidden_BSH):
+                worst[name] = worst[name].and_(difference)
     except AlbertServeError as error:
         raise ExportError(str(error)) from error
     except Exception as error:  # the runtime's exceptions share no base but this

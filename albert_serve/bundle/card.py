@@ -103,7 +103,7 @@ class TaskFigure:
 def read_figure(manifest: Manifest, head: str) -> TaskFigure | None:
     """Return a head's figure, of held-out data if there is one, else of export; None without.
 
-    How often a bundle agrees with torch says nothing of its answers, and is passed over.
+    Agreement with torch is ignored: it says nothing about the answers.
     """
     figure = evaluated_figure(manifest.evaluation, head)
     if figure is not None:
@@ -124,9 +124,9 @@ def evaluated_figure(evaluation: Mapping[str, Any], head: str) -> TaskFigure | N
     task, _, name = head.partition("/")
     if task not in _EVALUATED:
         return None
-    prefix, counted, factor = _EVALUATED[task]
+    prefix, count_name, factor = _EVALUATED[task]
     prefix = f"{prefix}/{name}" if name else prefix
-    count = evaluation.get(f"{prefix}_{counted}")
+    count = evaluation.get(f"{prefix}_{count_name}")
     data = evaluation.get(f"{prefix}_data") or evaluation.get(f"{prefix}_task")
     for figure, metric in _METRICS:
         value = evaluation.get(f"{prefix}_{figure}")
@@ -145,19 +145,21 @@ def read_stages(manifest: Manifest) -> list[dict[str, Any]]:
 
     Before an average of several models stand the stages of all of them, each stage once.
     """
-    return [_stage(each) for each in _distinct_stages(manifest.provenance.get("training"), [])]
+    return [_stage(stage) for stage in _distinct_stages(manifest.provenance.get("training"), [])]
 
 
-def _distinct_stages(history: object, seen: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the stages of a history, and of averaged models, that are not in `seen`; extend it."""
+def _distinct_stages(
+    history: object, earlier: list[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the stages of a history and of averaged models not in `earlier`, and add them."""
     recorded = history.get("stages") if isinstance(history, dict) else None
     for stage in recorded if isinstance(recorded, list) else []:
-        if not isinstance(stage, dict) or stage in seen:
+        if not isinstance(stage, dict) or stage in earlier:
             continue
         averaged = stage.get("averaged")
         for other in averaged if isinstance(averaged, list) else []:
-            yield from _distinct_stages(other, seen)
-        seen.append(stage)
+            yield from _distinct_stages(other, earlier)
+        earlier.append(stage)
         yield stage
 
 

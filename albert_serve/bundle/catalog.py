@@ -112,11 +112,11 @@ def _read_folder(folder: Path) -> list[ModelSpec]:
             f"{folder} holds no folder of a bundle; is it a bundle itself? "
             "Then give it as --bundle, or ALBERT_SERVE_BUNDLE"
         )
-    named = [bundle for bundle in bundles if re.fullmatch(NAME_PATTERN, bundle.name)]
+    named_bundles = [bundle for bundle in bundles if re.fullmatch(NAME_PATTERN, bundle.name)]
     for bundle in bundles:
-        if bundle not in named:
+        if bundle not in named_bundles:
             reason = f"{bundle} cannot be a model's name; allowed are up to 64 of A-Z a-z 0-9 . _ -"
-            if not named:
+            if not named_bundles:
                 raise ConfigError(reason)
             _logger.error("a bundle is not served: %s", reason)
-    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in named]
+    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in named_bundles]

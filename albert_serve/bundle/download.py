@@ -71,12 +71,12 @@ def _link(source: Path, names: Iterable[str], folder: Path) -> None:
     """Make a folder of a bundle's files, in one step, whoever else does so meanwhile."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        whole = Path(scratch) / "bundle"
-        whole.mkdir()
+        partial = Path(scratch) / "bundle"
+        partial.mkdir()
         for name in names:
-            _link_file((source / name).resolve(), whole / name)
+            _link_file((source / name).resolve(), partial / name)
         try:
-            whole.rename(folder)
+            partial.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise

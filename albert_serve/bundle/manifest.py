@@ -49,7 +49,7 @@ _FORMAT_VERSION: Final = 2
 
 # The metric of a task without labels: the share of answers that are equal to torch's.
 AGREEMENT: Final = "agreement"
-# The name of a classifier that has none.
+# The default classifier has this name unless the checkpoint names it.
 DEFAULT_HEAD: Final = "default"
 MAX_EXAMPLES: Final = 20
 _MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -164,7 +164,7 @@ class Quality(_Frozen):
 
 
 class ClassifierEntry(HeadEntry):
-    """A classifier of texts beside the default one.
+    """An additional classifier of texts.
 
     Attributes:
         quality: as `Manifest.quality`, where versions that know one classifier do not look.
@@ -174,7 +174,7 @@ class ClassifierEntry(HeadEntry):
 
 
 class TaskExample(_Frozen):
-    """An input of a task that shows what the model is for.
+    """An input of a task that shows the purpose of the model.
 
     Attributes:
         inputs: one item, as the task's endpoint takes it.
@@ -254,8 +254,8 @@ class Manifest(_Frozen):
                 for name, entry in tasks[CLASSIFICATION].heads.items()
             }
             tasks[CLASSIFICATION] = tasks[CLASSIFICATION].model_copy(update={"heads": heads})
-        own = {task: quality[task] for task in tasks if task in quality}
-        return self.model_copy(update={"tasks": tasks, "quality": own})
+        by_task = {task: quality[task] for task in tasks if task in quality}
+        return self.model_copy(update={"tasks": tasks, "quality": by_task})
 
     @property
     def revision(self) -> str:

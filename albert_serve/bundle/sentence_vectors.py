@@ -33,7 +33,7 @@ _MODULES: Final = ("Transformer", "Pooling", "Normalize")
 _MODE_KEY: Final = "pooling_mode"
 _MAX_BYTES: Final = 1 << 20
 _POOLING: Final[TypeAdapter[SentencePooling]] = TypeAdapter(SentencePooling)
-# [CLS], a token, [SEP].
+# The shortest text is [CLS], a token, [SEP].
 _MIN_LENGTH: Final = 3
 
 
@@ -128,7 +128,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
-    """Read the form of a checkpoint's vectors; None if it is no model of sentences.
+    """Read the form of a checkpoint's vectors; None if it is not a model of sentences.
 
     Raises:
         ConfigError: a file cannot be read, or asks for what is not computed here.

@@ -62,15 +62,15 @@ def read_memory() -> Memory:
 
 
 def _peak_bytes() -> int:
-    # The ru_maxrss of getrusage would count what the parent had before it started this process.
-    [line] = [each for each in _STATUS.read_text().splitlines() if each.startswith("VmHWM:")]
+    # The ru_maxrss of getrusage would also count the parent's memory at the start of this process.
+    [line] = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
     return 1024 * int(line.split()[1])
 
 
 def _mapped_pss_bytes(names: Collection[str]) -> int:
     """Return this process' PSS of mapped files of these names."""
     maps = psutil.Process().memory_maps()
-    return sum(each.pss for each in maps if Path(each.path).name in names)
+    return sum(entry.pss for entry in maps if Path(entry.path).name in names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +145,7 @@ def _started(folder: Path, options: RuntimeOptions) -> Iterator[Connection]:
 
 
 def _ask(children: Sequence[Connection]) -> list[Any]:
-    """Have all of them take their next step at once; return what they tell."""
+    """Tell all children to take their next step at the same time; return their results."""
     for child in children:
         with contextlib.suppress(BrokenPipeError):  # it is dead, as is told below
             child.send(None)
@@ -170,8 +170,8 @@ def _receive(child: Connection) -> Any:
 
 
 def _total(memories: Sequence[Memory]) -> Memory:
-    each = [asdict(memory) for memory in memories]
-    return Memory(**{name: sum(sizes[name] for sizes in each) for name in each[0]})
+    sizes_of = [asdict(memory) for memory in memories]
+    return Memory(**{name: sum(sizes[name] for sizes in sizes_of) for name in sizes_of[0]})
 
 
 def _serve(parent: Connection, folder: Path, options: RuntimeOptions) -> None:

@@ -1,4 +1,4 @@
-"""Text of what is JSON for programs: nested names and values, aligned."""
+"""The aligned text of nested names and values, whose form for programs is JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def content_text(content: Mapping[str, Any]) -> str:
 
 def _printable(text: str) -> str:
     """Escape the control characters of a label, which a terminal would take for commands."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _in_bytes(size: float) -> str:
@@ -46,11 +46,11 @@ def _lines(value: Any) -> list[str]:
         return _tree(value)
     if not _is_nested(value):
         return [_shown("", value)] if value else []
-    if len({tuple(each) if isinstance(each, Mapping) else None for each in value}) == 1:
+    if len({tuple(row) if isinstance(row, Mapping) else None for row in value}) == 1:
         names = list(value[0])
-        if names and not any(_is_nested(cell) for each in value for cell in each.values()):
-            return _table([names, *([_shown(n, each[n]) for n in names] for each in value)])
-    return _tree({str(number): each for number, each in enumerate(value, start=1)})
+        if names and not any(_is_nested(cell) for row in value for cell in row.values()):
+            return _table([names, *([_shown(n, row[n]) for n in names] for row in value)])
+    return _tree({str(number): item for number, item in enumerate(value, start=1)})
 
 
 def _tree(content: Mapping[str, Any]) -> list[str]:
@@ -87,13 +87,13 @@ def _words(name: str) -> str:
 
 def _is_nested(value: Any) -> bool:
     if isinstance(value, list):
-        return any(isinstance(each, Mapping | list) for each in value)
+        return any(isinstance(item, Mapping | list) for item in value)
     return isinstance(value, Mapping)
 
 
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(_shown(name, each) for each in value)
+        return ", ".join(_shown(name, item) for item in value)
     if isinstance(value, int | float) and name.endswith("_bytes"):
         return _in_bytes(value)
     if isinstance(value, float):

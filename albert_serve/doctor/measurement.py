@@ -21,7 +21,7 @@ from albert_serve.tasks.base import EncoderInput
 
 # Tokens of a single sequence; the longest that the model takes is added.
 _LENGTHS: Final = (8, 32, 128)
-_BUDGET_S: Final = 2.0  # of one shape
+_BUDGET_S: Final = 2.0  # for one shape
 _MAX_RUNS: Final = 50
 
 

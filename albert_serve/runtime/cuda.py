@@ -23,7 +23,7 @@ from albert_serve.settings import metrics_folder
 _T = TypeVar("_T")
 
 PROVIDER: Final = "CUDAExecutionProvider"
-_OLDEST_DRIVER: Final = 580  # of CUDA 13
+_OLDEST_DRIVER: Final = 580  # the first of CUDA 13
 _CUDA_MAJOR: Final = 13
 NO_DRIVER: Final = "no NVIDIA driver is installed"
 ADVICE: Final = (
@@ -139,7 +139,7 @@ def _run_later_calls() -> None:
 
 def _missing_library() -> str | None:
     """Load CUDA's libraries as the runtime does; return the one that is missing."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints the names of missing libraries
         ort.preload_dlls(directory="")  # from NVIDIA's pip packages, if they are installed
     folder = Path(ort.__file__).parent / "capi"
     try:

@@ -65,7 +65,7 @@ class Encoder(Protocol):
 
     @property
     def first_shapes(self) -> list[tuple[int, int]]:
-        """Shapes (B, S) to run before the first request, beside a short one."""
+        """Shapes (B, S) to run before the first request, besides a short one."""
         ...
 
 

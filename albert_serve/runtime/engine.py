@@ -208,7 +208,7 @@ class Engine:
     def _run_groups(
         self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
     ) -> Iterable[list[Logits]]:
-        """Return the logits of each group: several beside each other, one on all threads."""
+        """Return the logits of each group; several groups run concurrently, one on all threads."""
         batches = [[inputs[i] for i in group] for group in groups]
         single, threads = self._encoder.single, self._encoder.threads
         if single is not None and threads is not None and len(batches) > 1:

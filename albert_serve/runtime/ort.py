@@ -31,10 +31,10 @@ ort.set_default_logger_severity(4)
 
 def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
     """Return the session options of an encoder on a CPU."""
-    made = _common_options(options.threads)
-    _set(made, "session.intra_op.allow_spinning", str(int(options.spinning)))
-    _set(made, "session.disable_prepacking", str(int(options.prepack == "none")))
-    return made
+    session_options = _common_options(options.threads)
+    _set(session_options, "session.intra_op.allow_spinning", str(int(options.spinning)))
+    _set(session_options, "session.disable_prepacking", str(int(options.prepack == "none")))
+    return session_options
 
 
 def head_options() -> ort.SessionOptions:
@@ -43,20 +43,20 @@ def head_options() -> ort.SessionOptions:
     Its few rows need one thread; without pre-packed weights all heads and processes read the same
     pages of the bundle.
     """
-    made = _common_options(1)
-    _set(made, "session.disable_prepacking", "1")
+    session_options = _common_options(1)
+    _set(session_options, "session.disable_prepacking", "1")
     # An arena would keep logits of every size that was the largest once.
-    made.enable_cpu_mem_arena = False
-    return made
+    session_options.enable_cpu_mem_arena = False
+    return session_options
 
 
 def cuda_options() -> ort.SessionOptions:
     """Return the session options of any graph on a CUDA device."""
-    made = _common_options(1)
-    _set(made, "session.use_device_allocator_for_initializers", "1")
+    session_options = _common_options(1)
+    _set(session_options, "session.use_device_allocator_for_initializers", "1")
     # Otherwise the dequantisation of int8 weights is not folded, and happens at each run.
-    _set(made, "session.disable_quant_qdq", "1")
-    return made
+    _set(session_options, "session.disable_quant_qdq", "1")
+    return session_options
 
 
 def open_session(
@@ -87,7 +87,7 @@ def open_session(
             options,
             providers=providers,
             disabled_optimizers=left_out,
-            enable_fallback=0,  # to a session on the CPU, silently
+            enable_fallback=0,  # it would give a session on the CPU, silently
         )
     except Exception as error:  # the runtime's exceptions share no base but this
         raise BundleCorruptError(
@@ -117,7 +117,7 @@ def cpu_flags() -> frozenset[str]:
 
 def return_free_memory() -> None:
     """Free the memory that packing the weights used: glibc would keep it, as much as a layer."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc
+    with contextlib.suppress(OSError, AttributeError):  # the libc is not glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 

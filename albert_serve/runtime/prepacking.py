@@ -46,14 +46,17 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
         if _is_whole(folder):
             return folder / _GRAPH
         options.cache_folder.mkdir(parents=True, exist_ok=True)
-        # Of workers that start together, one packs and the others wait.
+        # If workers start together, one packs and the others wait.
         with FileLock(options.cache_folder / ".lock"):
             if not _is_whole(folder):
                 _make(bundle, options, folder)
-    except (OSError, BundleCorruptError) as error:  # the second one if the runtime cannot write
+    except (
+        OSError,
+        BundleCorruptError,
+    ) as error:  # the second is raised if the runtime cannot write
         reason = " ".join(str(error).split())
         _logger.warning(
-            "no packed weights are kept in %s (is there room for twice the weights?): %s",
+            "packed weights cannot be stored in %s (is there room for twice the weights?): %s",
             *(options.cache_folder, reason),
         )
         return None

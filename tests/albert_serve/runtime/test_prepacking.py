@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     engine = Engine.open(Bundle.open(bundle_dir), options)
     engine.warm_up()
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert "no packed weights are kept in" in record.getMessage()
+    assert "packed weights cannot be stored in" in record.getMessage()
 
 
 def test_processes_that_start_together_make_one_entry(
