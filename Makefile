@@ -122,7 +122,7 @@ GIVEN = $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin 
 ROAD = $(filter-out RUNS PYTHON VENV BIN PIP SHELL MAKE%,$(GIVEN))
 quoted = '$(subst ','\'',$(1))'
 reproduce-model: $(VENV)/.dev  ## train the default model as it was trained, for a day (CORPUS=..., ...; without any it says which)
-	@$(BIN)/python -m scripts.reproduce_model $(if $(RUNS),--runs $(call quoted,$(RUNS))) \
+	@$(BIN)/python -m recipes.albert_small_en.reproduce $(if $(RUNS),--runs $(call quoted,$(RUNS))) \
 		$(foreach name,$(ROAD),$(call quoted,$(name)=$($(name))))
 
 client: $(VENV)/.dev  ## write the sync client from the async one

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.progress import progress
+from recipes.albert_small_en.squad_file import write_squad_file
 from training.data.corpus import CorpusError, find_files, read_documents, read_lines
-from training.data.squad_file import write_squad_file
 from training.errors import report_errors
 from training.options.values import parse_count, parse_part
 from training.system.command_line import make_parser

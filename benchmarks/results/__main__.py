@@ -23,7 +23,7 @@ from benchmarks.harness.page import describe_machine, write_between
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from benchmarks.results.page import SeedResult, render
 from benchmarks.results.tasks import RESULT_TASKS, ResultTask
-from training import unanswerable
+from recipes.albert_small_en import unanswerable
 from training.commands import evaluate, finetune
 from training.errors import report_errors
 from training.model.provenance import read_stages

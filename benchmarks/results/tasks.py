@@ -251,8 +251,8 @@ RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
             ),
             options=(*_LOW_RATE, "--batch-size", "16", "--steps", "120"),
             note="Trained on questions of SQuAD 1.1 and of New Wikipedia (SQuADShifts), and on "
-            "questions without an answer that `albert-serve unanswerable` makes of them; the "
-            "figures of 2.0 are those of the best thresholds.",
+            "questions without an answer that `python -m recipes.albert_small_en.unanswerable` "
+            "makes of them; the figures of 2.0 are those of the best thresholds.",
         ),
     }
 )

@@ -15,9 +15,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "prepare": ("training.commands.prepare", "tokenise a corpus once, for all runs on it"),
         "pretrain": ("training.commands.pretrain", "train a model from text"),
         "distil": ("training.commands.distil", "train a model from text and a larger model"),
-        "spans": ("training.spans", "make questions for training from text"),
-        "unanswerable": ("training.unanswerable", "make questions without an answer"),
-        "average": ("training.average", "average the weights of checkpoints"),
         "convert": ("training.commands.convert", "write any ALBERT checkpoint for transformers"),
         "plot": ("training.commands.plot", "draw the curves of runs"),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import finetune_teacher, sentences
+from recipes.albert_small_en import finetune_teacher, sentences
 from training.commands import finetune
 
 Capture = pytest.CaptureFixture[str]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.training.support import WIKI
-from training.data.corpus import read_documents, split_sentences
-from training.data.questions import Question, locate_answers
-from training.data.recurring import (
+from recipes.albert_small_en.recurring import (
     MARKER,
     STOP_WORDS,
     Occurrence,
@@ -16,6 +13,9 @@ from training.data.recurring import (
     recurring_spans,
     span_questions,
 )
+from tests.training.support import WIKI
+from training.data.corpus import read_documents, split_sentences
+from training.data.questions import Question, locate_answers
 
 SENTENCES = [
     "The Royal Navy of Norway built ships in Bergen.",

@@ -19,17 +19,17 @@ from typing import Any, Final
 import numpy as np
 
 from albert_serve.progress import progress_bar
+from recipes.albert_small_en.making_questions import MakingQuestions, run_making
+from recipes.albert_small_en.question_corpus import KINDS, Corpus, Kind, read_corpus
+from recipes.albert_small_en.squad_file import write_squad_file
 from training.data.questions import Question, read_squad
-from training.data.squad_file import write_squad_file
-from training.data.unanswerable import KINDS, Corpus, Kind, read_corpus
 from training.options.flags import flag
-from training.options.making_questions import MakingQuestions, run_making
 from training.options.values import Count, Seed, Weight
 
 _EXAMPLES: Final = r"""examples:
-  albert-serve unanswerable train-v1.1.json unanswerable.json.xz
-  albert-serve unanswerable train-v1.1.json off-topic.json --same-article 0 --exchanged 0 \
-      --max-questions 10000
+  python -m recipes.albert_small_en.unanswerable train-v1.1.json unanswerable.json.xz
+  python -m recipes.albert_small_en.unanswerable train-v1.1.json off-topic.json --same-article 0 \
+      --exchanged 0 --max-questions 10000
   albert-serve finetune --initialize-from runs/base/checkpoint \
       --question-answering train-v1.1.json unanswerable.json.xz --recipe paper --output runs/squad
 """
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _UnanswerableConfig,
         _run,
         arguments,
-        prog="albert-serve unanswerable",
+        prog="python -m recipes.albert_small_en.unanswerable",
         description=__doc__,
         examples=_EXAMPLES,
         files="SQuAD files",

@@ -1,9 +1,9 @@
 """Train the default model as it was trained (`make reproduce-model`).
 
-Runs the stages of scripts/default_model.toml in turn. A stage that is complete is skipped, and one
-that was stopped goes on where it was, so that the same command ends what was begun. Variables of
-that file are given as NAME=VALUE; of files, VALUE may be several, and have wildcards. Files are
-found from the folder of the call. Ctrl-C and SIGTERM let the stage save what it has.
+Runs the stages of stages.toml in turn. A stage that is complete is skipped, and one that was
+stopped goes on where it was, so that the same command ends what was begun. Variables of that file
+are given as NAME=VALUE; of files, VALUE may be several, and have wildcards. Files are found from
+the folder of the call. Ctrl-C and SIGTERM let the stage save what it has.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Final
 from albert_serve.files import write_atomically
 from training.errors import TrainingError, report_errors
 
-ROAD: Final = Path(__file__).with_name("default_model.toml")
-_REPOSITORY: Final = Path(__file__).parents[1]
+ROAD: Final = Path(__file__).with_name("stages.toml")
+_REPOSITORY: Final = Path(__file__).parents[2]
 # Of the folder of all runs: the commands of the stages that are complete, in their order.
 _COMPLETE: Final = "complete.json"
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -203,7 +203,9 @@ class _Process:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.reproduce_model", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.albert_small_en.reproduce", description=__doc__
+    )
     add = parser.add_argument
     add("values", nargs="*", type=_value, metavar="NAME=VALUE", help="variables of the road")
     add("--runs", type=Path, default=Path("runs/default-model"), help="folder of all runs")

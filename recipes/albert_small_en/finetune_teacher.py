@@ -20,7 +20,7 @@ from training.errors import report_errors
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
-  python -m scripts.finetune_teacher sentence-transformers/all-MiniLM-L6-v2 \
+  python -m recipes.albert_small_en.finetune_teacher sentence-transformers/all-MiniLM-L6-v2 \
       --train SST-2/train.tsv --dev SST-2/dev.tsv --labels negative positive \
       --output runs/teacher
 """
@@ -98,7 +98,7 @@ def _accuracy(predicted: transformers.EvalPrediction) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("python -m scripts.finetune_teacher", __doc__, _EXAMPLES)
+    parser = make_parser("python -m recipes.albert_small_en.finetune_teacher", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("model", help="an encoder: a folder, or its name on the Hugging Face hub")
     add("--train", type=Path, nargs="+", required=True, help="labelled texts: CSV, TSV or JSONL")

@@ -30,10 +30,11 @@ from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = r"""examples:
-  albert-serve average runs/first/checkpoint runs/second/checkpoint --output runs/mean
-  albert-serve average runs/seed-*/best --output runs/soup
-  albert-serve average runs/tasks/checkpoint runs/pretrained/checkpoint --weights 3 1 \
+  python -m recipes.albert_small_en.average runs/first/checkpoint runs/second/checkpoint \
       --output runs/mean
+  python -m recipes.albert_small_en.average runs/seed-*/best --output runs/soup
+  python -m recipes.albert_small_en.average runs/tasks/checkpoint runs/pretrained/checkpoint \
+      --weights 3 1 --output runs/mean
 """
 
 
@@ -74,7 +75,7 @@ def average(references: Sequence[str | Path], weights: Sequence[float], target: 
         first, *others = (read_stages(each) for each in folders)
         averaged = [{"stages": [stage for stage in each if stage not in first]} for each in others]
         record = {"weights": list(weights), "averaged": averaged}
-        record_stage(folder, "training.average", record, earlier=first)
+        record_stage(folder, "recipes.albert_small_en.average", record, earlier=first)
 
 
 def _mean(folders: Sequence[Path], weights: Sequence[float]) -> AlbertForTasks:
@@ -116,7 +117,7 @@ class _AverageConfig(Options, title="average"):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
-    parser = make_parser("albert-serve average", __doc__, _EXAMPLES)
+    parser = make_parser("python -m recipes.albert_small_en.average", __doc__, _EXAMPLES)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add_flags(parser, _AverageConfig)
     values = parser.parse_args(arguments)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.reproduce_model import ROAD, main
+from recipes.albert_small_en.reproduce import ROAD, main
 from tests.programs import needs_program
 from tests.training.distillation.teachers import make_bert
 from tests.training.support import REPOSITORY, SQUAD, WIKI
@@ -129,7 +129,7 @@ def test_values_that_are_missing_or_wrong_are_named(
 @contextmanager
 def started(road: Path, runs: Path, modules: Path) -> Iterator[subprocess.Popen[str]]:
     """Start the command as a shell does, as the leader of a process group."""
-    command = [sys.executable, "-m", "scripts.reproduce_model", "--road", str(road)]
+    command = [sys.executable, "-m", "recipes.albert_small_en.reproduce", "--road", str(road)]
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{modules}"}
     with subprocess.Popen(
         [*command, "--runs", str(runs)],
@@ -220,7 +220,7 @@ def test_make_passes_all_variables() -> None:
         text=True,
         check=True,
     ).stdout
-    _, words = printed.split("-m scripts.reproduce_model")
+    _, words = printed.split("-m recipes.albert_small_en.reproduce")
     runs, *given = shlex.split(words.replace("\\\n", " "))[1:]
     assert runs == "it's"
     assert sorted(given) == sorted(values)
@@ -249,7 +249,7 @@ def test_the_real_road_leads_to_both_bundles(labelled: Path, tmp_path: Path) -> 
     teacher = make_bert(tmp_path / "teacher")
     values = small_values(tmp_path, labelled, teacher)
     words = [f"{name}={value}" for name, value in values.items()]
-    command = [sys.executable, "-m", "scripts.reproduce_model", *words]
+    command = [sys.executable, "-m", "recipes.albert_small_en.reproduce", *words]
     command += ["--road", str(ROAD), "--runs", str(tmp_path / "runs")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(2):

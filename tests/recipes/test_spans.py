@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from recipes.albert_small_en.spans import main
 from tests.training.support import WIKI, read_metrics
 from training.commands import finetune
 from training.data.questions import locate_answers, read_squad
-from training.spans import main
 
 Capture = pytest.CaptureFixture[str]
 

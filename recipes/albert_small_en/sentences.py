@@ -21,9 +21,10 @@ from training.errors import report_errors
 from training.options.values import parse_count
 from training.system.command_line import make_parser
 
-_EXAMPLES: Final = """examples:
-  python -m scripts.sentences imdb/train.jsonl.xz --output runs/sentences.txt
-  python -m scripts.sentences squad/train-v1.1.json --most-words 22 --output runs/questions.txt
+_EXAMPLES: Final = r"""examples:
+  python -m recipes.albert_small_en.sentences imdb/train.jsonl.xz --output runs/sentences.txt
+  python -m recipes.albert_small_en.sentences squad/train-v1.1.json --most-words 22 \
+      --output runs/questions.txt
 """
 _LINE_BREAK: Final = re.compile(r"<br\s*/?>", re.IGNORECASE)
 
@@ -62,7 +63,7 @@ def _documents(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("python -m scripts.sentences", __doc__, _EXAMPLES)
+    parser = make_parser("python -m recipes.albert_small_en.sentences", __doc__, _EXAMPLES)
     add = parser.add_argument
     add("documents", type=Path, nargs="+", help="SQuAD, JSONL, Parquet or text files, or folders")
     add("--output", type=Path, required=True, help="text file")

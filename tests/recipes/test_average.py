@@ -1,4 +1,4 @@
-"""`training.average`: the mean of the weights of checkpoints."""
+"""The mean of the weights of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from recipes.albert_small_en import average
 from tests.training.support import randomize
-from training import average
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.hf_names import parameters
 from training.model.provenance import read_stages, record_stage
@@ -53,7 +53,7 @@ def test_every_weight_is_the_mean(
     ).read_bytes()
     *earlier, last = read_stages(tmp_path / "mean")
     assert earlier == read_stages(two[0])
-    assert last["program"] == "training.average"
+    assert last["program"] == "recipes.albert_small_en.average"
     assert last["averaged"] == [{"stages": read_stages(two[1])[-1:]}]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from recipes.albert_small_en.unanswerable import main
 from tests.training.support import SQUAD
 from training.data.questions import Question, read_squad
-from training.unanswerable import main
 
 Capture = pytest.CaptureFixture[str]
 KINDS = ("same-article", "exchanged", "off-topic")

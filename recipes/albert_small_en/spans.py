@@ -17,6 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from albert_serve.progress import progress_bar
+from recipes.albert_small_en.making_questions import MakingQuestions, run_making
+from recipes.albert_small_en.recurring import STOP_WORDS, passages, span_questions, to_squad
+from recipes.albert_small_en.squad_file import write_squad_file
 from training.data.corpus import (
     TEXT_COLUMN_HELP,
     CorpusPosition,
@@ -26,15 +29,13 @@ from training.data.corpus import (
     split_sentences,
 )
 from training.data.questions import Question
-from training.data.recurring import STOP_WORDS, passages, span_questions, to_squad
-from training.data.squad_file import write_squad_file
 from training.options.flags import flag
-from training.options.making_questions import MakingQuestions, run_making
 from training.options.values import Count, Seed
 
 _EXAMPLES: Final = r"""examples:
-  albert-serve spans wiki/*.jsonl.xz spans.json.xz
-  albert-serve spans wiki/ spans.json --max-questions 100000 --passage-words 150
+  python -m recipes.albert_small_en.spans wiki/*.jsonl.xz spans.json.xz
+  python -m recipes.albert_small_en.spans wiki/ spans.json --max-questions 100000 \
+      --passage-words 150
   albert-serve finetune --initialize-from runs/base/checkpoint \
       --question-answering spans.json.xz --length 384 --budget 2h --output runs/spans
 """
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _SpansConfig,
         _run,
         arguments,
-        prog="albert-serve spans",
+        prog="python -m recipes.albert_small_en.spans",
         description=__doc__,
         examples=_EXAMPLES,
         files="files of text, or folders",

@@ -1,0 +1,1 @@
+"""Programs and stages that made the model in `models/`; not in the wheel."""
