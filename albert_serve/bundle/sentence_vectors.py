@@ -23,10 +23,11 @@ MODULES_FILE: Final = "modules.json"
 # Patterns of the files, for a download.
 SENTENCE_FILES: Final = (
     MODULES_FILE, "config_sentence_transformers.json", "sentence_*_config.json",
-    "*_Pooling/config.json",
+    "*_Pooling/config.json", "config_setfit.json", "model_head.pkl",
 )  # fmt: skip
 _SETTINGS_FILE: Final = "config_sentence_transformers.json"
 _ENCODER_FILE: Final = "sentence_bert_config.json"
+_SETFIT_FILES: Final = ("model_head.pkl", "config_setfit.json")
 _POOLING_FOLDER: Final = "1_Pooling"
 _LIBRARY: Final = "sentence_transformers."
 _MODULES: Final = ("Transformer", "Pooling", "Normalize")
@@ -73,6 +74,7 @@ class _Module(BaseModel):
 class _Settings(BaseModel):
     default_prompt_name: str | None = None
     prompts: dict[str, str | None] = {}
+    truncate_dim: int | None = None
 
 
 class _Encoder(BaseModel):
@@ -133,9 +135,13 @@ def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
     Raises:
         ConfigError: a file cannot be read, or asks for what is not computed here.
     """
+    _check_setfit(folder)
     modules = _read_modules(folder)
+    if not modules:
+        return None
+    _check_settings(folder / _SETTINGS_FILE)
     kinds = [module.kind for module in modules]
-    if kinds in ([], ["Transformer"]):  # the second is of a cross-encoder
+    if kinds == ["Transformer"]:  # of a cross-encoder
         return None
     if kinds not in (["Transformer", "Pooling"], list(_MODULES)):
         raise ConfigError(
@@ -143,7 +149,6 @@ def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
             "Transformer, Pooling and, after them or not, Normalize. Without the file the model is "
             "its Transformer alone"
         )
-    _check_prompt(folder / _SETTINGS_FILE)
     return SentenceVectors(
         pooling=_read_pooling(folder / modules[1].path / "config.json"),
         normalize="Normalize" in kinds,
@@ -155,8 +160,24 @@ def _read_modules(folder: Path) -> list[_Module]:
     return _read_if_there(folder / MODULES_FILE, list[_Module]) or []
 
 
-def _check_prompt(file: Path) -> None:
+def _check_setfit(folder: Path) -> None:
+    """Refuse a classifier of SetFit: its head is a pickle file, which may run any code."""
+    files = [name for name in _SETFIT_FILES if (folder / name).exists()]
+    if files:
+        raise ConfigError(
+            f"{folder} is a model of SetFit ({', '.join(files)}), whose classifier is not read "
+            f"here. Copy the folder without {' and '.join(_SETFIT_FILES)} to use its encoder; "
+            "`finetune` on the labelled texts gives it a classifier"
+        )
+
+
+def _check_settings(file: Path) -> None:
     settings = _read_if_there(file, _Settings) or _Settings()
+    if settings.truncate_dim is not None:
+        raise ConfigError(
+            f"{file} has truncate_dim {settings.truncate_dim}, and vectors are not shortened here: "
+            "set it to null, and take the first numbers of the vectors that you get"
+        )
     if settings.prompts.get(settings.default_prompt_name or ""):
         raise ConfigError(
             f"{file} has a prompt before every text (default_prompt_name is "

@@ -63,6 +63,11 @@ def test_a_cross_encoder_has_no_vectors_of_sentences(folder: Path) -> None:
 
     assert read_sentence_vectors(folder) is None
 
+    settings = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    _write(folder / "config_sentence_transformers.json", settings)
+    with pytest.raises(ConfigError, match="a prompt before every text"):
+        read_sentence_vectors(folder)
+
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
@@ -84,6 +89,9 @@ def test_a_cross_encoder_has_no_vectors_of_sentences(folder: Path) -> None:
             {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
             "a prompt before every text",
         ),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "has truncate_dim 8,"),
+        ("config_setfit.json", {"labels": ["dry", "wet"]}, "Copy the folder without"),
+        ("model_head.pkl", "a pickle file", "Copy the folder without"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(
