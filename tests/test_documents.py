@@ -168,3 +168,14 @@ def test_links_lead_somewhere(document: Path) -> None:
         target = document.parent / path if path else document
         assert target.exists(), path
         assert not anchor or anchor in anchors_of(target), (path, anchor)
+
+
+def test_the_architecture_names_files_and_symbols_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([\w./-]+/[\w.-]*)(?::([\w.]+))?`", page)
+    assert len(places) > 80
+    for path, symbol in places:
+        assert (ROOT / path).exists(), path
+        for name in symbol.split(".") if symbol else ():
+            defined = rf"^\s*(?:(?:async )?def |class ){name}\b|^{name}\b.* = "
+            assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), (path, name)
