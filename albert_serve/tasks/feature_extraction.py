@@ -24,7 +24,7 @@ from albert_serve.api.embeddings import (
 )
 from albert_serve.tasks.base import Logits, Prepared, Reduction, TaskSetup
 from albert_serve.tasks.probability import finite
-from albert_serve.tasks.truncation import Truncator
+from albert_serve.tasks.truncation import Truncator, check_not_empty
 
 # An object, its place in a list, and its digits, which are copied once.
 _BYTES_PER_NUMBER: Final = 56
@@ -53,6 +53,7 @@ class FeatureExtraction:
 
         Raises:
             TextTooLongError: it does not fit and may not be truncated.
+            InvalidInputError: it is empty.
         """
         defaults, max_length = self.setup.sentence_vectors, self.setup.max_positions
         pooling, normalize = parameters.pooling or defaults.pooling, parameters.normalize
@@ -60,6 +61,7 @@ class FeatureExtraction:
             max_length = min(max_length, defaults.max_length or max_length)
             normalize = defaults.normalize if normalize is None else normalize
         truncator = Truncator(self.setup.tokenizer, max_length, parameters.effective_truncation)
+        check_not_empty("text", item)
         fitted = truncator.fit(truncator.encode(item), direction=parameters.truncation_direction)
         encoder_input = fitted.at(
             FEATURE_EXTRACTION, [0] if pooling == "cls" else None, _REDUCTIONS[pooling]

@@ -25,7 +25,7 @@ from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task
 from albert_serve.tasks.feature_extraction import MIN_LENGTH, FeatureExtraction
 from albert_serve.tasks.probability import finite, sigmoid
 from albert_serve.tasks.text_classification import TextClassification
-from albert_serve.tasks.truncation import FittedEncoding, Truncator, named
+from albert_serve.tasks.truncation import FittedEncoding, Truncator, check_not_empty, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Rerank:
 
         Raises:
             TextTooLongError: one does not fit and may not be truncated.
+            InvalidInputError: one is empty.
         """
         head = None if self.classifier is None else self.classifier.one_output_head
         try:
@@ -60,10 +61,12 @@ class Rerank:
         truncator = Truncator(
             setup.tokenizer, setup.max_positions, "truncate" if item.truncate else "error"
         )
+        check_not_empty("query", item.query)
         with named("query"):
             query = truncator.encode(item.query)  # once: it may be long, and the texts many
         pairs: list[FittedEncoding] = []
         for number, text in enumerate(item.texts):
+            check_not_empty(f"texts[{number}]", text)
             with named(f"query and texts[{number}] together"):
                 pairs.append(truncator.fit(query, truncator.encode(text)))
         return Prepared(

@@ -25,7 +25,7 @@ from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits, Prepared, TaskSetup
 from albert_serve.tasks.probability import finite, sigmoid, softmax
-from albert_serve.tasks.truncation import Truncator
+from albert_serve.tasks.truncation import Truncator, check_not_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,13 @@ class TextClassification:
 
         Raises:
             TextTooLongError: it does not fit and may not be truncated.
-            InvalidInputError: parameters ask for a head that the model lacks.
+            InvalidInputError: a text is empty, or parameters ask for a head that the model lacks.
         """
         task, head = self._head(parameters.head)
         texts = TextInput(text=item) if isinstance(item, str) else item
+        check_not_empty("text", texts.text)
+        if texts.text_pair is not None:
+            check_not_empty("text_pair", texts.text_pair)
         truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
         fitted = truncator.fit_texts(texts.text, texts.text_pair)
         return Prepared(

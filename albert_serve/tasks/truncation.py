@@ -9,7 +9,7 @@ from typing import Final
 
 from albert_serve.api.embeddings import TruncationDirection
 from albert_serve.api.schemas import Truncation
-from albert_serve.errors import TextTooLongError
+from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Reduction
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
@@ -136,13 +136,23 @@ class Truncator:
         )
 
 
+def check_not_empty(name: str, text: str) -> None:
+    """Refuse an empty text, or one of white space alone.
+
+    Raises:
+        InvalidInputError: it is.
+    """
+    if not text.strip():
+        raise InvalidInputError(f"{name} is empty; send a text with at least one word")
+
+
 @contextlib.contextmanager
 def named(place: str) -> Iterator[None]:
-    """Have the refusal of a long text say which of several it is."""
+    """Have the refusal of a text say which of several it is."""
     try:
         yield
-    except TextTooLongError as error:
-        raise TextTooLongError(f"{place}: {error}") from error
+    except (TextTooLongError, InvalidInputError) as error:
+        raise type(error)(f"{place}: {error}") from error
 
 
 def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:

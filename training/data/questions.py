@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
@@ -15,6 +15,7 @@ from albert_serve.tables.formats import has_known_suffix
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
+from training.data.labelled.cells import is_blank
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.tables import RowError, read_records
 
@@ -62,18 +63,26 @@ def _as_list(answers: Any) -> Any:
     ]
 
 
+def _text(value: Any) -> Any:
+    return "" if is_blank(value) else value
+
+
+# A cell without a value is an empty text.
+_Text: TypeAlias = Annotated[str, BeforeValidator(_text)]
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     id: str
-    question: str
+    question: _Text
     answers: Annotated[list[_Answer] | None, BeforeValidator(_as_list)] = None
     is_impossible: bool | None = None
     kind: str = ""
 
 
 class _Paragraph(BaseModel):
-    context: str
+    context: _Text
     qas: list[_Entry]
 
 
@@ -103,7 +112,8 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
 
     `.json`, optionally compressed; or rows of a question each, as the Hub has them: `.jsonl`,
     `.parquet`, and what else `read_records` reads. In place of a folder stand its files.
-    A question has no answer if it is marked `is_impossible`, or has no `answers`.
+    A question has no answer if it is marked `is_impossible`, or has no `answers`. One that is
+    empty, or whose context is, is left out, and a line counts them.
 
     Raises:
         CorpusError: files cannot be read or are not in that format, or there is no question; all
@@ -146,9 +156,14 @@ def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
             questions += _questions(read(file), file)
         except CorpusError as error:
             errors += error.args
-    if not questions and not errors:
+    asked = [each for each in questions if each.question and each.context.strip()]
+    if num_empty := len(questions) - len(asked):
+        print(
+            f"{num_empty:,} of {len(questions):,} questions are left out: empty, or of no context"
+        )
+    if not asked and not errors:
         errors.append(f"no questions in {', '.join(map(str, files))}")
-    return questions, errors
+    return asked, errors
 
 
 def _read_nested(file: Path) -> list[_Article]:
@@ -223,8 +238,7 @@ def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
         The questions, and how many of them were repaired.
 
     Raises:
-        CorpusError: other answers do not stand at their offsets, or a question or context is
-            empty; all such questions are listed.
+        CorpusError: other answers do not stand at their offsets; all such questions are listed.
     """
     located: list[Question] = []
     errors: list[str] = []
@@ -234,8 +248,6 @@ def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
             errors.append(f"{question.place}: {fitting}")
         else:
             located.append(fitting)
-        if not (question.question and question.context.strip()):
-            errors.append(f"{question.place}: the question or its context is empty")
     raise_listed(errors)
     return located, sum(one is not other for one, other in zip(questions, located, strict=True))
 

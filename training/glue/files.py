@@ -100,7 +100,7 @@ def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
     Raises:
         CorpusError: as `read_texts`.
     """
-    columns = replace(task.columns, short_rows="keep")
+    columns = replace(task.columns, keeps_empty_texts=True)
     files = {split: _find(folder, patterns) for split, patterns in task.test.items()}
     if not all(files.values()):
         return {}

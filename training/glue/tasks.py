@@ -108,8 +108,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
         ),
         "qqp": GlueTask(
             title="QQP",
-            # A few rows of the official files are truncated, and some have an empty question.
-            columns=replace(_PAIRS, short_rows="leave out"),
+            columns=_PAIRS,
             labels=("not_duplicate", "duplicate"),
             metrics=("f1", "accuracy"),
         ),

@@ -194,3 +194,10 @@ def test_truncation_and_replacements_are_reported(score: Score) -> None:
     assert cut["truncated_tokens"] > 0
     assert 0 < cut["truncated_at"]["inputs"] < 5 * 300
     assert "its first piece" in replaced["warnings"][0]
+
+
+def test_an_empty_text_is_an_error_of_its_row(score: Score) -> None:
+    results = score("text-classification", [{"text": ""}, {"text": "fine"}, {"text": " \t"}])
+    assert [row.get("error_type", "fine") for row in results] == [
+        *("invalid_input", "fine", "invalid_input")
+    ]

@@ -29,6 +29,17 @@ def inputs(value: Any, **parameters: Any) -> dict[str, Any]:
 # The path, and what is invalid_input there, with a part of the message.
 INVALID: list[tuple[str, Any, str]] = [
     ("/fill-mask", inputs([]), "inputs must hold at least one item"),
+    *(
+        (path, inputs(value), "is empty; send a text with at least one word")
+        for path in ("/text-classification", "/feature-extraction")
+        for value in ("", " \n", ["a", ""])
+    ),
+    (
+        "/text-classification",
+        inputs({"text": "a", "text_pair": " "}),
+        "text_pair is empty; send a text with at least one word",
+    ),
+    ("/rerank", {"query": "a", "texts": ["b", ""]}, "texts[1]"),
     ("/fill-mask", inputs("[MASK] \ud800"), "half of a surrogate pair"),
     ("/text-classification", inputs("a", head="a" * 65), "head has 65 characters; at most 64"),
     (

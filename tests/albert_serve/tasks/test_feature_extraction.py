@@ -67,7 +67,7 @@ def test_vectors_are_those_of_transformers(
     task: FeatureExtraction, answer: Answerer, oracle: Oracle, sentences: list[str], pooling: str
 ) -> None:
     """The mean as sentence-transformers has it; without pooling as the pipeline."""
-    for text in [*sentences, "", "The [MASK] run", "½ ﬁ café"]:
+    for text in [*sentences, "The [MASK] run", "½ ﬁ café"]:
         hidden_BSH, _ = oracle.encode([text])
         vectors = {"mean": oracle.mean([text])[0], "cls": hidden_BSH[0, 0], "none": hidden_BSH}
         result = ask(task, answer, text, pooling=pooling)

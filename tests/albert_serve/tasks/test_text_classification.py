@@ -66,7 +66,7 @@ def test_answers_equal_the_pipeline(
     sentences: list[str],
 ) -> None:
     pair = {"text": "A dog runs.", "text_pair": "An animal moves."}
-    items: list[Any] = [*sentences[:4], "", pair]
+    items: list[Any] = [*sentences[:4], pair]
     for item in items:
         texts = TextInput.model_validate(item) if isinstance(item, dict) else item
         result = answer(task.prepare(texts, TextClassificationParameters(**parameters)))

@@ -113,11 +113,6 @@ def test_columns_of_public_data_sets(
         ("a.tsv", "text\tlabel\n", ["no examples in a.tsv"]),
         ("a.tsv", "words\tlabel\na\t1\n", ["a.tsv, line 1: no column text or sentence or "]),
         ("a.tsv", "text\tclass\na\t1\n", ["a.tsv, line 1: no column label or category "]),
-        (
-            "a.tsv",
-            "text\tlabel\na\t1\nb\n \t0\n",
-            ["a.tsv, line 4: no text"],
-        ),
         ("a.csv", "text,label\na, b,1\n", ["a.csv, line 2: 3 fields, more than the header's 2"]),
         (
             "a.csv",
@@ -135,7 +130,7 @@ def test_columns_of_public_data_sets(
             [
                 "a.jsonl, line 1 is not JSON: Invalid control character",
                 "a.jsonl, line 2 is not a JSON object",
-                "a.jsonl, line 3: no text",
+                "a.jsonl, line 3: no text, but ['a']",
                 "a.jsonl, line 4: column label holds lists; --problem-type multi_label_classific",
             ],
         ),
@@ -259,7 +254,7 @@ def test_a_row_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None:
     files = {
         "training": [
-            write(tmp_path / "a.tsv", "text\tlabel\na\tno\n\tyes\nb\tyes\n"),
+            write(tmp_path / "a.tsv", "text\tlabel\na\tno\nb\tyes\textra\nc\tyes\n"),
             write(tmp_path / "broken.jsonl", '{"text": \n{"words": "c", "label": 1}\n'),
         ],
         "validation": [write(tmp_path / "b.csv", "text,label\n" + "x,maybe\n" * 30)],
@@ -268,7 +263,7 @@ def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None
     with pytest.raises(CorpusError) as caught:
         read_splits(files)
     lines = [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
-    assert lines[0] == "a.tsv, line 3: no text"
+    assert lines[0].startswith("a.tsv, line 3: 3 fields, more than the header's 2")
     assert lines[1].startswith("broken.jsonl, line 1 is not JSON: Expecting value")
     assert lines[2].startswith("broken.jsonl, line 2: no column text or ")
     assert lines[3] == "no examples in empty.tsv"
@@ -277,8 +272,8 @@ def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None
 
 
 def test_twenty_errors_are_shown(tmp_path: Path) -> None:
-    file = write(tmp_path / "b.tsv", "\n".join(["text\tlabel", *["\t1"] * 31]))
-    with pytest.raises(CorpusError, match="line 21: no text\nand 11 more"):
+    file = write(tmp_path / "b.tsv", "\n".join(["text\tlabel", *["a\t1\t2"] * 31]))
+    with pytest.raises(CorpusError, match=r"line 21: 3 fields.*\nand 11 more"):
         read_labelled([file])
 
 
@@ -331,8 +326,17 @@ def test_what_has_no_text_in_the_column_of_pairs_is_no_pair(tmp_path: Path) -> N
     examples, _ = read_labelled([file])
     assert [e.pair for e in examples] == [None] * 4
     assert errors_of(tmp_path, file, columns=Columns(needs_pair=True)) == [
-        f"a.jsonl, line {n}: no text" for n in range(1, 5)
+        "no examples: 4 of 4 rows are left out: 4 with an empty text"
     ]
+
+
+def test_empty_texts_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "a.csv", 'text,label\nfine,1\n,0\n" \t",0\ndull,0\n')
+    examples, _ = read_labelled([file])
+    assert [each.text for each in examples] == ["fine", "dull"]
+    assert "2 of 4 rows are left out: 2 with an empty text" in capsys.readouterr().out
 
 
 # Texts with several labels.

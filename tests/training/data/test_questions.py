@@ -228,3 +228,14 @@ def test_windows_cover_the_context_without_a_gap(
             assert len(question_ids) + 2 <= start <= end < len(window.ids) - 1
     assert number * step + room >= len(context)
     assert number == 0 or (number - 1) * step + room < len(context)
+
+
+def test_empty_questions_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("a", "Who?", "Ann."), ("b", " ", "Ann."), ("c", "Who?", ""), ("d", None, "Ann.")]
+    file = tmp_path / "a.jsonl"
+    lines = (json.dumps({"id": i, "question": q, "context": c, "answers": []}) for i, q, c in rows)
+    file.write_text("\n".join(lines))
+    assert [question.id for question in read_squad([file])] == ["a"]
+    assert "3 of 4 questions are left out" in capsys.readouterr().out

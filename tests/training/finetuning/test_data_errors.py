@@ -50,7 +50,8 @@ def test_errors_of_held_out_questions_do_not_hide_others(
     start: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     train, held_out = questions(2), questions(2)
-    train["data"][0]["paragraphs"][0]["qas"][1]["question"] = " "
+    asked = train["data"][0]["paragraphs"][0]["qas"]
+    asked[1]["answers"] = [{"text": " ", "answer_start": 0}]
     held_out["data"] *= 2
     files = [tmp_path / "train.json", tmp_path / "held-out.json"]
     for file, content in zip(files, (train, held_out), strict=True):
@@ -59,7 +60,7 @@ def test_errors_of_held_out_questions_do_not_hide_others(
     assert run(options, tmp_path / "run") == 1
     first, second = errors_of(capsys, tmp_path)
     assert first.startswith("train.json, question ")
-    assert first.endswith(": the question or its context is empty")
+    assert first.endswith(": the answer is empty; mark the question is_impossible, or leave it out")
     assert second.startswith("2 ids stand for several questions: ")
 
 
@@ -88,7 +89,7 @@ def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
-    texts.write_text("text\tlabel\n\t1\na war\t0\na game\t1\n")
+    texts.write_text("text\tlabel\nx\t1\t2\na war\t0\na game\t1\n")
     broken.write_text("{")
     content = json.loads(SQUAD.read_text())
     answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
@@ -97,7 +98,7 @@ def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
     assert run(finetune_options, tmp_path / "run", *more) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"error: {texts}, line 2: no text"
+    assert lines[0].startswith(f"error: {texts}, line 2: 3 fields, more than the header's 2")
     assert lines[1].startswith(f"{broken} is not in SQuAD's format: the file: Invalid JSON: ")
     assert lines[2].startswith(f"{moved}, question ")
     assert "not the answer 'not in there', which stands at 0 places" in lines[2]

@@ -114,7 +114,7 @@ def test_broken_rows_of_the_official_qqp_are_left_out(tmp_path: Path, capsys: Ca
     file = write(tmp_path, **{"train.tsv": _QQP + rows}) / "train.tsv"
     texts = read_task(TASKS["qqp"], {"training": [file]}).texts["training"]
     assert [text.text for text in texts] == ["Who?", "A?"]
-    assert capsys.readouterr().out == "2 of 4 rows are left out: 2 without a text\n"
+    assert capsys.readouterr().out == "2 of 4 rows are left out: 2 with an empty text\n"
 
 
 def test_rows_of_a_test_file_without_a_text_are_kept(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_rows_of_a_test_file_without_a_text_are_kept(tmp_path: Path) -> None:
         ("stsb", "n\tf\t12\t1\t5.5\tA\tB\n", ["line 1: '5.5' is not a number from 0 to 5"]),
         (
             "rte",
-            "0\tA.\t\tentailment\n1\tA.\tB.\tmaybe\n",
-            ["line 1: no text", "line 2: label 'maybe' (1 rows); allowed are entailment, not_"],
+            "0\tA.\tB.\tentailment\tmore\n1\tA.\tB.\tmaybe\n",
+            ["line 1: 5 fields", "line 2: label 'maybe' (1 rows); allowed are entailment, not_"],
         ),
     ],
 )

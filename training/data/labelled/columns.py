@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.names import find_name
@@ -43,8 +43,8 @@ class Columns:
         headerless: names of the columns of CSV and TSV files that may lack a header.
         indicators: columns of 0 and 1, one for each label, in place of `label`.
         separator: of several labels in the column `label`.
-        short_rows: rows without a text or a label are errors, they are left out or, where texts
-            are read without labels, kept with empty texts.
+        keeps_empty_texts: whether rows with an empty text are kept where texts are read without
+            labels.
     """
 
     text: str | None = None
@@ -53,7 +53,7 @@ class Columns:
     delimiter: str | None = None
     needs_pair: bool = False
     headerless: tuple[str, ...] = ()
-    short_rows: Literal["refuse", "leave out", "keep"] = "refuse"
+    keeps_empty_texts: bool = False
     indicators: tuple[str, ...] = ()
     separator: str | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
@@ -69,6 +69,9 @@ class _Row(NamedTuple):
     classes: Sequence[str]
 
 
+_RowT = TypeVar("_RowT")
+
+
 class _LeftOut(NamedTuple):
     """A row that is left out, and why."""
 
@@ -104,7 +107,8 @@ def read_splits(
     Formats are those of `read_records`. Columns are `text` (or `sentence`, `sentence1`), for pairs
     `text_pair` (or `sentence2`), and `label` (or `category`), in any case, or those that `columns`
     names. Several labels of a text stand in a list, or as `columns` says. Rows without a label, of
-    which one line tells, are left out: it is empty or, where no label has that name, -1 or "-".
+    which one line tells, are left out: it is empty or, where no label has that name, -1 or "-". So
+    are rows with an empty text, or of spaces alone.
 
     Args:
         files: of each split, the training split first; read one after the other.
@@ -148,14 +152,26 @@ def _rows_with_labels(
 ) -> list[_Row]:
     """Return the rows that are not left out, and print how many are; append the errors."""
     num_before = len(errors)
-    rows = gather_rows(files, read, "examples", errors)
+    rows: list[_Row | _LeftOut] = gather_rows(files, read, "examples", errors)
+    return _without_left_out(rows, "examples", errors, had_errors=len(errors) > num_before)
+
+
+def _without_left_out(
+    rows: Sequence[_RowT | _LeftOut], name: str, errors: list[str], *, had_errors: bool
+) -> list[_RowT]:
+    """Return the rows that are not left out, and print how many are and why.
+
+    Args:
+        name: of the rows; that all are left out is an error.
+        had_errors: whether errors explain why no row is left.
+    """
     reasons = Counter(row.reason for row in rows if isinstance(row, _LeftOut))
-    kept = [row for row in rows if isinstance(row, _Row)]
+    kept = [row for row in rows if not isinstance(row, _LeftOut)]
     if reasons:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         message = f"{reasons.total():,} of {len(rows):,} rows are left out: {counts}"
         print(message)
-        errors += [] if kept or len(errors) > num_before else [f"no examples: {message}"]
+        errors += [] if kept or had_errors else [f"no {name}: {message}"]
     return kept
 
 
@@ -311,17 +327,23 @@ def read_texts(
     """Read the texts, or pairs of texts, of classification files, without their labels.
 
     Files are as for `read_labelled`, but need no column of labels; or `.txt`, one text per line.
+    Rows with an empty text are left out, unless `columns` keeps them.
 
     Raises:
         CorpusError: a file cannot be read or has no column of texts, or there is no text.
     """
     errors: list[str] = []
-    texts = gather_rows(files, lambda file: _read_texts(file, columns), "texts", errors)
+    rows: list[tuple[str, str | None] | _LeftOut] = gather_rows(
+        files, lambda file: _read_texts(file, columns), "texts", errors
+    )
+    texts = _without_left_out(rows, "texts", errors, had_errors=bool(errors))
     raise_listed(errors)
     return texts
 
 
-def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None] | RowError]:
+def _read_texts(
+    file: Path, columns: Columns
+) -> Iterator[tuple[str, str | None] | _LeftOut | RowError]:
     if ".txt" in file.suffixes and columns.delimiter is None:
         yield from ((line.strip(), None) for line in read_lines(file) if line.strip())
         return
@@ -331,10 +353,10 @@ def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None]
             continue
         row, names = read
         texts = _texts(row, names, columns)
-        if texts is None and columns.short_rows == "keep":
+        if texts is None and columns.keeps_empty_texts:
             pair = None if names.pair is None else cell_text(row.values[names.pair]) or ""
             texts = cell_text(row.values[names.text]) or "", pair
-        yield RowError(f"{row.place}: no text") if texts is None else texts
+        yield _no_text(row, names) if texts is None else texts
 
 
 def _labelled_rows(
@@ -355,8 +377,7 @@ def _labelled_rows(
                 return  # it is the same in all rows
             continue
         if texts is None:
-            is_left_out = columns.short_rows == "leave out"
-            yield _LeftOut("without a text") if is_left_out else RowError(f"{row.place}: no text")
+            yield _no_text(row, names)
         elif labels is None and problem == "multi_label_classification":
             yield RowError(f"{row.place}: no value in column {' or '.join(names.labels)}")
         elif labels is None:
@@ -400,6 +421,14 @@ def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str 
         pair = cell_text(row.values[names.pair])
         text = None if pair is None else text
     return None if text is None else (text, pair)
+
+
+def _no_text(row: Record, names: ColumnNames) -> _LeftOut | RowError:
+    """Return that a row is left out for an empty text; an error if a cell holds something else."""
+    cells = [row.values[name] for name in (names.text, names.pair) if name is not None]
+    if any(map(is_blank, cells)):
+        return _LeftOut("with an empty text")
+    return RowError(f"{row.place}: no text, but {cells[0]!r:.50}")
 
 
 def _natural(label: str) -> tuple[bool, int, str]:
