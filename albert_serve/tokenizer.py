@@ -55,7 +55,7 @@ class Encoding:
 
     Attributes:
         ids: token ids.
-        types: token type ids: 0 up to the first [SEP], 1 after it.
+        types: token type ids: 0 up to the first [SEP]; after it 1, or 0 if the tokenizer says so.
         offsets: the range of characters, end excluded, in the text that the token came from;
             (0, 0) for the [CLS] and [SEP] put around the texts. Two tokens may share characters
             ("½" is three tokens of one character).
@@ -125,6 +125,7 @@ class AlbertTokenizer:
             raise BundleCorruptError(
                 f"{self.mask_token} in a text is not read as one token; is it a special token?"
             )
+        self._pair_type = pair_type(tokenizer)
         self._prefix: str = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
         self._space_mark = _space_mark(tokenizer)
         _fill_cache(tokenizer)
@@ -137,6 +138,20 @@ class AlbertTokenizer:
             BundleMissingError: there is no such file.
             BundleCorruptError: it is not a tokenizer, or not one of an ALBERT.
         """
+        tokenizer = cls.read(file)
+        try:
+            return cls(tokenizer)
+        except BundleCorruptError as error:
+            raise BundleCorruptError(f"{file}: {error}") from error
+
+    @staticmethod
+    def read(file: Path) -> Tokenizer:
+        """Read a `tokenizer.json` of any model.
+
+        Raises:
+            BundleMissingError: there is no such file.
+            BundleCorruptError: it is not a tokenizer.
+        """
         try:
             content = file.read_text(encoding="utf-8")
         except OSError as error:
@@ -144,13 +159,9 @@ class AlbertTokenizer:
         except UnicodeDecodeError as error:
             raise BundleCorruptError(f"{file} is not UTF-8: {error}") from error
         try:
-            tokenizer = Tokenizer.from_str(content)
+            return Tokenizer.from_str(content)
         except Exception as error:  # the library raises no narrower type
             raise BundleCorruptError(f"{file} is not a tokenizer: {error}") from error
-        try:
-            return cls(tokenizer)
-        except BundleCorruptError as error:
-            raise BundleCorruptError(f"{file}: {error}") from error
 
     def encode(self, text: str, pair: str | None = None) -> Encoding:
         """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`; never truncated.
@@ -213,7 +224,7 @@ class AlbertTokenizer:
             return built
         return Encoding(
             ids=[*built.ids, *second.ids, self.sep_id],
-            types=[*built.types, *[1] * (len(second) + 1)],
+            types=[*built.types, *[self._pair_type] * (len(second) + 1)],
             offsets=[*built.offsets, *second.offsets, (0, 0)],
         )
 
@@ -295,6 +306,11 @@ def _find_ends(tokenizer: Tokenizer) -> tuple[int, int]:
     if len(around) == 2:
         return around[0], around[1]
     return _require(tokenizer, "cls"), _require(tokenizer, "sep")
+
+
+def pair_type(tokenizer: Tokenizer) -> int:
+    """Return the token type of the second text of a pair; 1 if the tokenizer does not say it."""
+    return max(tokenizer.encode("", "").type_ids, default=1)
 
 
 def _space_mark(tokenizer: Tokenizer) -> str:

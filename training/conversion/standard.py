@@ -29,6 +29,7 @@ from training.conversion.tensorflow import (
     load_tensorflow_weights,
     read_tensorflow_config,
 )
+from training.conversion.token_types import drop_types, types_agree
 from training.conversion.weight_files import find_weights, is_current, load_weights
 from training.model.checkpoint import (
     check_config,
@@ -68,6 +69,8 @@ def is_standard(folder: Path) -> bool:
     has_vocabulary = any((folder / name).is_file() for name in vocabularies)
     if has_vocabulary and not (folder / TOKENIZER_FILE).is_file():
         return False
+    if not types_agree(folder):
+        return False
     weights = find_weights(folder)
     return weights is not None and weights.name == WEIGHTS_FILE and _are_standard(weights)
 
@@ -98,6 +101,7 @@ def write_standard(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
     sizes = check_config(config, source)
     _add_tokenizer(source, folder, sizes)
+    drop_types(source, folder)
     if vectors is not None:
         write_sentence_vectors(vectors, folder, hidden_size=sizes.hidden_size)
 

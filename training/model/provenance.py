@@ -46,9 +46,9 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
 
     An empty list without either; a checkpoint of the Hub may have other files of these names.
     """
-    record: Any = _read_object(folder / _FILE)
+    record: Any = read_object(folder / _FILE)
     if not record:
-        provenance = _read_object(folder / MANIFEST_FILE).get("provenance")
+        provenance = read_object(folder / MANIFEST_FILE).get("provenance")
         record = provenance.get("training") if isinstance(provenance, dict) else None
     stages = record.get("stages") if isinstance(record, dict) else None
     return stages if isinstance(stages, list) else []
@@ -56,8 +56,8 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
 
 def read_evaluation(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's `evaluation.json`, or what a bundle's manifest has of it."""
-    own = _read_object(folder / _EVALUATION_FILE)
-    evaluation = own or _read_object(folder / MANIFEST_FILE).get("evaluation")
+    own = read_object(folder / _EVALUATION_FILE)
+    evaluation = own or read_object(folder / MANIFEST_FILE).get("evaluation")
     return evaluation if isinstance(evaluation, dict) else {}
 
 
@@ -68,7 +68,7 @@ def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
     return {task: asdict(figure) for task, figure in figures.items() if figure is not None}
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one if it holds none."""
     try:
         content = json.loads(file.read_bytes())
