@@ -36,10 +36,12 @@ from training.finetuning.settings import record_of, settle
 from training.finetuning.start import Start
 from training.finetuning.tasks import FinetuningTask, read_tasks
 from training.finetuning.validation import validating
+from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import join_world, setting_up
 from training.loop.driver import TrainedRun, train_run
 from training.loop.progress import is_known_run
 from training.loop.reproducibility import run_precision
+from training.loop.step import Run
 from training.model.checkpoint import read_config
 from training.model.heads import AlbertForTasks
 from training.model.provenance import file_names
@@ -119,11 +121,19 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             validation=validation,
             validates_start=probing is not None,
         )
+        if trained.status == 0 and world.is_main and not _has_best(run):
+            Checkpoints(folder=config.output, num_kept=config.keep).link_best(trained.num_steps)
         batches = "; ".join(describe_passes(run))
         print(f"{trained.checkpoint}: {trained.num_steps:,} steps{batches and f' ({batches})'}")
         for line in advise(config, run) if trained.status == 0 else ():
             print(line)
         return trained
+
+
+def _has_best(run: Run) -> bool:
+    """Whether a validation of the run, or of its part before a resumption, selected the best."""
+    is_selected = run.selection is not None and run.selection.best_step is not None
+    return is_selected or bool(run.earlier_selection)
 
 
 def _extra_config(

@@ -26,6 +26,8 @@ _SMALL_FILES: Final = (
     "training.json", "evaluation.json", "adapter_config.json",
     *SENTENCE_FILES,
 )  # fmt: skip
+# Links in a run's folder; no model of the Hub is called so.
+_LINKS: Final = ("best", "checkpoint")
 # The first pattern with files is downloaded: a model often has both formats.
 _WEIGHTS: Final = (
     ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
@@ -77,6 +79,11 @@ def _locate(reference: str | Path) -> tuple[Path, str]:
     folder = Path(reference)
     if folder.exists():
         return folder, folder.resolve().name
+    if folder.name in _LINKS:
+        raise CheckpointError(
+            f"{reference} looks like a local folder, and there is none; a run writes it when it "
+            "ends: check the run's --output"
+        )
     model = HubModel.parse(str(reference))
     if model is None:
         raise CheckpointError(

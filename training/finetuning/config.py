@@ -120,7 +120,9 @@ class _EarlyStopping(Options, title="validation"):
         "part of the labelled texts that is held out where no --validation is given; 0 for none",
         0.1,
     )
-    patience: Count | None = flag("stop after so many validations without a new best")
+    patience: Count | None = flag(
+        "stop after so many validations without a new best (5, if the end of the run is not given)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

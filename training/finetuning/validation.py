@@ -25,6 +25,8 @@ from training.model.provenance import file_names
 
 # Steps between validations of several tasks.
 _VALIDATE_EVERY = 500
+# Of a run whose end is not given, which has 3 to 20 passes.
+_PATIENCE = 5
 
 
 class Validating(NamedTuple):
@@ -93,8 +95,14 @@ def _selection_of(tasks: Sequence[ValidatedTask], config: FinetuneConfig) -> Bes
             _describe_held_out(figure, its, part)
             for figure, its in zip(figures, filter(None, files), strict=False)
         ),
-        patience=config.patience,
+        patience=_patience_of(config),
     )
+
+
+def _patience_of(config: FinetuneConfig) -> int | None:
+    """Return the patience: the default one only of a run whose end is not given."""
+    has_end = config.has_end or config.epochs is not None
+    return config.patience or (None if has_end else _PATIENCE)
 
 
 def _describe_held_out(figure: str, held_out: Sequence[Path], part: str) -> str:

@@ -105,7 +105,10 @@ class BestValidation:
             best: the folder of the best checkpoint.
         """
         if done < 1:
-            yield f"stopped early at {done:.1%}: no better validation in {self.num_since}"
+            yield (
+                f"stopped early at {done:.1%}: no better validation in {self.num_since}; "
+                "a larger --patience goes on"
+            )
         yield f"the best validation, in {best}: {self._describe()}"
         if self.has_collapsed and self.chance is not None:
             yield (

@@ -186,6 +186,18 @@ def test_a_run_stops_when_validation_gets_no_better(
         assert checkpoint_state(tmp_path / "run")["step"] == step
 
 
+def test_a_run_without_a_given_end_stops_after_five_validations_without_a_better_one(
+    start: list[str], cola: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    steps = start.index("--steps")
+    options = [*start[:steps], *start[steps + 2 :], "--lr", "1e-12", "--adamw-lr", "1e-12"]
+    options += ["--task", "cola"]
+    assert run(options, tmp_path / "run", "--data", str(cola), "--validate-every", "1") == 0
+    said = capsys.readouterr()
+    assert "no better validation in 5; a larger --patience goes on" in said.out + said.err
+    assert checkpoint_state(tmp_path / "run")["step"] == 5
+
+
 def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
     start: list[str], cola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_two_rows_are_fitted_without_validation(configure: Configure) -> None:
     trained = finetune(configure([ROWS[0], ROWS[3]], steps=None, head_only=True))
     assert trained.validations == []
     assert trained.best == trained.checkpoint
+    assert trained.checkpoint.with_name("best").resolve() == trained.checkpoint.resolve()
 
 
 def test_an_interrupted_run_is_saved_and_goes_on(configure: Configure, tmp_path: Path) -> None:
