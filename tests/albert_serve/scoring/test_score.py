@@ -151,7 +151,7 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
     assert results[5]["id"] == 7
     assert results[6]["error"] == "the row has neither inputs nor text"
     assert results[9]["error"].startswith("inputs[1]: ")
-    assert results[10]["id"] == "\ud800"
+    assert results[10]["id"] == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_row_that_breaks_the_engine_fails_alone(
