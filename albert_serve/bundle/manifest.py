@@ -11,15 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -129,15 +127,6 @@ class TaskEntry(HeadEntry):
             raise ValueError(f"two heads are named {self.default_head}")
         return self
 
-    @model_serializer(mode="wrap")
-    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Dump what a task does not have as nothing: bundles keep the revision that they had."""
-        content: dict[str, Any] = dump(self)
-        for name in ("head", "heads"):
-            if not getattr(self, name):
-                content.pop(name, None)
-        return content
-
 
 class Quality(_Frozen):
     """The loss of a task's quality by the bundle's precision, measured on real text.
@@ -167,7 +156,7 @@ class ClassifierEntry(HeadEntry):
     """An additional classifier of texts.
 
     Attributes:
-        quality: as `Manifest.quality`, where versions that know one classifier do not look.
+        quality: as `Manifest.quality`, which has the default classifier's.
     """
 
     quality: Quality | None = None
@@ -222,14 +211,6 @@ class Manifest(_Frozen):
     )
     sentence_vectors: SentenceVectors | None = None
 
-    @model_serializer(mode="wrap")
-    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Dump the form of embeddings where there is one: bundles keep the revision they had."""
-        content: dict[str, Any] = dump(self)
-        if self.sentence_vectors is None:
-            content.pop("sentence_vectors", None)
-        return content
-
     @property
     def heads(self) -> dict[str, HeadEntry]:
         """The head of each task by the task's name, and further classifiers by `further_head`."""
@@ -260,7 +241,8 @@ class Manifest(_Frozen):
     @property
     def revision(self) -> str:
         """12 hexadecimal digits that change with any byte of the bundle."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        content = self.model_dump_json(exclude_none=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def heads_of(tasks: Mapping[TaskName, TaskEntry]) -> dict[str, HeadEntry]:

@@ -25,8 +25,8 @@ SINGLES: Final[Sequence[TextColumns]] = tuple(
     (name, None) for name in ("text", "sentence", "sentence1", "sentence_A")
 )
 LABELS: Final = (
-    *("label", "category", "gold_label", "entailment_judgment", "Quality", "is_duplicate"),
-    *("score", "labels"),
+    *("label", "category", "labels", "score"),
+    *("gold_label", "Quality", "is_duplicate"),  # of files of GLUE
 )
 # Of the context and the question: RACE's and others', SWAG's, COPA's, HellaSwag's.
 CONTEXTS: Final[Sequence[TextColumns]] = (

@@ -93,7 +93,6 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", ("#1 String", "#2 String")),  # MRPC
         ("premise\thypothesis\tlabel", ("premise", "hypothesis")),
         ("sentence1\tsentence2\tgold_label", ("sentence1", "sentence2")),  # MNLI
-        ("sentence_A\tsentence_B\tentailment_judgment", ("sentence_A", "sentence_B")),  # SICK
         ("text\ttext_pair\tcategory", ("text", "text_pair")),
         ("sentence\tlabel", ("sentence", None)),  # SST-2
     ],
