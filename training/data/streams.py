@@ -144,10 +144,14 @@ class ExampleStream(Generic[_ExampleT]):
     _batches: Iterator[list[int]] | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < self.division.world_size:
+        if not self.examples:
+            raise TrainingError(f"{self.task} has no examples to train on")
+        smallest = len(self.examples) // self.steps_an_epoch
+        if smallest < self.division.world_size:
             raise TrainingError(
-                f"--batch-size {self.batch_size} of {self.task}: each of the "
-                f"{self.division.world_size} processes needs an example"
+                f"--batch-size {self.batch_size} of {self.task} has {smallest} of "
+                f"{len(self.examples):,} examples in a step; each of the "
+                f"{self.division.world_size} processes needs one"
             )
 
     @property
@@ -220,13 +224,12 @@ class ExampleStream(Generic[_ExampleT]):
 def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
     """Yield batches of indices below `count` without end; each epoch is another permutation.
 
-    All batches have the same size: one that reaches an epoch's end is filled from the next.
+    An epoch has every index once, in batches of like sizes, at most `batch_size`.
     """
-    indices = chain.from_iterable(
-        np.random.default_rng([seed, epoch]).permutation(count).tolist() for epoch in naturals()
-    )
-    while True:
-        yield list(islice(indices, batch_size))
+    num_batches = -(-count // batch_size)
+    for epoch in naturals():
+        order = np.random.default_rng([seed, epoch]).permutation(count)
+        yield from (batch.tolist() for batch in np.array_split(order, num_batches))
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from training.options.config import (
 )
 from training.options.flags import Options, flag, flag_name
 from training.options.labelled import ChoiceFiles, LabelledTexts
-from training.options.values import Count, Fraction, Parsed, Positive, Seed, parse_positive
+from training.options.values import Count, Fraction, Parsed, Positive, Seed, Share, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
 # Losses of sentence vectors, by their names in sentence-transformers.
@@ -116,7 +116,7 @@ class _EarlyStopping(Options, title="validation"):
         "steps between validations (an epoch; of several tasks 500); the end of the run is "
         "validated in any case"
     )
-    validation_split: Fraction = flag(
+    validation_split: Share = flag(
         "part of the labelled texts that is held out where no --validation is given; 0 for none",
         0.1,
     )

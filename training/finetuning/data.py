@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
@@ -80,26 +81,42 @@ def hold_out(texts: Sequence[LabelledText], part: float) -> dict[str, list[Label
     """Divide texts into those of training and of validation, the same in each run.
 
     Each label has the same part of both, and of a regression each range of scores; a label of a
-    single text stays in training.
+    single text stays in training. Equal texts are on one side.
 
     Args:
+        texts: at least one.
         part: of validation, up to a maximum of texts; none of a few texts.
     """
-    if len(texts) < _MIN_DIVIDED:
-        print(f"{len(texts):,} texts are too few to hold some out; there is no validation")
+    copies: dict[tuple[str, str | None], list[int]] = {}
+    for index, text in enumerate(texts):
+        key = (_normalised(text.text), text.pair and _normalised(text.pair))
+        copies.setdefault(key, []).append(index)
+    groups = list(copies.values())
+    if num_copies := len(texts) - len(groups):
+        print(
+            f"{num_copies:,} of {len(texts):,} texts equal another one; equal texts stay together"
+        )
+    if len(groups) < _MIN_DIVIDED:
+        print(f"{len(groups):,} texts are too few to hold some out; there is no validation")
         return {TRAINING: list(texts)}
-    counts = Counter(text.label for text in texts)
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(texts)).tolist()
-    is_scored = isinstance(texts[0].label, float)
-    several = [index for index in order if is_scored or counts[texts[index].label] > 1]
-    several.sort(key=lambda index: texts[index].label)
+    labels = [texts[group[0]].label for group in groups]
+    counts = Counter(labels)
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(groups)).tolist()
+    several = [n for n in order if isinstance(labels[n], float) or counts[labels[n]] > 1]
+    several.sort(key=lambda n: labels[n])
     num_held_out = min(round(part * len(several)), _MAX_HELD_OUT)
-    held_out = {several[n * len(several) // num_held_out] for n in range(num_held_out)}
-    print(f"{num_held_out:,} of {len(texts):,} texts are held out for validation")
+    chosen = (several[n * len(several) // num_held_out] for n in range(num_held_out))
+    held_out = {index for n in chosen for index in groups[n]}
+    print(f"{len(held_out):,} of {len(texts):,} texts are held out for validation")
     return {
         TRAINING: [text for index, text in enumerate(texts) if index not in held_out],
         VALIDATION: [texts[index] for index in sorted(held_out)],
     }
+
+
+def _normalised(text: str) -> str:
+    """Return a text without differences of case, white space and Unicode form."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def validation_batches(

@@ -65,6 +65,7 @@ _SEEDS: Final = NumberRange(int, "whole number from 0", lambda number: number >=
 _POSITIVE: Final = NumberRange(float, "number above 0", lambda number: 0 < number < math.inf)
 _WEIGHTS: Final = NumberRange(float, "number from 0", lambda number: 0 <= number < math.inf)
 _PARTS: Final = NumberRange(float, "number from 0 to 1", lambda number: 0 <= number <= 1)
+_SHARES: Final = NumberRange(float, "number from 0 to below 1", lambda number: 0 <= number < 1)
 _FINITE: Final = NumberRange(float, "number that is finite", math.isfinite)
 
 parse_count: Final = _COUNTS.parse
@@ -108,6 +109,8 @@ Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
 Weight: TypeAlias = Annotated[float, _WEIGHTS]
 Fraction: TypeAlias = Annotated[float, _PARTS]
+# Of a whole of which something must be left.
+Share: TypeAlias = Annotated[float, _SHARES]
 Finite: TypeAlias = Annotated[float, _FINITE]
 # A duration is a number of seconds.
 Duration: TypeAlias = Annotated[float, Parsed(parse_duration)]

@@ -181,7 +181,7 @@ def test_an_error_in_the_data_is_reported_once(start: list[str], tmp_path: Path)
     [
         (
             ("--batch-size", "1"),
-            "--batch-size 1 of text-classification: each of the 2 processes needs an example",
+            "each of the 2 processes needs one",
         ),
         (
             ("--pretraining", str(WIKI), "--batch-size", "4", "5"),

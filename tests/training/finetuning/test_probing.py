@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -120,3 +121,21 @@ def test_held_out_texts_have_the_same_part_of_each_label() -> None:
     assert len(divided[TRAINING]) + len(divided[VALIDATION]) == len(texts)
     assert hold_out(texts, 0.2) == divided
     assert VALIDATION not in hold_out(texts[:49], 0.2)
+
+
+def test_equal_texts_are_on_one_side(capsys: Capture) -> None:
+    """Whatever their case, white space and form of Unicode; a pair is equal in both texts."""
+    forms = ("Caf\u00e9 {} is good", "cafe\u0301  {} IS good ", "CAF\u00c9 {} is good")
+    texts = [
+        LabelledText(text=form.format(n), pair="b", label=n % 2)
+        for n in range(60)
+        for form in forms
+    ]
+    divided = hold_out([*texts, replace(texts[0], pair="other")], 0.2)
+    assert "120 of 181 texts equal another one" in capsys.readouterr().out
+    numbers = {
+        split: [text.text.split()[1] for text in its if text.pair == "b"]
+        for split, its in divided.items()
+    }
+    assert set(numbers[TRAINING]).isdisjoint(numbers[VALIDATION])
+    assert set(Counter(numbers[VALIDATION]).values()) == {3}

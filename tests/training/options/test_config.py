@@ -142,6 +142,7 @@ def distilling(**values: Any) -> DistilConfig:
         (finetuning, {"steps": 0}, "--steps: 0 is no whole number from 1"),
         (finetuning, {"lr": -1.0}, "--lr: -1.0 is no number above 0"),
         (finetuning, {"dropout": "high"}, "--dropout: 'high' is no number from 0 to 1"),
+        (finetuning, {"validation_split": 1}, "--validation-split: 1 is no number from 0 to below"),
         (finetuning, {"optimizer": "sgd"}, "--optimizer: 'sgd' is none of lamb, adamw, muon"),
         (finetuning, {"batch_size": (0,)}, "--batch-size: 0 is no whole number from 1"),
         (finetuning, {"labels": "good"}, "--labels: 'good' is no list of values"),
