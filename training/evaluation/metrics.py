@@ -77,15 +77,6 @@ def _scikit(name: str, **options: Any) -> Callable[[_Numbers, _Numbers], float]:
     return measure
 
 
-def _macro_f1(targets_N: _Numbers, predicted_N: _Numbers) -> float:
-    """Return the mean over the labels that occur in the targets."""
-    labels = np.flatnonzero(targets_N.any(0)) if targets_N.ndim > 1 else np.unique(targets_N)
-    if not len(labels):
-        return 0.0
-    measure = _scikit("f1_score", labels=labels, average="macro", zero_division=0.0)
-    return measure(targets_N, predicted_N)
-
-
 def _correlation(name: str) -> Callable[[_Numbers, _Numbers], float]:
     def correlate(targets_N: _Numbers, predicted_N: _Numbers) -> float:
         if min(np.ptp(targets_N), np.ptp(predicted_N)) == 0:
@@ -100,7 +91,7 @@ _METRICS: Final[Mapping[Metric, Callable[[_Numbers, _Numbers], float]]] = Mappin
     {
         "accuracy": _scikit("accuracy_score"),
         "f1": _scikit("f1_score", pos_label=1, zero_division=0.0),
-        "macro_f1": _macro_f1,
+        "macro_f1": _scikit("f1_score", average="macro", zero_division=0.0),
         "micro_f1": _scikit("f1_score", average="micro", zero_division=0.0),
         # Which scikit-learn's accuracy is of several labels.
         "subset_accuracy": _scikit("accuracy_score"),

@@ -107,6 +107,19 @@ class _VectorStream(ExampleStream[VectorExample]):
         num_passes = -(-num_tokens // _TOKENS_A_PASS)
         return [examples[number::num_passes] for number in range(min(num_passes, len(examples)))]
 
+    @property
+    def step_size(self) -> int:
+        """The number of examples of a step."""
+        return min(self.batch_size, len(self.examples))
+
+    @property
+    def num_compared(self) -> int:
+        """The mean number of examples of a micro-batch, which are compared with each other."""
+        num_parts = len(self.division.parts(range(self.step_size), lambda _: 1))
+        num_tokens = sum(map(self.size_of, self.examples)) / len(self.examples)
+        num_examples = self.step_size / num_parts
+        return max(1, int(num_examples / -(-num_examples * num_tokens // _TOKENS_A_PASS)))
+
     def take_smaller_batches(self) -> bool:
         """Return False: the other examples of a micro-batch are what each is told apart from."""
         return False
@@ -189,7 +202,7 @@ def _stream(
     rng = np.random.default_rng(config.seed)
     lengths = [np.array(example.lengths) for example in examples]
     sample = rng.integers(len(lengths), size=(BATCHES_SAMPLED, batch_size))
-    return _VectorStream(
+    stream = _VectorStream(
         task=TASK,
         examples=examples,
         batch_size=batch_size,
@@ -201,6 +214,14 @@ def _stream(
         seed=config.seed,
         division=division_of(config, world),
     )
+    num_compared = stream.num_compared
+    if num_compared < stream.step_size:
+        print(
+            f"embeddings: about {num_compared:,} of the {stream.step_size:,} examples a step are "
+            f"compared with each other, since a micro-batch has at most {_TOKENS_A_PASS:,} tokens, "
+            "or --micro-batch-size examples, of one process"
+        )
+    return stream
 
 
 def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -71,9 +72,9 @@ def load_start(
             continue
         sizes[task] = len(record["id2label"])
         if task in heads:
-            before, names = _stored_names(start, task), _names(record)
-            if set(before) == set(names):
-                orders[task] = [before.index(name) for name in names]
+            before = _stored_names(start, task)
+            if _means_the_same(before, record):
+                orders[task] = [before.index(name) for name in _names(record)]
     model = load_checkpoint(start.folder, sizes, new_heads=labels.keys() - orders.keys())
     for task, order in orders.items():
         _reorder(model, task, order)
@@ -123,12 +124,21 @@ def new_classifiers(start: Start, labels: Mapping[Task, Mapping[str, Any]]) -> l
     """
     new = []
     for head, record in labels.items():
-        before, names = _stored_names(start, head), _names(record)
-        if set(before) != set(names):
+        before = _stored_names(start, head)
+        if not _means_the_same(before, record):
             new.append(head)
             if head in start.heads:
-                print(f"a new classifier of {listed(names)} replaces that of {listed(before)}")
+                names = listed(_names(record))
+                print(f"a new classifier of {names} replaces that of {listed(before)}")
     return new
+
+
+def _means_the_same(before: Sequence[str], record: Mapping[str, Any]) -> bool:
+    """Whether labels of these names have the meaning that they had: not of numbers and scores."""
+    names = _names(record)
+    are_numbers = all(re.fullmatch(r"(LABEL_)?[-\d.]+", name) for name in names)
+    is_scored = record.get("problem_type") == "regression"
+    return set(before) == set(names) and not are_numbers and not is_scored
 
 
 def _names(record: Mapping[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -188,6 +189,7 @@ def test_rows_without_a_label_are_left_out_and_counted(
 
 
 CLASSES: Final = ["entailment", "contradiction"]
+UNNAMED: Final = ["LABEL_0", "LABEL_1"]
 
 
 def with_classes(table: pa.Table) -> pa.Table:
@@ -212,8 +214,67 @@ def test_the_names_of_classes_are_those_of_the_file(tmp_path: Path, kind: str) -
     # A model may have them in another order, or names of its own.
     examples, _ = read_labelled(files, CLASSES[::-1])
     assert [example.label for example in examples] == [0, 1]
-    examples, _ = read_labelled(files, ["yes", "no"])
-    assert [example.label for example in examples] == [1, 0]
+    for label_names, expected in ((["Contradiction", "ENTAILMENT"], [0, 1]), (UNNAMED, [1, 0])):
+        examples, _ = read_labelled(files, label_names)
+        assert [example.label for example in examples] == expected
+    [error] = errors_of(tmp_path, *files, label_names=["yes", "no"])
+    assert "numbers the labels entailment, contradiction, which are not yes, no" in error
+
+
+def test_labels_are_names_case_aside_and_numbers_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["Negative", "POSITIVE"]
+    for labels, expected in (("positive negative", [1, 0]), ("1 0", [1, 0])):
+        rows = "".join(f"text,{label}\n" for label in labels.split())
+        examples, _ = read_labelled([write(tmp_path / "a.csv", f"text,label\n{rows}")], names)
+        assert [example.label for example in examples] == expected
+    assert "numbers, read in this order: 0 Negative, 1 POSITIVE" in capsys.readouterr().out
+
+
+def test_a_whole_number_is_one_class_however_it_is_written(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "text,label\na,1\nb,1.0\nc,2\nd,2.\n")
+    examples, names = read_labelled([file])
+    assert (names, [example.label for example in examples]) == (["1", "2"], [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        (pa.array([Decimal("1.50"), Decimal("2.50")]), ["1.50", "2.50"]),
+        (pa.array([Decimal("0.0"), Decimal("1.0")]), ["0", "1"]),
+        (pa.array([b"no", "s\u00ed".encode()]), ["no", "s\u00ed"]),
+    ],
+    ids=["decimal", "whole decimal", "binary"],
+)
+def test_labels_of_other_types_are_values(
+    tmp_path: Path, column: pa.Array, names: list[str]
+) -> None:
+    pq.write_table(pa.table({"text": [b"a", b"b"], "label": column}), tmp_path / "a.parquet")
+    examples, found = read_labelled([tmp_path / "a.parquet"])
+    assert (found, [example.text for example in examples]) == (names, ["a", "b"])
+
+
+def test_nested_labels_are_refused(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": {"name": text}} for text in "ab"]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    [error] = errors_of(tmp_path, tmp_path / "a.parquet")
+    assert (
+        error == "a.parquet, row 1: column label holds nested values; give a column with one "
+        "label in each row"
+    )
+
+
+def test_a_missing_score_is_left_out_where_no_other_is_negative(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "a.csv", "text,label\na,3.5\nb,-1\nc,0\nd,-1.0\n")
+    examples, _ = read_labelled([file], problem="regression")
+    assert [example.label for example in examples] == [3.5, 0.0]
+    assert "2 of 4 rows are left out: without a score (-1)" in capsys.readouterr().out
+    write(file, "text,label\na,0.5\nb,-1\nc,-0.5\n")
+    examples, _ = read_labelled([file], problem="regression")
+    assert [example.label for example in examples] == [0.5, -1.0, -0.5]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,13 @@ def test_classification_by_hand() -> None:
     )
 
 
+def test_a_label_that_is_only_predicted_counts_in_macro_f1() -> None:
+    """As in scikit-learn: 1 of 2 right, 2 of 2 right, and a label that no text has."""
+    logits = logits_of(np.array([0, 2, 1, 1]), num_labels=3)
+    figures = metric_figures(("macro_f1",), logits, np.array([0, 0, 1, 1]))
+    assert figures["macro_f1"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
 def test_correlations_by_hand() -> None:
     """IQ and hours of television, Wikipedia's example of Spearman's correlation."""
     iq = np.array([106, 100, 86, 101, 99, 103, 97, 113, 112, 110], np.float64)

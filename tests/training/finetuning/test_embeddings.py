@@ -88,6 +88,20 @@ def test_vectors_are_learnt_from_examples(
     assert max(validations(run, "embeddings", "spearman").values()) > 0.4
 
 
+def test_the_log_says_how_many_examples_are_compared(
+    pretrained: Path, data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    options = ["--initialize-from", str(pretrained / "checkpoint"), "--steps", "1"]
+    options += ["--embeddings", str(data / "pairs.tsv"), "--batch-size", "8", "--length", "32"]
+    for size, line in ((2, "about 2 of the 8 examples a step are compared"), (8, "")):
+        folder = tmp_path / f"run-{size}"
+        command = [*options, "--micro-batch-size", str(size), "--output", str(folder)]
+        assert finetune.main([*command, "--device", "cpu"]) == 0
+        printed = capsys.readouterr().out
+        assert line in printed
+        assert ("are compared" in printed) == bool(line)
+
+
 def test_a_teachers_vectors_are_learnt_and_kept(
     data: Path, start: list[str], tmp_path: Path
 ) -> None:

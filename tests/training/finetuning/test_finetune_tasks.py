@@ -128,6 +128,32 @@ def test_both_held_out_files_of_mnli_are_evaluated(
     assert 0 <= figures["text_classification_mismatched_accuracy"] <= 1
 
 
+@pytest.mark.parametrize(
+    ("labels", "problem", "is_new"),
+    [
+        (("0", "1"), "single_label_classification", True),
+        (("0.5", "2.5"), "regression", True),
+        (("no", "yes"), "single_label_classification", False),
+    ],
+)
+def test_a_classifier_is_new_where_its_labels_have_no_meaning_of_their_own(
+    start: list[str],
+    tmp_path: Path,
+    capsys: Capture,
+    labels: tuple[str, str],
+    problem: str,
+    is_new: bool,
+) -> None:
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text,label\n" + "".join(f"it is {n},{labels[n % 2]}\n" for n in range(8)))
+    data = ["--text-classification", str(texts), "--problem-type", problem, "--steps", "1"]
+    assert run([*start, *data], tmp_path / "first") == 0
+    warm = ["--initialize-from", str(tmp_path / "first/checkpoint")]
+    capsys.readouterr()
+    assert run([*start, *data, *warm], tmp_path / "second") == 0
+    assert ("a new classifier of" in capsys.readouterr().out) == is_new
+
+
 def test_a_classifier_of_other_labels_is_new_and_said_to_be(
     start: list[str], mnli: Path, stsb: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
 
+# A whole number that may be written as a decimal fraction.
+_WHOLE: Final = re.compile(r"(-?\d+)\.0*").fullmatch
 _IS_MARKED: Final = {"1": True, "0": False, "true": True, "false": False}
 
 
@@ -17,12 +21,40 @@ class LabelFormError(ValueError):
 
 
 def cell_text(value: Any) -> str | None:
-    """Return a cell as text without surrounding spaces; None if it is empty."""
-    if not isinstance(value, str | int | float) or _is_gap(value):
+    """Return a cell as text without surrounding spaces; None if it is empty or nested.
+
+    Raises:
+        ValueError: it holds bytes that are not UTF-8.
+    """
+    if not isinstance(value, str | int | float | Decimal | bytes) or _is_gap(value):
         return None
-    if isinstance(value, float) and value.is_integer():  # pandas' integers of a column with gaps
+    if isinstance(value, bytes):
+        value = value.decode()
+    elif isinstance(value, float) and value.is_integer():  # integers of a column with gaps
         value = int(value)
+    elif isinstance(value, Decimal):
+        value = f"{value:f}"
     return str(value).strip() or None
+
+
+def plain_number(label: str) -> str:
+    """Return a label, without the decimal places of a whole number: 1.0 is 1."""
+    number = _WHOLE(label)
+    return number[1] if number else label
+
+
+def _label(value: Any, name: str) -> str | None:
+    """Return a label, in which 1.0 is 1; None if there is none.
+
+    Raises:
+        LabelFormError: the cell holds several values.
+    """
+    if isinstance(value, list | dict):
+        raise LabelFormError(
+            f"column {name} holds nested values; give a column with one label in each row"
+        )
+    text = cell_text(value)
+    return None if text is None else plain_number(text)
 
 
 def _is_gap(value: Any) -> bool:
@@ -49,7 +81,7 @@ def labels_in(
 
     Raises:
         LabelFormError: lists stand where texts are read, or texts where lists are.
-        ValueError: a cell is neither 0 nor 1.
+        ValueError: a cell is neither 0 nor 1, or holds bytes that are not UTF-8.
     """
     if columns.indicators:
         marks = [_mark(values[name], name) for name in names]
@@ -65,8 +97,8 @@ def labels_in(
             f"column {name} holds lists; --problem-type multi_label_classification is for texts "
             "with several labels"
         )
-    text = cell_text(value)
-    return None if text is None else (text,)
+    label = _label(value, name)
+    return None if label is None else (label,)
 
 
 def _mark(value: Any, name: str) -> bool | None:
@@ -83,7 +115,7 @@ def _several(value: Any, name: str, separator: str | None) -> tuple[str, ...] | 
     if _is_gap(value):
         return None
     if isinstance(value, list):
-        labels = [cell_text(label) for label in value]
+        labels = [_label(label, name) for label in value]
         return None if None in labels else tuple(dict.fromkeys(filter(None, labels)))
     if separator is None:
         raise LabelFormError(

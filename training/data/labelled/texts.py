@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -13,7 +15,13 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
 from training.data.corpus import CorpusError, read_lines
-from training.data.labelled.cells import LabelFormError, cell_text, is_blank, labels_in
+from training.data.labelled.cells import (
+    LabelFormError,
+    cell_text,
+    is_blank,
+    labels_in,
+    plain_number,
+)
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import Record, RowError, gather_rows
@@ -198,6 +206,7 @@ def _scored(
 ) -> dict[str, list[LabelledText]]:
     """Return the texts of each split with their scores; append the errors."""
     least, most = scale
+    rows = _without_missing_scores(rows, errors)
     allowed = "a number" if scale == ANY_SCORE else f"a number from {least:g} to {most:g}"
     texts: dict[str, list[LabelledText]] = {split: [] for split in rows}
     for split, its_rows in rows.items():
@@ -212,6 +221,25 @@ def _scored(
             else:
                 errors.append(f"{row.place}: {label!r} is not {allowed}")
     return texts
+
+
+def _without_missing_scores(
+    rows: Mapping[str, list[_Row]], errors: list[str]
+) -> dict[str, list[_Row]]:
+    """Return the rows without those of the score -1, if it is the only negative score.
+
+    Data sets such as STS-B have it where there is no score.
+    """
+    negative = {row.labels[0] for its in rows.values() for row in its if row.labels[0][:1] == "-"}
+    if negative != {"-1"}:
+        return dict(rows)
+    kept = {split: [row for row in its if row.labels != ("-1",)] for split, its in rows.items()}
+    for split, its in rows.items():
+        if num_left_out := len(its) - len(kept[split]):
+            message = f"{num_left_out:,} of {len(its):,} rows are left out: without a score (-1)"
+            print(message)
+            errors += [] if kept[split] else [f"no examples: {message}"]
+    return kept
 
 
 def _check_columns(
@@ -286,13 +314,32 @@ def _with_labels(
 
 
 def _indices(names: Sequence[str], labels: set[str]) -> dict[str, int]:
-    """Return the index of each label: of its name, or of its number where no name is another's."""
-    by_name = {name: index for index, name in enumerate(names)}
+    """Return the index of each label: of its name, case aside, or of its number.
+
+    Numbers are indices only where no name is another label's number.
+    """
+    by_name = _indices_by_name(names, labels)
     if _has_others_numbers(names):
         return by_name
     by_number = {str(index): index for index in range(len(names))}
     # Whichever knows more of the labels, so that one that is wrong is listed alone.
-    return max(by_name, by_number, key=lambda known: len(known.keys() & labels))
+    known = max(by_name, by_number, key=lambda known: len(known.keys() & labels))
+    if known is by_number:
+        numbers = listed([f"{index} {name}" for index, name in enumerate(names)])
+        print(f"the labels are numbers, read in this order: {numbers}")
+    return known
+
+
+def _indices_by_name(names: Sequence[str], labels: set[str]) -> dict[str, int]:
+    """Return the index of each name, and of labels that differ from one name in case alone."""
+    counts = Counter(name.casefold() for name in names)
+    case_aside = {
+        plain_number(name).casefold(): index
+        for index, name in enumerate(names)
+        if counts[name.casefold()] == 1
+    }
+    others = {label: case_aside[key] for label in labels if (key := label.casefold()) in case_aside}
+    return {**others, **{name: index for index, name in enumerate(names)}}
 
 
 def _has_others_numbers(names: Sequence[str]) -> bool:
@@ -363,14 +410,17 @@ def _labelled_rows(
     file: Path, columns: Columns, problem: ProblemType, label_names: Sequence[str]
 ) -> Iterator[_Row | _LeftOut | RowError]:
     """Yield each row, the error of a row, or why it is left out."""
+    # A score may be -1.
+    left_out = {"-"} if problem == "regression" else _NO_LABEL - set(label_names)
     for read in read_columns(file, columns, needs_label=True):
         if isinstance(read, RowError):
             yield read
             continue
         row, names = read
-        texts = _texts(row, names, columns)
         try:
+            texts = _texts(row, names, columns)
             labels = labels_in(row.values, names.labels, columns, problem)
+            classes = _classes(row, names, label_names)
         except ValueError as error:
             yield RowError(f"{row.place}: {error}")
             if isinstance(error, LabelFormError):
@@ -382,31 +432,36 @@ def _labelled_rows(
             yield RowError(f"{row.place}: no value in column {' or '.join(names.labels)}")
         elif labels is None:
             yield _LeftOut("without a label")
+        elif len(names.labels) == len(labels) == 1 and labels[0] in left_out:
+            yield _LeftOut(f"with the label {labels[0]} (--labels names it, if it is one)")
         elif problem == "regression":
             yield _Row(*texts, labels, row.place, ())
         else:
-            yield _named_row(texts, labels, row, names, label_names)
+            named = tuple(_class_name(label, classes) for label in labels)
+            yield _Row(*texts, named, row.place, classes)
 
 
-def _named_row(
-    texts: tuple[str, str | None],
-    labels: tuple[str, ...],
-    row: Record,
-    names: ColumnNames,
-    label_names: Sequence[str],
-) -> _Row | _LeftOut:
-    """Return a row whose labels have the names that its file has for their numbers.
+def _classes(row: Record, names: ColumnNames, label_names: Sequence[str]) -> Sequence[str]:
+    """Return the names that a file has for the numbers of its labels, as `label_names` have them.
 
-    Args:
-        label_names: those that are asked for, in place of the file's if these are others.
+    Raises:
+        LabelFormError: the file has other names.
     """
-    if len(names.labels) == len(labels) == 1 and labels[0] in _NO_LABEL - set(label_names):
-        return _LeftOut(f"with the label {labels[0]} (--labels names it, if it is one)")
-    classes = row.classes.get(names.labels[0], ())
-    if label_names and not set(classes) <= set(label_names):
-        classes = ()
-    named = tuple(_class_name(label, classes) for label in labels)
-    return _Row(*texts, named, row.place, classes)
+    classes = row.classes.get(names.labels[0], ()) if names.labels else ()
+    return _renamed(tuple(classes), tuple(label_names)) if classes and label_names else classes
+
+
+@lru_cache(1)  # all rows of a file have the same
+def _renamed(classes: tuple[str, ...], label_names: tuple[str, ...]) -> Sequence[str]:
+    if all(re.fullmatch(r"LABEL_\d+", name) for name in label_names):
+        return ()  # the model's labels have no names
+    indices = _indices_by_name(label_names, set(classes))
+    if not set(classes) <= indices.keys():
+        raise LabelFormError(
+            f"the file numbers the labels {listed(classes)}, which are not {listed(label_names)}; "
+            "write the labels' names into its column, or rename them (--labels)"
+        )
+    return [label_names[indices[name]] for name in classes]
 
 
 def _class_name(label: str, classes: Sequence[str]) -> str:
