@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.names import listed
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import open_checkpoint
 from training.data.examples import MIN_LENGTH
 from training.data.labelled.choices import read_choices
 from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
-from training.data.labelled.texts import read_labelled
+from training.data.labelled.texts import read_splits
 from training.data.questions import read_squad
 from training.data.similar import SimilarTexts, TextKind, read_similar
 from training.errors import EvaluationError
@@ -343,7 +344,11 @@ def _classify(
     task = TASKS.get(own.task or "")
     if task is None or own.data is None:
         files = labelled_files(own.text_classification, "test", "validation")
-        texts, _ = read_labelled(files, names, own.columns, problem)
+        read = read_splits({_ONLY: files}, names, own.columns, problem)
+        if read.are_numbered:
+            numbers = listed([f"{index} {name}" for index, name in enumerate(names)])
+            print(f"the labels are numbers, read in this order: {numbers}", file=sys.stderr)
+        texts = read.texts[_ONLY]
         predictions = classify(
             model, tokenizer, texts, names, problem, truncation=config.truncation, head=head
         )

@@ -221,15 +221,14 @@ def test_the_names_of_classes_are_those_of_the_file(tmp_path: Path, kind: str) -
     assert "numbers the labels entailment, contradiction, which are not yes, no" in error
 
 
-def test_labels_are_names_case_aside_and_numbers_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_are_names_case_aside_or_numbers(tmp_path: Path) -> None:
     names = ["Negative", "POSITIVE"]
     for labels, expected in (("positive negative", [1, 0]), ("1 0", [1, 0])):
         rows = "".join(f"text,{label}\n" for label in labels.split())
-        examples, _ = read_labelled([write(tmp_path / "a.csv", f"text,label\n{rows}")], names)
-        assert [example.label for example in examples] == expected
-    assert "numbers, read in this order: 0 Negative, 1 POSITIVE" in capsys.readouterr().out
+        files = [write(tmp_path / "a.csv", f"text,label\n{rows}")]
+        splits = read_splits({"test": files}, names)
+        assert [example.label for example in splits.texts["test"]] == expected
+        assert splits.are_numbered == (labels == "1 0")
 
 
 def test_a_whole_number_is_one_class_however_it_is_written(tmp_path: Path) -> None:

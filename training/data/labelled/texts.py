@@ -57,10 +57,15 @@ class LabelledText:
 
 
 class LabelledSplits(NamedTuple):
-    """The texts of each split, and the names of their labels in order."""
+    """The texts of each split, and the names of their labels in order.
+
+    Attributes:
+        are_numbered: whether the first split has the labels' numbers in place of their names.
+    """
 
     texts: Mapping[str, list[LabelledText]]
     names: list[str]
+    are_numbered: bool = False
 
 
 class _Row(NamedTuple):
@@ -148,7 +153,7 @@ def read_splits(
         splits = LabelledSplits(_scored(rows, scale, errors), list(label_names or ["score"]))
     else:
         names = label_names or columns.indicators
-        splits = LabelledSplits(*_classified(rows, names, errors, kind))
+        splits = _classified(rows, names, errors, kind)
     raise_listed(errors)
     return splits
 
@@ -264,7 +269,7 @@ def _classified(
     label_names: Sequence[str] | None,
     errors: list[str],
     problem: ProblemType,
-) -> tuple[dict[str, list[LabelledText]], list[str]]:
+) -> LabelledSplits:
     """Return the texts of each split with the indices of their labels; append the errors."""
     first, *others = rows
     labels = _all_labels(rows[first])
@@ -284,7 +289,8 @@ def _classified(
         if trained:
             errors += _unknown_labels(rows[split], known, f"the {first} split has {shown}")
         texts[split] = _with_labels(rows[split], known, numbers)
-    return texts, names
+    are_numbered = bool(labels) and labels.isdisjoint(_indices_by_name(names, labels))
+    return LabelledSplits(texts, names, are_numbered)
 
 
 def _all_labels(rows: Sequence[_Row]) -> set[str]:
@@ -323,11 +329,7 @@ def _indices(names: Sequence[str], labels: set[str]) -> dict[str, int]:
         return by_name
     by_number = {str(index): index for index in range(len(names))}
     # Whichever knows more of the labels, so that one that is wrong is listed alone.
-    known = max(by_name, by_number, key=lambda known: len(known.keys() & labels))
-    if known is by_number:
-        numbers = listed([f"{index} {name}" for index, name in enumerate(names)])
-        print(f"the labels are numbers, read in this order: {numbers}")
-    return known
+    return max(by_name, by_number, key=lambda known: len(known.keys() & labels))
 
 
 def _indices_by_name(names: Sequence[str], labels: set[str]) -> dict[str, int]:
