@@ -1,14 +1,16 @@
-"""Marks whole files and folders of tests; a single test has the mark itself.
+"""Hooks for all tests. A file or a folder (`__init__.py`) has its marks in `pytestmark`.
 
-`process`: they start processes, browsers or compilers, train, or take longest of the others;
-`make test-fast` has no such.
+`process`: the tests start processes, browsers or compilers, train, or take long; `make test-fast`
+leaves them out.
 `gpu`: they run on CUDA as well, by `make test-gpu`; without a GPU they are skipped.
 `extended`: `make test` has the main case of the same, or it is rarely changed; CI runs both.
 """
 
 from __future__ import annotations
 
+import re
 import signal
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -17,58 +19,8 @@ import pytest
 from tests.devices import skip_without_gpu
 
 _TESTS: Final = Path(__file__).parent
-_WITH_PROCESSES: Final = (
-    "albert_serve/bundle/test_download.py",
-    "albert_serve/bundle/test_store.py",
-    "albert_serve/client",
-    "albert_serve/doctor",
-    "albert_serve/runtime/test_prepacking.py",
-    "albert_serve/scoring/distributed",
-    "albert_serve/scoring/test_job.py",
-    "albert_serve/scoring/test_killed.py",
-    "albert_serve/scoring/test_remote.py",
-    "albert_serve/server",
-    "albert_serve/test_cli.py",
-    "albert_serve/test_imports.py",
-    "albert_serve/web",
-    "benchmarks",
-    "export/test_classifiers.py",
-    "export/test_encoder.py",
-    "export/test_layers.py",
-    "export/test_precision.py",
-    "export/test_quality.py",
-    "export/test_verify.py",
-    "export/test_bundle.py",
-    "test_shipped_model.py",
-    "training/conversion/test_commands.py",
-    "training/conversion/test_hub.py",
-    "training/data/test_mask_rate.py",
-    "training/data/test_masking.py",
-    "training/data/test_packed_rows.py",
-    "training/distillation",
-    "training/evaluation",
-    "training/finetuning",
-    "training/glue/test_hub.py",
-    "training/loop",
-    "training/model/test_checkpoint.py",
-    "training/model/test_model_training.py",
-    "training/optim/test_lamb.py",
-    "training/test_evaluate.py",
-    "training/test_losses.py",
-    "training/test_plot.py",
-    "training/test_prepare.py",
-    "training/test_prepare_stopped.py",
-    "training/test_pretrain.py",
-    "recipes",
-    "training/test_requirements.py",
-    "training/test_vocab.py",
-)
-_EXTENDED: Final = (
-    "albert_serve/scoring/distributed/test_ray.py",
-    "albert_serve/scoring/distributed/test_spark.py",
-    "benchmarks",
-)
-_MARKED: Final = {"process": _WITH_PROCESSES, "extended": _EXTENDED}
+_PYTESTMARK: Final = re.compile(r"^pytestmark = (\[.*?\]|.*?)$", re.MULTILINE | re.DOTALL)
+_MARK: Final = re.compile(r"pytest\.mark\.(\w+)")
 
 
 def pytest_configure() -> None:
@@ -85,11 +37,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests in the files and folders above."""
-    assert all((_TESTS / name).exists() for names in _MARKED.values() for name in names)
+    """Give tests the marks of their folders; pytest reads those of files."""
     for item in items:
-        for mark in _marks(item.path):
-            item.add_marker(mark)
+        for folder in item.path.relative_to(_TESTS).parents:
+            for mark in _marks(_TESTS / folder):
+                item.add_marker(mark)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -97,9 +49,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     skip_without_gpu(item)
 
 
+@cache
 def _marks(path: Path) -> list[str]:
-    return [
-        mark
-        for mark, names in _MARKED.items()
-        if any(path.is_relative_to(_TESTS / name) for name in names)
-    ]
+    """Return the names in `pytestmark` of a file of tests, or of a folder's `__init__.py`."""
+    file = path / "__init__.py" if path.is_dir() else path
+    if file.suffix != ".py" or not file.is_file():
+        return []
+    statement = _PYTESTMARK.search(file.read_text(encoding="utf-8"))
+    return _MARK.findall(statement[1]) if statement else []

@@ -24,6 +24,8 @@ from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.evaluation.samples import draw_samples
 from training.evaluation.torch_engine import predict
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
 # A curl command of the README, and the reply that it says follows.

@@ -28,6 +28,8 @@ from tests.albert_serve.support import (
     service_environment,
 )
 
+pytestmark = pytest.mark.process
+
 SERVING = ["serve", "reload", "score", "info", "doctor", "import"]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import albert_serve
 
+pytestmark = pytest.mark.process
+
 PACKAGE = Path(albert_serve.__file__).parent
 MODULES = sorted(
     ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)

@@ -24,6 +24,8 @@ from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
 from training.evaluation.questions import BEST_F1_THRESHOLD as KEY
 from training.model.checkpoint import CheckpointError, load_checkpoint
 
+pytestmark = pytest.mark.process
+
 DATA = Path(__file__).resolve().parents[1] / "data"
 
 

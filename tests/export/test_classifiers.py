@@ -27,6 +27,8 @@ from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 
+pytestmark = pytest.mark.process
+
 Capture = pytest.CaptureFixture[str]
 CPU = RuntimeOptions(device="cpu", num_threads=1)
 # Names that end as weights of the encoder do, whose matrices are stored in lower precision.

@@ -21,6 +21,8 @@ from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
 from training.conversion.shipped import restore_weights
 from training.model.albert import ModelInputs
 
+pytestmark = pytest.mark.process
+
 CONFIGS = [
     pytest.param(TINY, id="one-group"),
     pytest.param(replace(TINY, num_groups=2), id="two-groups"),

@@ -21,6 +21,8 @@ from training.model.albert import ModelInputs
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config
 from training.model.resizing import with_layers
 
+pytestmark = pytest.mark.process
+
 MOODS = ("glad", "great", "sad", "bad")
 
 

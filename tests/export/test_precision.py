@@ -36,6 +36,8 @@ from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
 from tests.programs import needs_program
 from training.model.checkpoint import save_checkpoint
 
+pytestmark = pytest.mark.process
+
 WORDS = "albert.embeddings.word_embeddings.weight"
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 CONFIG = replace(TINY, hidden_size=96, ffn_size=128, embedding_size=32)

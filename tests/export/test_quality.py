@@ -31,6 +31,8 @@ from training.evaluation.samples import draw_samples
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.process
+
 SQUAD = WIKI.with_name("squad.json")
 RACE = WIKI.with_name("race")
 

@@ -27,6 +27,8 @@ from export.verify import (
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
 from training.model.checkpoint import save_checkpoint
 
+pytestmark = pytest.mark.process
+
 CLS, SEP, MASK = (SPECIAL_TOKENS.index(token) for token in ("[CLS]", "[SEP]", "[MASK]"))
 
 

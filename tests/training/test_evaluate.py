@@ -35,6 +35,8 @@ from training.evaluation.validation import held_out, unigram_entropy
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 
+pytestmark = pytest.mark.process
+
 Capture = pytest.CaptureFixture[str]
 
 

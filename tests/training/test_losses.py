@@ -42,6 +42,8 @@ from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
 from training.model.hf_names import parameters
 
+pytestmark = pytest.mark.process
+
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
 # A row of two sequences and padding, and one of a single segment.
 ROWS = [

@@ -19,6 +19,8 @@ from tests.training.support import read_metrics
 from training.commands.plot import draw_curves, main, smooth
 from training.loop.metrics import MetricsWriter
 
+pytestmark = pytest.mark.process
+
 STEPS = range(10, 401, 10)
 
 

@@ -23,6 +23,8 @@ from training.data.corpus import read_documents, split_sentences
 from training.data.preparation import prepare
 from training.data.shards import ShardError, Shards
 
+pytestmark = pytest.mark.process
+
 Capture = pytest.CaptureFixture[str]
 TEXT = "One sentence. And another.\n\nA second document.\n\n \n\n\u200b\n"
 

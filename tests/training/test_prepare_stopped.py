@@ -20,6 +20,8 @@ from training.data.preparation import prepare
 from training.data.shards import ShardError, Shards
 from training.data.tokenization import tokenise
 
+pytestmark = pytest.mark.process
+
 # Dies before each of its changes to files in turn. All in one process that forks, because
 # Python takes longer to start than the corpus to tokenise.
 KILL_EVERYWHERE = r"""

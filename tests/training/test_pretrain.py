@@ -27,6 +27,8 @@ from training.data.shards import Shards
 from training.evaluation.validation import unigram_entropy
 from training.model.checkpoint import load_checkpoint, read_weights
 
+pytestmark = pytest.mark.process
+
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 

@@ -14,6 +14,8 @@ import pytest
 from tests.albert_serve.support import ROOT
 from training.requirements import PACKAGES
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:

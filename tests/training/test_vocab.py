@@ -16,6 +16,8 @@ from training.vocabulary.errors import VocabError
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import train_vocab
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).parents[2]
 WIKI = REPOSITORY / "tests" / "data" / "wiki.jsonl"
 

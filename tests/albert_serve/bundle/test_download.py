@@ -16,6 +16,8 @@ from albert_serve.bundle.manifest import Bundle
 from tests.albert_serve.support import running_service, service_environment
 from tests.training.conversion.hub_server import Hub, Repository, serve
 
+pytestmark = pytest.mark.process
+
 CARD = "---\nlicense: mit\n---\n# A model\n"
 
 

@@ -26,7 +26,7 @@ from albert_serve.settings import Settings
 from tests.albert_serve.support import running_service, service_environment
 
 # BentoML imports what is deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from albert_serve.runtime.prepacking import packed_encoder
 from albert_serve.settings import Prepack, RuntimeOptions
 from tests.albert_serve.runtime.inputs import some_inputs
 
+pytestmark = pytest.mark.process
+
 
 def entries(options: RuntimeOptions) -> list[Path]:
     assert options.cache_folder is not None

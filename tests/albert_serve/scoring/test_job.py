@@ -39,6 +39,8 @@ from tests.albert_serve.scoring.jobs import (
     write_jsonl,
 )
 
+pytestmark = pytest.mark.process
+
 
 class Stopping:
     """Asks a job to stop after so many parts."""

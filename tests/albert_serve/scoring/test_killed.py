@@ -14,6 +14,8 @@ import pytest
 from tests.albert_serve.scoring.jobs import read_table, write_jsonl
 from tests.albert_serve.support import ROOT
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("suffix", "step"),

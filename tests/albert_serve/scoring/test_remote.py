@@ -24,6 +24,8 @@ from albert_serve.scoring.remote import RemoteScorer
 from tests.albert_serve.scoring.jobs import labels_of, read_jsonl, write_jsonl
 from tests.albert_serve.support import Running, free_port
 
+pytestmark = pytest.mark.process
+
 INFO: dict[str, Any] = {
     "model_id": "m",
     "version": "1",

@@ -33,6 +33,8 @@ from training.loop.trainer import Saver
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.provenance import read_stages
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def old(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,6 +18,8 @@ from tests.training.support import TINY, hf_model, our_model
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.process
+
 # Opens each reference, and prints what came of it as a line of JSON.
 _OPEN = """
 import json, sys

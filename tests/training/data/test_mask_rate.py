@@ -24,6 +24,8 @@ from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan, Position
 from training.data.shards import Shards
 
+pytestmark = pytest.mark.process
+
 
 def batch_at(shards: Shards, tokenizer: AlbertTokenizer, rate: float) -> PretrainBatch:
     masking = NgramMasking(word_starts=word_starts(tokenizer), rate=rate)

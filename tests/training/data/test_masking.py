@@ -16,6 +16,8 @@ from tokenizers.models import Unigram, WordPiece
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, SpecialIds
 from training.data.masking import NgramMasking, word_bounds, word_starts
 
+pytestmark = pytest.mark.process
+
 VOCAB_SIZE = 100
 NUM_SPECIAL = len(SPECIAL_TOKENS)
 IS_SPECIAL: NDArray[np.bool_] = np.arange(VOCAB_SIZE) < NUM_SPECIAL

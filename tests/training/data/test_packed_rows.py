@@ -31,6 +31,8 @@ from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.model.resizing import expand_for_hf
 
+pytestmark = pytest.mark.process
+
 
 def as_double(config: AlbertConfig) -> AlbertForTasks:
     return our_model(config, ("fill-mask",)).double()

@@ -17,6 +17,8 @@ from training.glue.files import dev_files, read_task, training_files
 from training.glue.tasks import TASKS
 from training.options.labelled import GLUE
 
+pytestmark = pytest.mark.process
+
 # The columns of `nyu-mll/glue`, and a row.
 _SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
 ROWS = {

@@ -33,6 +33,8 @@ from training.model.checkpoint import CheckpointError, find_tasks, load_checkpoi
 from training.model.hf_names import parameters
 from training.model.resizing import cut_positions, expand_for_hf, grow_depth
 
+pytestmark = pytest.mark.process
+
 GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)
 
 

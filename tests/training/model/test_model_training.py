@@ -24,6 +24,8 @@ from tests.training.support import (
     weighed,
 )
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @each_sharing

@@ -22,6 +22,8 @@ from training.model.hf_names import parameters
 from training.optim.lamb import Lamb
 from training.optim.optimizers import OptimizerSettings, build_optimizers
 
+pytestmark = pytest.mark.process
+
 Array: TypeAlias = "NDArray[np.float64]"
 
 NUM_STEPS: Final = 3

@@ -32,7 +32,7 @@ from tests.albert_serve.scoring.jobs import read_table, write_jsonl
 from tests.albert_serve.support import ROOT, copy_with
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'albert-serve[ray]'")
-pytestmark = pytest.mark.filterwarnings("default")  # of Ray
+pytestmark = [pytest.mark.extended, pytest.mark.filterwarnings("default")]
 TASK: Final = "text-classification"
 NUM_PARTS: Final = 8
 # Which of identical rows of several parts are computed depends on the actors' speed.

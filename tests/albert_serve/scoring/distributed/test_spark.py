@@ -20,8 +20,9 @@ from tests.albert_serve.support import ROOT
 
 pyspark = pytest.importorskip("pyspark", reason="needs pyspark: pip install --group spark")
 pytestmark = [
+    pytest.mark.extended,
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java"),
-    pytest.mark.filterwarnings("default"),  # of Spark
+    pytest.mark.filterwarnings("default"),
 ]
 
 
