@@ -144,7 +144,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
         _, errors = process.communicate(timeout=60)
     if number is signal.SIGINT:
         assert process.returncode == 130
-        assert errors == "\nstopped; the same command resumes it\n"
+        assert errors == "\nstopped; repeat the command to resume it\n"
     with pytest.raises(ShardError, match=r"is not whole; give the command .* again"):
         Shards.open(folder)
     first = folder / "part-00000" / "tokens.npy"

@@ -135,7 +135,7 @@ def test_the_shared_layer_is_one_of_the_teachers(
     (attention,), (ffn,) = model.albert.encoder.attentions, model.albert.encoder.ffns
     _, batch = both_read(teacher, tokenizer)
     before, after = teacher.states(batch, [1, 2])
-    assert torch.allclose(ffn(attention(before, None, None), None), after, atol=1e-5)
+    assert torch.allclose(ffn(attention(before, None)), after, atol=1e-5)
 
 
 def test_pieces_that_the_teacher_lacks_are_means_of_its_pieces(
