@@ -36,7 +36,8 @@ from training.loop.progress import is_known_run, record_run
 from training.losses import Objective, Tally
 from training.model.checkpoint import check_config, load_checkpoint, read_config
 from training.model.heads import AlbertForTasks
-from training.options.values import add_device, parse_count, parse_part
+from training.options.device import add_device
+from training.options.values import parse_count, parse_part
 from training.system.command_line import make_parser
 
 TableName = Literal["sentence", "sharing", "embedding", "depth", "width"]

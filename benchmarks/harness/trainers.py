@@ -32,7 +32,8 @@ from benchmarks.harness.process import (
     failure_kind,
 )
 from training.loop.step import Run
-from training.options.values import add_device, parse_count, parse_duration
+from training.options.device import add_device
+from training.options.values import parse_count, parse_duration
 from training.system.memory import keep_freed_memory
 
 # Read by glibc's malloc and by torch when a process begins: memory that a step gives back stays

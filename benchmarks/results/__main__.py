@@ -27,7 +27,8 @@ from recipes.albert_small_en import unanswerable
 from training.commands import evaluate, finetune
 from training.errors import report_errors
 from training.model.provenance import read_stages
-from training.options.values import add_device, parse_count
+from training.options.device import add_device
+from training.options.values import parse_count
 from training.system.command_line import make_parser
 
 _PAGE: Final = REPOSITORY / "docs" / "measurements.md"

@@ -46,9 +46,9 @@ from training.model.checkpoint import read_config
 from training.model.heads import AlbertForTasks
 from training.model.provenance import file_names
 from training.model.resizing import with_layers
+from training.options.device import should_compile
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
-from training.options.values import should_compile
 from training.system.command_line import make_parser
 from training.system.threads import use_threads
 

@@ -49,9 +49,10 @@ from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels
 from training.model.provenance import file_names
 from training.model.resizing import with_layers
+from training.options.device import Device
 from training.options.flags import flag
 from training.options.labelled import ChoiceFiles, LabelledTexts, with_task_data
-from training.options.values import Count, Device, Finite
+from training.options.values import Count, Finite
 from training.system.precision import PrecisionName, precision
 
 # The one split of the user's own files.

@@ -9,8 +9,9 @@ from typing import Final
 from training.data.mask_rate import MaskRates
 from training.errors import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
+from training.options.device import DEVICE_HELP, Device
 from training.options.flags import Options, flag
-from training.options.values import DEVICE_HELP, Count, Device, Duration, Fraction, Positive, Seed
+from training.options.values import Count, Duration, Fraction, Positive, Seed
 from training.system.precision import PrecisionName
 
 COMPILE_HELP: Final = "compile the model: faster steps after some minutes at the start"

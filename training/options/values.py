@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
-
-import torch
-
-from training.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +82,6 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def parse_device(text: str) -> torch.device:
-    """Parse the name of a device that torch can use here; `auto` is the GPU, or else the CPU."""
-    if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch may be built without it
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be used: {reason}; give auto, cpu, cuda, cuda:1, ..."
-        ) from error
-    return device
-
-
 Count: TypeAlias = Annotated[int, _COUNTS]
 Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
@@ -114,29 +92,3 @@ Share: TypeAlias = Annotated[float, _SHARES]
 Finite: TypeAlias = Annotated[float, _FINITE]
 # A duration is a number of seconds.
 Duration: TypeAlias = Annotated[float, Parsed(parse_duration)]
-Device: TypeAlias = Annotated[torch.device, Parsed(parse_device)]
-
-DEVICE_HELP: Final = "auto, cpu, cuda, cuda:1, ...; auto takes the GPU if there is one"
-
-
-def add_device(group: argparse._ActionsContainer) -> None:
-    """Add the option of the device, which is read as a `torch.device`."""
-    help_ = f"{DEVICE_HELP} (%(default)s)"
-    group.add_argument("--device", type=parse_device, default="auto", help=help_)
-
-
-def should_compile(wanted: bool | None, device: torch.device) -> bool:
-    """Whether to compile: as `--compile` says, otherwise if it is possible.
-
-    Raises:
-        RunError: `--compile` is given on a CPU without a C++ compiler.
-    """
-    # The compiler that torch's inductor starts on a CPU.
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    is_possible = device.type != "cpu" or shutil.which(name) is not None
-    if is_possible or wanted is False:
-        return wanted is not False
-    if wanted:
-        raise RunError(f"--compile needs a C++ compiler on a CPU, and there is no {name}")
-    print(f"training is not compiled, and slower: there is no C++ compiler {name}")
-    return False

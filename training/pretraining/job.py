@@ -32,7 +32,7 @@ from training.model.heads import AlbertForTasks, head_sizes
 from training.model.initialization import start_local
 from training.model.provenance import file_names
 from training.model.resizing import grow_depth
-from training.options.values import should_compile
+from training.options.device import should_compile
 from training.order_losses import order_loss
 from training.pretraining.config import CorpusRunConfig, Start
 from training.pretraining.recipes import RECIPES, Recipe

@@ -7,7 +7,7 @@ import argparse
 import pytest
 import torch
 
-from training.options.values import parse_device
+from training.options.device import parse_device
 
 
 @pytest.mark.parametrize(("has_gpu", "expected"), [(False, "cpu"), (True, "cuda")])
