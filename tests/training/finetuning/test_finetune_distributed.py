@@ -181,7 +181,10 @@ def test_an_error_in_the_data_is_reported_once(start: list[str], tmp_path: Path)
     [
         (
             ("--batch-size", "1"),
-            "each of the 2 processes needs one",
+            (
+                "--batch-size 1 of text-classification has 1 of 40 examples in a step; each of the "
+                "2 processes needs one"
+            ),
         ),
         (
             ("--pretraining", str(WIKI), "--batch-size", "4", "5"),
