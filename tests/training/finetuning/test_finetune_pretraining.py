@@ -23,7 +23,7 @@ run = partial(run_command, main)
 
 @pytest.fixture(scope="module")
 def order_options(finetune_options: list[str]) -> list[str]:
-    return [*finetune_options, "--weights", "1", "1", "6", "--order-share", "0.7", "--steps", "48"]
+    return [*finetune_options, "--weights", "1", "1", "6", "--order-share", "0.7", "--steps", "160"]
 
 
 @pytest.fixture(scope="module")
