@@ -49,6 +49,7 @@ from training.evaluation.questions import PredictedAnswer, question_items, quest
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import score_answer, version_of
 from training.evaluation.torch_engine import EngineItem
+from training.model.provenance import file_names
 
 _SEED: Final = 12345
 
@@ -280,9 +281,7 @@ def _draw_texts(drawing: _Drawing, head: str = CLASSIFICATION) -> Sample:
         EngineItem(inputs=[encoder_input], read=read, rights=[_right(label)])
         for encoder_input, label in fitting
     )
-    sample = Sample(
-        metric=metric, items=drawing.gather([marked]), files=[file.name for file in files]
-    )
+    sample = Sample(metric=metric, items=drawing.gather([marked]), files=file_names(files))
     if problem == "regression":
         return replace(sample, scores=_score_near, correlation=_pearson)
     return sample
@@ -359,7 +358,7 @@ def _draw_questions(drawing: _Drawing) -> Sample:
     return Sample(
         metric="F1",
         items=drawing.gather([_questions(drawing, questions, some_have_none)]),
-        files=[file.name for file in files],
+        files=file_names(files),
         scores=_score_f1,
     )
 
@@ -404,7 +403,7 @@ def _draw_choices(drawing: _Drawing) -> Sample:
     return Sample(
         metric="accuracy",
         items=drawing.gather([items()]),
-        files=[file.name for file in data.choices],
+        files=file_names(data.choices),
     )
 
 
