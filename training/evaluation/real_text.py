@@ -17,6 +17,7 @@ from training.data.labelled.columns import Columns
 from training.data.shards import Shard
 from training.errors import EvaluationError
 from training.glue.tasks import GlueTask
+from training.model.provenance import file_names
 
 # Of Wikipedia, CC BY-SA 3.0; examples/README.md names the authors.
 DEFAULT_TEXT: Final = Path(__file__).with_name("verification.jsonl")
@@ -96,19 +97,19 @@ def read_real_text(paths: Sequence[Path], max_characters: int) -> RealText:
     """
     files = find_files(paths) if paths else []
     texts: list[str] = []
-    names: dict[str, None] = {}
+    read_files: dict[Path, None] = {}
     left = max_characters
     for file in files:
         for text in read_documents([file]) if left > 0 else ():
             texts.append(text[:left])
-            names[file.name] = None
+            read_files[file] = None
             left -= len(text)
             if left <= 0:
                 break
     if files and not any(text.strip() for text in texts):
         raise EvaluationError(f"no text in {', '.join(map(str, paths))}")
     counted = progress(texts, title="reading", unit="documents")
-    return RealText(documents=[_paragraphs(text) for text in counted], files=list(names))
+    return RealText(documents=[_paragraphs(text) for text in counted], files=file_names(read_files))
 
 
 def _paragraphs(document: str) -> list[list[str]]:
