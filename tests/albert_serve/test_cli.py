@@ -258,7 +258,7 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_every_module_of_training_with_a_main_is_a_command() -> None:
-    modules = Path(str(training.__file__)).parent.glob("*.py")
+    modules = Path(str(training.commands.__file__)).parent.glob("*.py")
     commands = {file.stem for file in modules if "\ndef main(" in file.read_text("utf-8")}
     assert commands == {*training.commands.COMMANDS}
 

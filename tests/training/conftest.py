@@ -117,6 +117,7 @@ def classifier(pretrained: Path, labelled: Path, tmp_path_factory: pytest.TempPa
         "1",
     ]
     options += ["--text-classification", str(labelled), "--device", "cpu", "--lr", "1e-6"]
+    options += ["--labels", "negative", "positive"]  # of numbers alone, a new one would begin
     assert finetune.main([*options, "--adamw-lr", "1e-6", "--output", str(folder)]) == 0
     return folder / "checkpoint"
 

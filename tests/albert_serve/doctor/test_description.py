@@ -107,6 +107,7 @@ def test_the_manifest_is_described_in_full(bundle_dir: Path, tmp_path: Path) -> 
         "labels": ["negative", "positive"],
         "problem_type": "single_label_classification",
         "null_score_diff_threshold": None,
+        "head": None,
     }
     assert described["quality"] == {"text-classification": {**figures, "cost": 0.75}}
     for part in ("parity", "evaluation", "provenance"):

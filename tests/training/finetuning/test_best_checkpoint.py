@@ -20,7 +20,8 @@ def start(classifier: Path, labelled: Path) -> list[str]:
     """A run that keeps one checkpoint beside the best one; its end and validation are not given."""
     return [
         *("--initialize-from", str(classifier), "--length", "64"),
-        *("--text-classification", str(labelled), "--batch-size", "20", "--keep", "1"),
+        *("--text-classification", str(labelled), "--labels", "negative", "positive"),
+        *("--batch-size", "20", "--keep", "1"),
         *("--lr", "5e-3", "--precision", "fp32", "--device", "cpu", "--validate-every", "2"),
     ]
 

@@ -40,6 +40,7 @@ def seven(classifier: Path, labelled: Path) -> list[str]:
     return [
         *("--initialize-from", str(classifier), "--length", "64"),
         *("--text-classification", str(labelled), "--validation", str(labelled)),
+        *("--labels", "negative", "positive"),
         *("--batch-size", "20", "--steps", "7", "--lr", "5e-3", "--adamw-lr", "1e-2"),
         *("--precision", "fp32", "--device", "cpu", "--metric", "loss", "--keep", "1"),
     ]
