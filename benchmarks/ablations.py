@@ -59,7 +59,7 @@ _SENTENCE_TASKS: Final[tuple[SentenceTask, ...]] = ("none", "nsp", "sop")
 _ACCURACIES: Final = {"masked acc.": "masked", "NSP, own head": "nsp", "SOP, own head": "sop"}
 HEADINGS: Final = ("parameters", "tokens", "masked loss", *_ACCURACIES)
 _FIGURES_FILE: Final = "figures.json"
-# Settings that the figures depend on, beside both corpora.
+# The figures depend on these settings and on both corpora.
 _SETTINGS: Final = (
     *("heads", "initialize_from", "length", "batch_size", "sentence_weight", "held_out_tokens"),
 )
@@ -157,7 +157,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _take_sizes(options: argparse.Namespace) -> None:
-    """Set the options of the sizes to those of the initial checkpoint."""
+    """Take the sizes of the initial checkpoint as options."""
     if options.tables != ["sentence"]:
         raise BenchmarkError("--initialize-from is for the sentence tasks: give --tables sentence")
     with open_checkpoint(options.initialize_from) as checkpoint:

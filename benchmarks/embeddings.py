@@ -58,7 +58,7 @@ from training.evaluation.embeddings import (
 from training.model.checkpoint import load_checkpoint
 from training.system.command_line import make_parser
 
-# Of MTEB's AbsTaskClassification, whose classifier is otherwise scikit-learn's default (lbfgs).
+# These are MTEB's (AbsTaskClassification); the classifier is scikit-learn's default (lbfgs).
 _SEED: Final = 42
 _NUM_EXPERIMENTS: Final = 10
 _TEXTS_A_LABEL: Final = 8
@@ -79,7 +79,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The texts of the table; those of a data set that is not given are empty."""
+    """The texts of the table; a data set that is not given has none."""
 
     similarity: dict[str, list[SimilarTexts]] = field(default_factory=dict)
     train: Sequence[LabelledText] = ()

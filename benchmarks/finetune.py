@@ -57,7 +57,7 @@ _DATA: Final = REPOSITORY / "tests" / "data"
 _LENGTHS: Final = {"text-classification": 128, "question-answering": 384}
 _BATCH_SIZES: Final = {"text-classification": 32, "question-answering": 16}
 _BATCHES_OF_EXAMPLES: Final = 64
-# At which neither side's loss diverges.
+# At this rate neither side's loss diverges.
 _LR: Final = 1e-5
 _HYPERPARAMETERS: Final = Hyperparameters(
     optimizer="adamw",
@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Under its own name, by which the processes find what is sent to them.
+    # Imported by its name, because processes unpickle the jobs by it.
     from benchmarks.finetune import main as run
 
     sys.exit(run())

@@ -296,7 +296,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Under its own name, by which the processes find what is sent to them.
+    # Imported by its name, because processes unpickle the jobs by it.
     from benchmarks.score import main as run
 
     sys.exit(run())

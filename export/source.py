@@ -172,7 +172,7 @@ def with_threshold(source: Source, threshold: float | None) -> Source:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; an empty one if there is no file.
+    """Read the object in a JSON file; an empty object without the file.
 
     Raises:
         ExportError: the file is no JSON object.

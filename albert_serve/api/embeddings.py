@@ -87,7 +87,7 @@ class FeatureExtractionRequest(TaskRequest):
     @model_validator(mode="before")
     @classmethod
     def _gather_parameters(cls, body: Any) -> Any:
-        """Move the parameters that stand beside `inputs` into `parameters`."""
+        """Move parameters from the top level of the body into `parameters`."""
         if not isinstance(body, dict):
             return body
         sent = {name: value for name, value in body.items() if value is not None}
@@ -111,7 +111,7 @@ class FeatureExtractionRequest(TaskRequest):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Return the schema, with the parameters beside `inputs` as well."""
+        """Return the schema; it also has the parameters at the top level."""
         schema = super().__get_pydantic_json_schema__(core_schema, handler)
         described = handler.resolve_ref_schema(schema)
         described["properties"] |= FeatureExtractionParameters.model_json_schema()["properties"]

@@ -43,7 +43,7 @@ class TrainingStage(Reply):
 
 
 class ModelCard(Reply):
-    """The content of a model card; what the bundle does not say is left out."""
+    """The content of a model card; a field is absent where the bundle does not have it."""
 
     license: str | None = Field(None, description="As the bundle's README.md has it.")
     language: list[str] = Field(default_factory=list)

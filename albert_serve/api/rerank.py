@@ -49,5 +49,5 @@ class RankedText(Reply):
     text: str | None = Field(None, description="With return_text.")
 
 
-# The best first.
+# The texts are sorted by score, the best first.
 RerankReply: TypeAlias = list[RankedText]

@@ -51,7 +51,7 @@ MAX_MASKS: Final = 1024
 MAX_SENTENCES: Final = 256
 # Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
-# Of one question of multiple choice.
+# The limit is for each question of multiple choice.
 MAX_CHOICES: Final = 256
 # A question is tokenised with each of its choices.
 MAX_CHOICE_QUESTION_CHARS: Final = 4000
@@ -354,7 +354,7 @@ TextClassificationReply: TypeAlias = list[list[LabelScore]]
 QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsweringAnswer
 SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
 MultipleChoiceReply: TypeAlias = list[MultipleChoiceAnswer] | MultipleChoiceAnswer
-# Of a text and of several, each pooled or not.
+# One text or several, each pooled or not.
 FeatureExtractionReply: TypeAlias = (
     Embedding | list[Embedding] | TokenFeatures | list[TokenFeatures]
 )
@@ -370,7 +370,7 @@ class TaskQuality(Reply):
 
 
 class InputExample(Reply):
-    """An input that shows what the model is for."""
+    """An example input for the model."""
 
     inputs: Any = Field(description="One item, as the endpoint takes it.")
     label: str | None = Field(None, description="A few words for it.")
@@ -456,7 +456,7 @@ class ModelObject(Reply):
 
 
 class ModelReply(ModelObject, InfoReply):
-    """A hosted model, in OpenAI's format and with what is our own."""
+    """A hosted model: the fields of OpenAI's format, then those of `/info`."""
 
 
 class ModelsReply(Reply):

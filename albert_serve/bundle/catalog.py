@@ -1,4 +1,4 @@
-"""The catalogue of a service: one bundle, each bundle of a folder, or those of a models file."""
+"""The catalogue of a service: one bundle, all bundles in a folder, or a models file's."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
     "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
-# `transformers` gives the head of sentence order an output for each label of the classifier beside;
-# those after the first two answer nothing.
+# `transformers` gives the head of sentence order as many outputs as the classifier has labels. Only
+# the first two are used.
 _ORDER_HEAD: Final = "sop_classifier.classifier."
 NUM_ORDERS: Final = 2
 # The linear map that ends a task's head; fill-mask's is tied and has a table of its own.

@@ -41,7 +41,7 @@ examples:
 
 `albert-serve COMMAND --help` has the options and examples of each.
 """
-# What a shell says of a program that SIGINT ended.
+# Shells report this status for a program that SIGINT ended.
 _INTERRUPTED: Final = 128 + 2
 
 

@@ -88,7 +88,7 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
 
 
 def downloaded(bundle: Path) -> Path:
-    """Return a bundle's folder or tag; that of a bundle on the Hub once it is downloaded."""
+    """Return a bundle's folder or tag; a bundle on the Hub is downloaded first."""
     if _is_here(bundle) or store_tag(bundle) is not None:
         return bundle
     # Imported for a bundle on the Hub only: its client takes time to import.

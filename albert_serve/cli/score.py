@@ -57,7 +57,7 @@ on.
 
 
 def score_parser(purpose: str) -> argparse.ArgumentParser:
-    """Return the parser of the command; the names of many are those of `ScoreOptions`."""
+    """Return the parser of the command; many names are fields of `ScoreOptions`."""
     score = make_parser("score", purpose, _SCORE_EXAMPLES)
     score.add_argument("--task", required=True, choices=list(TASKS))
     score.add_argument(

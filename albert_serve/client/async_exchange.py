@@ -34,7 +34,7 @@ from albert_serve.errors import (
     TooMuchAtOnceError,
 )
 
-# Enough that a request's own cost is small beside that of its rows.
+# With so many rows, the fixed cost of a request is small.
 _ROWS_PER_REQUEST: Final = 32
 _LONGEST_PROBE_S: Final = 5.0
 _FIRST_PROBE_DELAY_S: Final = 0.1
@@ -74,7 +74,7 @@ class AsyncAnswerStream(AsyncIterator[AnswerT]):
         return self._results
 
     async def aclose(self) -> None:
-        """End the stream; there are no answers afterwards."""
+        """End the stream; it yields no more answers."""
         await self._results.aclose()
 
     async def __aenter__(self) -> Self:
@@ -233,7 +233,7 @@ class AsyncExchange:
             index = error.input_index
             if index is None or not start <= index < start + len(rows):
                 raise  # it is not about one of these rows
-            # Without what it would keep in memory.
+            # The traceback would keep the rows in memory.
             error.__cause__ = error.__context__ = None
             refused = error.with_traceback(None)
         ask = partial(self._answer_rows, endpoint, options, limits, progress)

@@ -71,7 +71,7 @@ class Call(Generic[ReplyT]):
         return answer
 
     def error(self, received: RawReply) -> RequestError:
-        """Return the error of a reply that is no success, with indices of the caller's list."""
+        """Return the error of a failed reply, with indices of the caller's list."""
         error = service_error(received)
         message = renumbered(str(error), self.start)
         is_of_list = isinstance(error, TooMuchAtOnceError | BodyTooLargeError)
@@ -89,7 +89,7 @@ class Call(Generic[ReplyT]):
         starts = [0]
         num_used = num_items = 0
         for index, item in enumerate(self._items):
-            num_more = _num_bytes(item) + 1  # and a comma
+            num_more = _num_bytes(item) + 1  # a comma follows each item
             counted = num_items_of(item)
             is_full = num_items + counted > limits.max_items or num_used + num_more > num_free
             if index > starts[-1] and is_full:

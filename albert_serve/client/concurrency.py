@@ -1,4 +1,4 @@
-"""Several requests at once, in tasks or in threads: what a generated sync client cannot share.
+"""Several requests at once: in tasks (async) or in threads (sync).
 
 `scripts/unasync.py` makes `sync_*.py` of `async_*.py`; a name of this module loses its `async_`
 there.

@@ -21,7 +21,7 @@ from albert_serve.errors import QueueFullError, RequestError, request_error
 
 BAD_GATEWAY: Final = 502
 _MAX_SHOWN_CHARS: Final = 200
-# At the beginning of each sentence of a message, and of a place in a header.
+# A message's sentences and a header's places begin with an index.
 _ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))(inputs|texts|query and texts)\[(\d{1,18})\]")
 _PLACE_INDEX: Final = re.compile(r'("inputs|"texts)\[(\d{1,18})\]')
 # A name that callers configure (docs/client.md).
@@ -51,13 +51,13 @@ class RawReply:
 
     @property
     def retry_after_s(self) -> float | None:
-        """The seconds of `Retry-After`; None if it has none."""
+        """The seconds of `Retry-After`; None without the header."""
         value = self.headers.get("Retry-After", "")
         return float(value) if value.isdecimal() else None
 
 
 def service_error(received: RawReply) -> RequestError:
-    """Return the error of a reply that is no success."""
+    """Return the error of a failed reply."""
     try:
         reply = ErrorReply.model_validate_json(received.content)
     except ValidationError:

@@ -203,7 +203,7 @@ class CallSpec(Generic[AnswerT]):
         else:
             items = [self.as_item(item) for item in inputs]
             body = self._body(items[:MAX_ITEMS], parameters, start)
-            # In slices, because a request has at most MAX_ITEMS items.
+            # A request has at most MAX_ITEMS items, so the items are validated in slices.
             for at in range(MAX_ITEMS, len(items), MAX_ITEMS):
                 more = self._body(items[at : at + MAX_ITEMS], parameters, start + at)
                 body["inputs"] += more["inputs"]
@@ -304,7 +304,7 @@ def with_targets(targets: Sequence[str], options: ScoreTargetsOptions) -> dict[s
 
 
 def one_or_more_texts(sentences: list[str] | list[list[str]]) -> object:
-    """Return the sentences of one text as one input, those of several as a list."""
+    """Return one input for the sentences of one text, a list for several texts."""
     sentences = cast("list[str] | list[list[str]]", _listed(sentences))
     is_one = not sentences or not isinstance(sentences[0], list)
     return {"sentences": sentences} if is_one else sentences

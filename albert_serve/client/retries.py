@@ -1,7 +1,7 @@
-"""When a call ends, and when a request of it is sent again (by `_try` of the exchange).
+"""The deadline of a call, and the retries of its requests.
 
-What is overloaded, not ready or out of reach is asked again; what took too long is not, because the
-same request would take the same time.
+A request is sent again if the service is overloaded, not ready or out of reach. It is not sent
+again after a timeout, because it would take the same time.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Retries:
         self._num_answered = progress.num_answered
 
     def delay_s(self, error: RequestError, asked_s: float | None = None) -> float:
-        """Return the delay before the next retry: what the service asks for, or more each time.
+        """Return the delay before the next retry: `Retry-After`, or one that grows.
 
         Raises:
             RequestError: the error itself, if no retry is allowed or of use.

@@ -35,7 +35,7 @@ MAX_REPLY_BYTES: Final = 64 << 20
 LOCAL_URL: Final = "http://local"
 # A day, because a list of any length is one call and no other caller waits.
 LOCAL_TIMEOUT_S: Final = 86_400.0
-# httpx's own default.
+# This is httpx's default.
 _MIN_KEPT_CONNECTIONS: Final = 20
 
 

@@ -23,7 +23,7 @@ from albert_serve.settings import metrics_folder
 _T = TypeVar("_T")
 
 PROVIDER: Final = "CUDAExecutionProvider"
-_OLDEST_DRIVER: Final = 580  # the first of CUDA 13
+_OLDEST_DRIVER: Final = 580  # the first driver that runs CUDA 13
 _CUDA_MAJOR: Final = 13
 NO_DRIVER: Final = "no NVIDIA driver is installed"
 ADVICE: Final = (

@@ -42,7 +42,7 @@ from training.options.device import add_device
 from training.system.command_line import make_parser
 
 _NUM_CALIBRATION: Final = 64
-# The defaults, and those of --quick.
+# Of each option: the default, and the value of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
     "shapes": (["1x8", "1x32", "1x128", "4x128", "1x512"], ["1x32", "1x128"]),
     "num_texts": (64, 16),

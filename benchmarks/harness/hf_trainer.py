@@ -38,7 +38,7 @@ class _CountingTrainer(transformers.Trainer):
 
 
 class _TakeTurns(transformers.TrainerCallback):
-    """Tells the stopwatch of each step, and stops when there is no further turn."""
+    """Reports each step to the stopwatch, and stops after the last turn."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
@@ -56,7 +56,7 @@ class PadRows:
     is_full: bool
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch, with `attention_mask`; what is a number in a row stays one."""
+        """Return the batch, with `attention_mask`; numbers in rows become a vector."""
         sizes = torch.tensor([len(row["input_ids"]) for row in rows])
         rounded = -(-int(sizes.max()) // _ROUNDING) * _ROUNDING
         width = self.length if self.is_full else min(self.length, rounded)
@@ -74,7 +74,7 @@ class PadRows:
 
 
 def train_hf_in_turns(channel: Channel, job: TrainerJob) -> None:
-    """Train a model of `transformers` until there is no further turn."""
+    """Train a model of `transformers` until the last turn."""
     assert job.hf is not None
     case = job.case
     dataset: Any = case.hf_rows()

@@ -173,7 +173,7 @@ def serve(channel: Channel, call: tuple[Callable[[Any], Any], Any]) -> None:
 
 def _main() -> None:
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what the program prints
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the program's prints go to the log
         program = importlib.import_module(sys.argv[1])
         channel = Channel(sys.stdin.buffer, answers)
         program.serve(channel, channel.receive())

@@ -37,7 +37,7 @@ from training.options.values import parse_count, parse_duration
 from training.system.memory import keep_freed_memory
 
 # Read by glibc's malloc and by torch when a process begins: memory that a step gives back stays
-# with the process, in large pages, instead of being mapped and zeroed anew by the next step.
+# with the process, in large pages; the next step need not map and zero it again.
 _KEEPS_MEMORY: Final = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -106,7 +106,7 @@ class _TrainerCase(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerJob:
-    """What a process trains, in turns.
+    """The training of a process that takes turns.
 
     Attributes:
         title: of the case, the same for all contestants.
@@ -400,7 +400,7 @@ class Stopwatch:
 
 
 def serve(channel: Channel, job: TrainerJob) -> None:
-    """Be the process of a job: make steps until there is no further turn."""
+    """Run as the process of a job: make steps until the last turn."""
     torch.set_num_threads(job.num_threads)
     if job.hf is not None:
         # Not imported in the process of ours.

@@ -93,7 +93,7 @@ class _ResultRuns:
         return unanswerable.main([*questions, str(self._unanswerable)])
 
     def _training(self, task: ResultTask) -> list[str]:
-        """Return the options of a task's training, without those of its seed and output."""
+        """Return the options of a task's training, except seed and output."""
         steps = str(self.num_steps)
         end = () if self.num_steps is None else ("--steps", steps, "--validate-every", steps)
         start = ("--initialize-from", self.initialize_from, "--device", self.device)

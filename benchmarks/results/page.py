@@ -93,9 +93,9 @@ def chance(figure: Figure, figures: Mapping[str, Any]) -> float:
     metric = figure.key.partition("_classification_")[2]
     if metric == "accuracy":
         return float(max(counts) / sum(counts))
-    if metric == "f1":  # of the second label, given to all
+    if metric == "f1":  # if every text gets the second label
         return float(2 * counts[1] / (counts[1] + sum(counts)))
-    if metric == "macro_f1":  # that of the most frequent label, and 0 of the others
+    if metric == "macro_f1":  # the most frequent label's F1; the others' is 0
         part = max(counts) / sum(counts)
         return float(2 * part / (1 + part) / len(counts))
     return 0.0

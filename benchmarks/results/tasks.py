@@ -58,7 +58,7 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultTask:
-    """A task: what is trained, and what is measured.
+    """A task: its training and its figures.
 
     Attributes:
         folder: in the data folder.
@@ -146,7 +146,7 @@ def _answer(title: str, name: str, paper: str) -> Figure:
 # and a run of minutes may undo a head that the checkpoint has.
 _LOW_RATE: Final = ("--lr", "5e-5")
 
-# The smallest first.
+# The tasks are sorted by size, the smallest first.
 RESULT_TASKS: Final[Mapping[str, ResultTask]] = MappingProxyType(
     {
         "cola": _glue(

@@ -50,7 +50,7 @@ _PRECISIONS: Final = ("fp32", "int8")
 _WARM_UP: Final = ClosedLoop(num_connections=2)
 _NUM_WARM_UP: Final = 32
 _TIMEOUT_S: Final = 600.0
-# The defaults, and those of --quick.
+# Of each option: the default, and the value of --quick.
 _AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
     "num_requests": (80, 24),
     "levels": ([1, 2, 4, 8, 16, 32, 64], [1, 8]),
@@ -89,7 +89,7 @@ def _take_turns(
                     pattern = ClosedLoop(num_connections=level, duration_s=options.level_time)
                     result.levels.setdefault(level, []).append(_send(port, requests, pattern))
                     bar.update()
-                # That of the service that is measured first, for all.
+                # All services get the first one's rate.
                 rate_per_s = rate_per_s or ARRIVAL_PART * max(map(result.per_s, options.levels))
                 bar.set_postfix_str(f"{service.name}: {rate_per_s:.1f} requests/s")
                 arrivals = _send(port, requests, OpenLoop(rate_per_s=rate_per_s))
@@ -137,7 +137,7 @@ def _measure(options: argparse.Namespace) -> ServeReport:
 def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[ServedModel]:
     for precision in options.precisions:
         target = options.output / f"bundle-{precision}"
-        # What int8 costs is measured elsewhere; that of random weights says nothing.
+        # The weights are random, so int8's cost in quality says nothing here.
         exported = export_bundle(checkpoint, target, precision=precision, overwrite=True)
         yield our_service(f"ours {precision}", exported.bundle.folder, options.threads)
 

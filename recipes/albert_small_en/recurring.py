@@ -24,7 +24,7 @@ STOP_WORDS: Final[frozenset[str]] = ENGLISH_STOP_WORDS
 _WORD: Final = re.compile(r"\w+(?:['’-]\w+)*")
 # The longest span; it has two words or more.
 _SPAN_WORDS: Final = 10
-# The fewest words of a question beside the span, and the most of all.
+# The fewest words of a question without its span, and the most with it.
 _QUESTION_WORDS: Final = (4, 40)
 _QUESTIONS_A_PASSAGE: Final = 2
 
@@ -161,7 +161,7 @@ def span_questions(
 
 
 def _can_ask(sentences: Sequence[str], number: int, span: Sequence[Occurrence]) -> bool:
-    """Whether a sentence says enough beside the span, but not the span, and is not too long."""
+    """Whether a sentence has the span once, enough other words, and is not too long."""
     own = [each for each in span if each.sentence == number]
     text = sentences[number][own[0].begin : own[0].end]
     blanked = _blanked(sentences[number], own)

@@ -89,7 +89,7 @@ def _fill(name: str, variable: str | Mapping[str, str], value: str, runs: Path) 
 
 
 def _files(name: str, value: str) -> Iterator[str]:
-    """Yield the files of a value: the one of that name, or those of its patterns."""
+    """Yield the files of a value, which is a name or a list of patterns."""
     patterns = [escape(value)] if glob(escape(value)) else _split(name, value)
     for pattern in patterns:
         files = sorted(glob(pattern))
@@ -106,7 +106,7 @@ def _split(name: str, value: str) -> list[str]:
 
 
 def _absolute(path: str) -> str:
-    """Return a path from the folder of the call, which is not that of the stages."""
+    """Return the absolute path: stages run in another folder."""
     return str(Path(path).absolute())
 
 

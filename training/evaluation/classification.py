@@ -41,7 +41,7 @@ _METRICS: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
 
 
 def head_figure(name: str, figure: str) -> str:
-    """Return the name of a figure of a further classifier, by that of the default one."""
+    """Return the name of a figure of a named head, from the default head's name of it."""
     return f"{PREFIX}/{name}{figure.removeprefix(PREFIX)}"
 
 

@@ -93,7 +93,7 @@ _METRICS: Final[Mapping[Metric, Callable[[_Numbers, _Numbers], float]]] = Mappin
         "f1": _scikit("f1_score", pos_label=1, zero_division=0.0),
         "macro_f1": _scikit("f1_score", average="macro", zero_division=0.0),
         "micro_f1": _scikit("f1_score", average="micro", zero_division=0.0),
-        # Which scikit-learn's accuracy is of several labels.
+        # For several labels, scikit-learn's accuracy is the subset accuracy.
         "subset_accuracy": _scikit("accuracy_score"),
         "matthews_correlation": _scikit("matthews_corrcoef"),
         "pearson": _correlation("pearsonr"),

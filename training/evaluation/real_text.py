@@ -19,7 +19,7 @@ from training.errors import EvaluationError
 from training.glue.tasks import GlueTask
 from training.model.provenance import file_names
 
-# Of Wikipedia, CC BY-SA 3.0; examples/README.md names the authors.
+# The text is from Wikipedia, CC BY-SA 3.0; examples/README.md names the authors.
 DEFAULT_TEXT: Final = Path(__file__).with_name("verification.jsonl")
 
 

@@ -74,7 +74,7 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
-    """Return a figure that is a table, as those of classes, of bins and of layers are."""
+    """Return the rows of a figure that is a table."""
     if isinstance(value, list):
         return value  # of rows
     if isinstance(value, dict):

@@ -387,7 +387,7 @@ def _score_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question])
 
 
 def _draw_choices(drawing: _Drawing) -> Sample:
-    """Draw questions, which are cut as those of RACE are, or, without any, sentences."""
+    """Draw questions, cut as RACE's are; sentences if there are no questions."""
     data = drawing.data
     if not data.choices:
         return _draw_sentences(drawing, "multiple-choice")

@@ -54,7 +54,7 @@ def score_answer(question: Question, predicted: str, version: _Version) -> Squad
 
 
 def _token_f1(predicted: str, answer: str) -> float:
-    """Return the F1 of the words of two texts; 1 if both have none."""
+    """Return the F1 of the words of two texts; 1 if both are empty."""
     words, right = normalize(predicted).split(), normalize(answer).split()
     if not words or not right:
         return float(words == right)

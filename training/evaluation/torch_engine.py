@@ -50,7 +50,7 @@ def predict(
     max_tokens_at_once: int,
     bar: tqdm[Any] | None = None,
 ) -> list[Any]:
-    """Return the predictions of all items, in order; those of like lengths run together.
+    """Return the predictions of all items, in order; items of similar lengths run together.
 
     Args:
         max_tokens_at_once: tokens whose logits are held in memory together.

@@ -102,7 +102,7 @@ class Checkpoints:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _clear_partial(self) -> None:
-        """Remove what a killed process left, but for a complete checkpoint of a missing step."""
+        """Remove partial checkpoints of a killed process; keep complete ones of missing steps."""
         for partial in sorted(self._all.glob("*" + _PARTIAL)):
             final = partial.with_suffix("")
             is_step = _STEP.fullmatch(final.name) is not None
@@ -112,7 +112,7 @@ class Checkpoints:
                 shutil.rmtree(partial)
 
     def newest(self) -> Path | None:
-        """Return the newest intact checkpoint; None if the run has none at all.
+        """Return the newest intact checkpoint; None if the run has no checkpoint.
 
         Partial checkpoints of a killed process are removed. Damaged ones are reported, and removed
         if an older one is intact.

@@ -47,7 +47,7 @@ class BestValidation:
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether the best figure, if any, is not over that of one answer for all texts."""
+        """Whether no figure so far is better than one answer for all texts gives."""
         if self.best is None:
             return True
         return self.chance is not None and not _is_better(self.figure, self.best, self.chance)

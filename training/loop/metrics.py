@@ -73,7 +73,7 @@ class _Lines:
 
 
 def _step_of(line: str) -> float:
-    """Return the step of a line; infinity if the line has none."""
+    """Return the step of a line; infinity for a line without a step."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):

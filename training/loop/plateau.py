@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 # context. Runs that stalled copied less well, and stalled at 0.93 to 1.
 _LEFT_BELOW: Final = 0.91
 _STUCK_ABOVE: Final = 0.92
-# A loss that falls by more than this fraction of the entropy from one half of the window to the
-# other is no plateau, however high it is.
+# A loss that falls by more than this fraction of the entropy, from one half of the window to the
+# other, still learns.
 _FALL: Final = 0.01
 # The window is the longest of these: fraction of the run, steps, reports. Runs that learnt, and
 # started with the frequencies, first stayed at the entropy for a hundred steps or two.

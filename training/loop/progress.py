@@ -104,7 +104,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _differences(known: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """Describe the settings that differ, those of nested objects one by one."""
+    """Describe the settings that differ, one by one in nested objects too."""
     differences: list[str] = []
     for name, value in settings.items():
         before = known.get(name, value)

@@ -38,7 +38,7 @@ from training.model.hf_names import HF_NAMES, hf_name, parameters, with_backbone
 
 _FURTHER_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
 _ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
-_NO_LOGIT: Final = -1e4  # finite in fp16, too
+_NO_LOGIT: Final = -1e4  # it is finite in fp16, too
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
 # The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
 _ARCHITECTURES: Final[dict[Task, str]] = {
@@ -47,7 +47,7 @@ _ARCHITECTURES: Final[dict[Task, str]] = {
     "question-answering": "AlbertForQuestionAnswering",
     "multiple-choice": "AlbertForMultipleChoice",
 }
-# Other architectures have heads of other meanings under the same names.
+# In other architectures, heads under the same names mean other things.
 _KNOWN_ARCHITECTURES: Final = frozenset(
     {"AlbertModel", "AlbertForPreTraining", *_ARCHITECTURES.values()}
 )
@@ -126,7 +126,7 @@ def save_checkpoint(
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
     folder.mkdir(parents=True, exist_ok=True)
-    # Without names of labels `transformers` assumes two.
+    # `transformers` assumes two labels if none is named.
     names = [f"LABEL_{index}" for index in range(model.tasks.get("text-classification", 0))]
     extra = extra_config or {}
     config = {

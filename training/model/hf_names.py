@@ -1,4 +1,4 @@
-"""Names of weights: ours, and those of `transformers`.
+"""Names of weights: ours and `transformers`'.
 
 `HF_NAMES` maps all of them, in both directions.
 """
@@ -69,7 +69,7 @@ def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add `albert.` to the names of weights that lack it, as those of a bare `AlbertModel` do."""
+    """Add `albert.` to the names of weights that lack it, as in a bare `AlbertModel`."""
     bare = ("embeddings.", "encoder.", "pooler.")
     return {
         f"albert.{name}" if name.startswith(bare) else name: tensor

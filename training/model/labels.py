@@ -28,7 +28,7 @@ class Labels(NamedTuple):
 
 
 def default_name(hf: Mapping[str, Any]) -> str | None:
-    """Return the name of the default classifier; None if it has none, and is called `default`.
+    """Return the name of the default classifier; None if it is called `default`.
 
     Args:
         hf: content of `config.json`.
@@ -113,7 +113,7 @@ def _name_of(head: Task) -> str:
 
 
 def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICATION) -> Labels:
-    """Read the labels: those of `id2label` or, without any, LABEL_0 and so on, as `transformers`.
+    """Read the labels of `id2label`; without it LABEL_0 and so on, as `transformers` does.
 
     Args:
         hf: content of `config.json`.

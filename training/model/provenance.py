@@ -55,7 +55,7 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_evaluation(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's `evaluation.json`, or what a bundle's manifest has of it."""
+    """Return a checkpoint's `evaluation.json`, or the part of it in a bundle's manifest."""
     own = read_object(folder / _EVALUATION_FILE)
     evaluation = own or read_object(folder / MANIFEST_FILE).get("evaluation")
     return evaluation if isinstance(evaluation, dict) else {}

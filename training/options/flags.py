@@ -167,7 +167,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Options]) -> None:
 
 
 def read_flags(config: type[_OptionsT], values: argparse.Namespace, **others: Any) -> _OptionsT:
-    """Return the configuration of parsed flags, and of other fields.
+    """Return the configuration of parsed flags and other fields.
 
     Raises:
         RunError: flags contradict each other.

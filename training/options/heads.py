@@ -1,4 +1,4 @@
-"""Further classifiers on a command line: the flags after `--head NAME` are those of its data."""
+"""Named heads on a command line: the flags after `--head NAME` are about its data."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class LabelledTexts(Options, title="labelled texts"):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceFiles(Options, title="multiple choice"):
-    """The files of multiple choice; their other columns are those of `LabelledTexts`."""
+    """The files of multiple choice; `LabelledTexts` names their other columns."""
 
     multiple_choice: tuple[Path, ...] = flag(
         "CSV, TSV, JSONL or Parquet files, files of RACE, or folders of them", ()
@@ -176,7 +176,7 @@ def _download_task(source: HubModel, task: str) -> Path:
         HubError, CheckpointError: they cannot be downloaded, or there are none.
     """
     patterns = [f"{task}/{name}" for name in patterns_of(TASKS[task])]
-    # The files of a commit stay as they are; those of a branch may have changed.
+    # A commit's files never change; a branch's files may have changed.
     cached = find_cached(source, patterns) if source == GLUE else None
     folder = cached or download(source, patterns)
     if not (folder / task).is_dir():

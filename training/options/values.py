@@ -87,7 +87,7 @@ Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
 Weight: TypeAlias = Annotated[float, _WEIGHTS]
 Fraction: TypeAlias = Annotated[float, _PARTS]
-# Of a whole of which something must be left.
+# A share is below 1, so that something is left of the whole.
 Share: TypeAlias = Annotated[float, _SHARES]
 Finite: TypeAlias = Annotated[float, _FINITE]
 # A duration is a number of seconds.

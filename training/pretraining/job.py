@@ -178,7 +178,7 @@ def run_record(
     architecture: AlbertConfig,
     further_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the content of `run.json`, but for what is known when the corpus is open."""
+    """Return the content of `run.json`; the corpus' part is added when it is open."""
     return {
         "settings": {
             **asdict(recipe),

@@ -117,7 +117,7 @@ RECIPES: Final[dict[RecipeName, Recipe]] = {
     ),
 }
 
-# With a teacher; docs/decisions.md has the measurements.
+# The recipe with a teacher; docs/decisions.md has the measurements.
 DISTILLATION: Final = replace(
     RECIPES["small"],
     batch_size=16,
