@@ -57,22 +57,6 @@ def test_every_kind_gives_the_same(tmp_path: Path, kind: str) -> None:
     assert examples[-1].place.endswith("line 5" if kind == "csv" else " 4")
 
 
-def test_quotes_of_tsv_are_ordinary_and_an_empty_pair_is_none(tmp_path: Path) -> None:
-    content = 'sentence1\tsentence2\tlabel\n"It rains.\tIt is wet. \tyes\nOne.\t\tno\n'
-    examples, _ = read_labelled([write(tmp_path / "a.tsv", content)])
-    assert [(e.text, e.pair, e.label) for e in examples] == [
-        ('"It rains.', "It is wet.", 1),
-        ("One.", None, 0),
-    ]
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
-def test_the_delimiter_of_a_csv_file_is_detected(tmp_path: Path, delimiter: str) -> None:
-    content = f'text{delimiter}label\n"a{delimiter} b"{delimiter}1\nc{delimiter}0\n'
-    examples, _ = read_labelled([write(tmp_path / "a.csv", content)])
-    assert [e.text for e in examples] == [f"a{delimiter} b", "c"]
-
-
 def test_columns_can_be_named(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "id,body,title,team,text\n1,long,short,x,no\n2,b,t,y,no\n")
     columns = Columns(text="title", pair="body", label="team")
@@ -117,9 +101,22 @@ def test_columns_of_public_data_sets(
         (
             "a.csv",
             'label,text\n,none\n1,"foo\n0,mid\n0,"bar\n',
-            [
-                "a.csv, line 3: in line 5 ',' expected after '\"'; a quoted field ends at ",
-            ],
+            ["a.csv, line 3: in line 5 ',' expected after '\"'; a quoted field ends at "],
+        ),
+        (
+            "a.csv",
+            "Text,TEXT,label\na,b,x\n",
+            ["a.csv, line 1: the columns 'Text' and 'TEXT' differ"],
+        ),
+        (
+            "a.csv",
+            b"label,text\n1,caf\xe9\n,b\n",
+            ["a.csv, line 2: it is not UTF-8; convert the file"],
+        ),
+        (
+            "a.tsv",
+            "text,label\nc,no\n",
+            ["columns are text,label; is its delimiter ','? Give --delimiter"],
         ),
         ("a.csv", "text,text,label\na,b,0\n", ["a.csv, line 1: columns of the same name (text)"]),
         ("a.txt", "text\n", ["a.txt: the format is unknown; name it .csv, .tsv, .jsonl or "]),
@@ -134,17 +131,23 @@ def test_columns_of_public_data_sets(
                 "a.jsonl, line 4: column label holds lists; --problem-type multi_label_classific",
             ],
         ),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": {"name": "a"}}',
+            ["a.jsonl, line 1: column label holds nested values; give a column with one label"],
+        ),
         ("none.tsv", None, ["[Errno 2] No such file or directory: 'none.tsv'"]),
     ],
 )
 def test_bad_files_are_named(
-    tmp_path: Path, name: str, content: str | None, messages: Sequence[str]
+    tmp_path: Path, name: str, content: str | bytes | None, messages: Sequence[str]
 ) -> None:
     if content is not None:
-        write(tmp_path / name, content)
+        content = content.encode() if isinstance(content, str) else content
+        (tmp_path / name).write_bytes(content)
     errors = errors_of(tmp_path, tmp_path / name)
     for error, message in zip(errors, messages, strict=True):
-        assert error.startswith(message)
+        assert message in error
 
 
 @pytest.mark.parametrize(
@@ -152,9 +155,10 @@ def test_bad_files_are_named(
     [
         "sep=;\nText;Label\na;x\nb;y\n".encode("utf-16"),
         b"Text,Label\ra,x\rb,y\r",
+        b'text|label\n"a"|x\nb|y\n',
         b'[{"text": "a", "LABEL": "x"}, {"Sentence": "b", "label": "y"}]',
     ],
-    ids=["sep", "cr", "array"],
+    ids=["sep", "cr", "delimiter", "array"],
 )
 def test_files_of_other_programs_are_read(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("a.json" if content.startswith(b"[") else "a.csv")
@@ -163,9 +167,7 @@ def test_files_of_other_programs_are_read(tmp_path: Path, content: bytes) -> Non
     assert ([example.text for example in examples], names) == (["a", "b"], ["x", "y"])
 
 
-def test_columns_that_differ_only_in_case_are_named(tmp_path: Path) -> None:
-    [error] = errors_of(tmp_path, write(tmp_path / "a.csv", "Text,TEXT,label\na,b,x\n"))
-    assert error.startswith("a.csv, line 1: the columns 'Text' and 'TEXT' differ only in case")
+def test_of_columns_that_differ_in_case_the_one_in_lower_case_is_read(tmp_path: Path) -> None:
     examples, _ = read_labelled([write(tmp_path / "b.csv", "Text,text,label\na,b,x\n")])
     assert examples[0].text == "b"
 
@@ -254,16 +256,6 @@ def test_labels_of_other_types_are_values(
     assert (found, [example.text for example in examples]) == (names, ["a", "b"])
 
 
-def test_nested_labels_are_refused(tmp_path: Path) -> None:
-    rows = [{"text": text, "label": {"name": text}} for text in "ab"]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    [error] = errors_of(tmp_path, tmp_path / "a.parquet")
-    assert (
-        error == "a.parquet, row 1: column label holds nested values; give a column with one "
-        "label in each row"
-    )
-
-
 def test_a_missing_score_is_left_out_where_no_other_is_negative(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,18 +290,6 @@ def test_many_numbers_are_asked_about(tmp_path: Path, labels: list[str], is_aske
         read_splits(files, problem=None)
 
 
-def test_another_delimiter_is_named(tmp_path: Path) -> None:
-    [error] = errors_of(tmp_path, write(tmp_path / "a.tsv", "text,label\nc,no\n"))
-    assert error.startswith("a.tsv, line 1: no column text or ")
-    assert error.endswith("; its columns are text,label; is its delimiter ','? Give --delimiter")
-
-
-def test_a_row_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"label,text\n1,caf\xe9\n,b\n")
-    [error] = errors_of(tmp_path, tmp_path / "a.csv")
-    assert error.startswith("a.csv, line 2: it is not UTF-8; convert the file")
-
-
 def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None:
     files = {
         "training": [
@@ -336,20 +316,13 @@ def test_twenty_errors_are_shown(tmp_path: Path) -> None:
         read_labelled([file])
 
 
-def splits_of(folder: Path, validation: str) -> dict[str, list[Path]]:
-    contents = {"training": "text\tlabel\na\tno\nb\tyes\n", "validation": validation}
-    return {name: [write(folder / f"{name}.tsv", text)] for name, text in contents.items()}
-
-
-def test_a_split_may_number_the_labels_that_another_names(tmp_path: Path) -> None:
-    splits = read_splits(splits_of(tmp_path, "text\tlabel\nc\t1\nd\t0\n"), ["no", "yes"])
-    assert [e.label for e in splits.texts["validation"]] == [1, 0]
-
-
 def test_a_label_that_no_row_of_training_has_is_refused(tmp_path: Path) -> None:
     """Though it is among the names."""
-    files = splits_of(tmp_path, "text\tlabel\nc\tyes\nd\tmaybe\ne\tmaybe\n")
-    message = r"validation.tsv, line 3: label 'maybe' \(2 rows\); the training split has no, yes"
+    files = {
+        "training": [write(tmp_path / "training.tsv", "text\tlabel\na\tno\nb\tyes\n")],
+        "validation": [write(tmp_path / "validation.tsv", "text\tlabel\nc\tyes\nd\tmaybe\n")],
+    }
+    message = r"validation.tsv, line 3: label 'maybe' \(1 rows\); the training split has no, yes"
     with pytest.raises(CorpusError, match=message):
         read_splits(files, ["no", "yes", "maybe"])
 
@@ -447,11 +420,6 @@ def test_several_labels_in_another_form(
     assert message in error
 
 
-def test_several_labels_need_their_problem_type(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"\(multi_label_classification\); this is regression"):
-        read_splits({"data": [tmp_path]}, columns=Columns(separator=","), problem="regression")
-
-
 def test_a_folder_is_read_by_its_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def names(files: list[Path]) -> list[str]:
         return [file.name for file in files]
@@ -468,16 +436,8 @@ def test_a_folder_is_read_by_its_splits(tmp_path: Path, capsys: pytest.CaptureFi
     assert labelled_files([folder / "dev.csv"], "train") == [folder / "dev.csv"]
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_a_text_of_more_than_a_million_characters_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_text_of_more_than_a_million_characters_is_refused(tmp_path: Path) -> None:
     """Its tokens would take gigabytes."""
-    rows = [{"text": "a", "label": "x"}, {"text": "a" * 1_000_001, "label": "y"}]
-    file = tmp_path / f"data.{kind}"
-    if kind == "csv":
-        write(file, "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
-    elif kind == "jsonl":
-        write(file, "".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), file)
+    file = write(tmp_path / "data.csv", f"text,label\na,x\n{'a' * 1_000_001},y\n")
     [error] = errors_of(tmp_path, file)
     assert "the column 'text' has 1,000,001 characters, at most 1,000,000 are read" in error
