@@ -252,6 +252,14 @@ def assert_close(
         assert (tensor - theirs[name]).abs().max() < limit, name
 
 
+def assert_close_to_scale(
+    ours: Mapping[Any, Tensor], theirs: Mapping[Any, Tensor], limit: float = 1e-10
+) -> None:
+    """As `assert_close`, relative to the largest number where that is over 1."""
+    scale = max(float(tensor.abs().max()) for tensor in ours.values())
+    assert_close(ours, theirs, limit * max(scale, 1))
+
+
 def run_command(
     main: Callable[[Sequence[str]], int], options: Sequence[str], folder: Path, *more: str
 ) -> int:

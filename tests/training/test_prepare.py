@@ -1,4 +1,4 @@
-"""A corpus is tokenised once, the same however it is done, and never half-written."""
+"""A corpus is tokenised once, the same however it is done, and opened whole and checked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import SMALL_PART, WIKI, file_contents
+from tests.training.support import SMALL_PART, WIKI, file_contents, make_shards
 from training.commands.prepare import main
 from training.data import tokenization as tokenising
 from training.data.corpus import read_documents, split_sentences
 from training.data.preparation import prepare
-from training.data.shards import ShardError, Shards
+from training.data.shards import Shard, ShardError, Shards
 
 pytestmark = pytest.mark.process
+
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "One sentence. And another.\n\nA second document.\n\n \n\n\u200b\n"
@@ -213,3 +216,83 @@ def test_bad_input_is_reported_in_one_line(
     assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+@pytest.fixture
+def folder(tokenizer_file: Path, tmp_path: Path) -> Path:
+    """Two parts: of five sentences in two documents, and of one."""
+    file = tmp_path / "corpus.txt"
+    file.write_text("One. Two. Three.\n\nFour. Five.\n\n" + "And a long one, " * 100)
+    prepare([file], tokenizer_file, tmp_path / "shards", part_bytes=700)
+    return tmp_path / "shards"
+
+
+def shards_of(*tokens: list[int]) -> Shards:
+    return make_shards(
+        *(
+            Shard(
+                tokens=np.array(part, np.uint16),
+                sentences=np.array([0, len(part)]),
+                documents=np.array([0, 1]),
+            )
+            for part in tokens
+        )
+    )
+
+
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
+    shards = shards_of([1, 2], [3, 10])
+    assert shards.token_counts(11)[10] == 1
+    with pytest.raises(ShardError, match="token id 10, the vocabulary 10 tokens; prepare it"):
+        shards.token_counts(10)
+
+
+def test_the_tokenizer_is_compared(folder: Path, tokenizer_file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "tokenizer.json"
+    copy.write_bytes(tokenizer_file.read_bytes())
+    Shards.open(folder, copy)
+    copy.write_bytes(tokenizer_file.read_bytes() + b"\n")
+    with pytest.raises(ShardError, match=f"{folder} was prepared with another .* than {copy}"):
+        Shards.open(folder, copy)
+    with pytest.raises(ShardError, match=r"none.json cannot be read: No such file"):
+        Shards.open(folder, tmp_path / "none.json")
+
+
+def overwrite(name: str, values: Any) -> Callable[[Path], Any]:
+    return lambda part: np.save(part / name, np.asarray(values))
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "missing": lambda part: (part / "tokens.npy").unlink(),
+    "truncated": lambda part: os.truncate(part / "tokens.npy", 140),
+    "empty": lambda part: os.truncate(part / "sentences.npy", 0),
+    "no array": lambda part: (part / "tokens.npy").write_bytes(b"text"),
+    "no document": overwrite("documents.npy", np.zeros(0, np.int64)),
+    "other documents": overwrite("documents.npy", [0, 1]),
+    "other sentences": overwrite("sentences.npy", [0, 1, 2, 3]),
+    "descending": overwrite("documents.npy", [0, 6, 5]),
+    "no integers": overwrite("documents.npy", [0.0, 2.0, 5.0]),
+    "no ids": overwrite("tokens.npy", ["text"]),
+    "one document for two": overwrite("documents.npy", [0, 5]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_files_are_named(folder: Path, damage: Callable[[Path], Any]) -> None:
+    damage(folder / "part-00000")
+    with pytest.raises(ShardError, match=f"{folder}/part-00000.*; delete {folder} and prepare"):
+        Shards.open(folder)
+
+
+@pytest.mark.parametrize("change", [{"format": 3}, {"parts": None}, {"parts": [{}]}])
+def test_a_list_that_cannot_be_is_refused(folder: Path, change: dict[str, Any]) -> None:
+    file = folder / "shards.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ShardError, match=f"{file} is damaged, .*; delete {folder} and prepare"):
+        Shards.open(folder)
+
+
+def test_a_folder_without_a_corpus_says_how_to_make_one(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ShardError, match=r"shards.json; make it with albert-serve prepare"):
+            Shards.open(folder)

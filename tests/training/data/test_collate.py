@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from itertools import islice, pairwise
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,20 +15,18 @@ from torch import Tensor
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import corpora, make_part, make_shards
-from training.data.batch import MicroBatch, PretrainBatch
-from training.data.collate import Collator, Slicing, load_steps
+from training.data.batch import PretrainBatch
+from training.data.collate import Collator, Slicing
 from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking, word_starts
-from training.data.packing import MAX_IN_ROW, Plan, PlannedStep, Position
+from training.data.packing import MAX_IN_ROW, Plan, Position
 from training.data.shards import Shards
 from training.errors import TrainingError
-from training.model.albert import ModelInputs, Packing
+from training.model.albert import Packing
 
 LENGTH = 64
 VOCAB_SIZE = 800
 EVERY_TOKEN = NgramMasking(word_starts=np.ones(VOCAB_SIZE, bool))
-# With one CPU torch warns of two workers.
-ON_ANY_NUMBER_OF_CPUS = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture(scope="module")
@@ -128,18 +125,6 @@ def assert_is_padded(values: Tensor, num_real: int, filler: int) -> None:
     assert (values[num_real:] == filler).all()
 
 
-def assert_same(one: object, other: object) -> None:
-    """Two batches, field by field."""
-    for field in fields(one):  # type: ignore[arg-type]
-        values = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(values[0], Tensor):
-            assert torch.equal(*values), field.name
-        elif isinstance(values[0], ModelInputs | Packing):
-            assert_same(*values)
-        else:
-            assert values[0] == values[1], field.name
-
-
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
 @settings(deadline=None, max_examples=25)
 @given(corpora, st.integers(1, 12), st.integers(0, 2**40))
@@ -177,50 +162,6 @@ def test_masks_do_not_depend_on_the_packing(collator: Collator, plan: Plan) -> N
     batch = collator(later)
     assert torch.equal(restored(batch), restored(collator(rows)))
     assert not torch.equal(batch.tokens.ids, together)
-
-
-def first_steps(
-    plan: Plan, collator: Collator, slicing: Slicing, num_steps: int, *, workers: int = 0
-) -> list[tuple[list[MicroBatch], Position]]:
-    steps = load_steps(plan, collator, slicing, Position(), num_workers=workers)
-    return list(islice(steps, num_steps))
-
-
-def planned(plan: Plan, num_rows: int, num_steps: int) -> list[PlannedStep]:
-    return list(islice(plan.steps(num_rows, Position()), num_steps))
-
-
-@ON_ANY_NUMBER_OF_CPUS
-def test_workers_make_the_same_batches(collator: Collator, plan: Plan) -> None:
-    """In the same order, over more than an epoch."""
-    slicing = Slicing(num_rows=100, rows_a_batch=50)
-    one = first_steps(plan, collator, slicing, 8)
-    other = first_steps(plan, collator, slicing, 8, workers=2)
-    assert [after for _, after in one] == [after for _, after in other]
-    assert one[-1][1].epoch > 0
-    for (batches, _), (made, _) in zip(one, other, strict=True):
-        for batch, same in zip(batches, made, strict=True):
-            assert_same(batch, same)
-
-
-@pytest.mark.parametrize(("world_size", "rows_a_batch"), [(2, 6), (2, 2), (3, 4), (4, 1)])
-def test_processes_share_the_rows_of_one(
-    collator: Collator, plan: Plan, world_size: int, rows_a_batch: int
-) -> None:
-    """Every row of a step goes to one of them, and all stand at the same place afterwards."""
-    slicing = Slicing(num_rows=12, rows_a_batch=rows_a_batch, world_size=world_size)
-    ranks = [
-        first_steps(plan, collator, replace(slicing, rank=rank), 4) for rank in range(world_size)
-    ]
-    for number, step in enumerate(planned(plan, 12, 4)):
-        expected = Counter(tuple(collator([row]).tokens.ids[0].tolist()) for row in step.rows)
-        counts: Counter[tuple[int, ...]] = Counter()
-        for rank in ranks:
-            batches, after = rank[number]
-            assert after == step.next
-            assert len(batches) == slicing.num_batches == 12 // (rows_a_batch * world_size)
-            counts.update(tuple(row) for batch in batches for row in batch.tokens.ids.tolist())
-        assert counts == expected
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:

@@ -1,13 +1,17 @@
-"""Pairs of whole sentences, cut anew in each epoch, that stand in a batch in both orders."""
+"""Pairs of whole sentences, which stand in a batch in both orders, and their losses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.training.support import corpora, make_part, make_shards
 from training.data.collate import Slicing
@@ -17,6 +21,8 @@ from training.data.packing import Plan
 from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.errors import TrainingError
+from training.model.albert import ModelInputs
+from training.order_losses import paired_order_loss
 
 PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
 
@@ -108,3 +114,45 @@ def test_a_corpus_without_a_pair_is_an_error() -> None:
     shards = make_shards(make_part([[5], [7]]))
     with pytest.raises(TrainingError, match="no document of the corpus has sentences enough"):
         stream_of(shards).step()
+
+
+# Log-odds of "in order" for each pair as it is, and swapped.
+IN_ORDER, SWAPPED = [2.0, -1.0, 3.0, 0.5], [-2.0, -3.0, 3.5, 1.5]
+
+
+def batch_of(num_pairs: int, rounded_to: int) -> OrderBatch:
+    labels = torch.full((2, rounded_to), IGNORED)
+    labels[:, :num_pairs] = torch.tensor([[0], [1]])
+    empty = torch.zeros(1, 1, dtype=torch.long)
+    return OrderBatch(
+        tokens=ModelInputs(ids=empty, types=empty),
+        firsts=torch.zeros(2 * rounded_to, dtype=torch.long),
+        labels=labels.flatten(),
+        num_tokens=1,
+        counts={"sentence-order": 2 * num_pairs, "paired-order": num_pairs},
+    )
+
+
+def scores(logits: Tensor, num_pairs: int, rounded_to: int) -> dict[Any, Any]:
+    batch = batch_of(num_pairs, rounded_to)
+    return dict(paired_order_loss(cast("Any", None), batch, logits=lambda *_: logits))
+
+
+def value(score: Any) -> float:
+    return float(score.loss.detach())
+
+
+def logits_of(in_order: list[float], swapped: list[float]) -> Tensor:
+    odds = torch.tensor([*in_order, 9.0, *swapped, 9.0])  # one pair that only rounds up
+    return torch.stack([odds + 1, torch.ones(len(odds))], dim=1).requires_grad_()
+
+
+def test_losses_are_those_by_hand() -> None:
+    result = scores(logits_of(IN_ORDER, SWAPPED), 4, 5)
+    pairs = list(zip(IN_ORDER, SWAPPED, strict=True))
+    paired = [math.log1p(math.exp(-(one - other) / 2)) for one, other in pairs]
+    alone = [math.log1p(math.exp(-one)) + math.log1p(math.exp(other)) for one, other in pairs]
+    assert value(result["paired-order"]) == pytest.approx(sum(paired), rel=1e-6)
+    assert value(result["sentence-order"]) == pytest.approx(sum(alone), rel=1e-6)
+    assert (int(result["paired-order"].right), result["paired-order"].count) == (2, 4)
+    assert (int(result["sentence-order"].right), result["sentence-order"].count) == (5, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, make_part, make_shards, our_model
 from training.data.batch import MicroBatch, TokenisedExample, pad
-from training.data.collate import Collator, Slicing, collate_examples
+from training.data.collate import Collator, Slicing
 from training.data.corpus import CorpusError
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.labelled.texts import LabelledText
@@ -31,7 +31,7 @@ from training.data.streams import (
     shuffled_batches,
 )
 from training.losses import Objective
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import AlbertForTasks
 
 CPU = torch.device("cpu")
 EXAMPLES = [
@@ -81,44 +81,6 @@ def test_processes_divide_a_step(
         assert len(parts) == world_size
     totals = [sum(size for _, size in part) for part in parts]
     assert max(totals) - min(totals) <= max(sizes)
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 64))
-def test_packed_examples_keep_their_tokens(sizes: list[int], row_length: int) -> None:
-    examples = [
-        TokenisedExample(ids=list(range(5, 5 + size)), types=[size % 2] * size, target=number)
-        for number, size in enumerate(sizes)
-    ]
-    batch = collate_examples("text-classification", examples, row_length=row_length)
-    packing = batch.tokens.packing
-    assert packing is not None
-    assert batch.tokens.ids.shape[1] == row_length
-    assert batch.num_tokens == sum(sizes) == int(batch.tokens.real_BS.sum())
-    assert batch.targets.tolist() == list(range(len(sizes)))
-    ids, types = batch.tokens.ids.flatten(), batch.tokens.types.flatten()
-    for first, example in zip(batch.firsts.tolist(), examples, strict=True):
-        within = slice(first, first + len(example.ids))
-        assert ids[within].tolist() == example.ids
-        assert types[within].tolist() == example.types
-        assert packing.positions.flatten()[within].tolist() == list(range(len(example.ids)))
-        assert len(set(packing.sequences.flatten()[within].tolist())) == 1
-    bounds = set(packing.bounds.tolist())
-    assert {*batch.firsts.tolist(), batch.tokens.ids.numel()} <= bounds
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(1, 600), min_size=1, max_size=40))
-def test_passes_by_length_hold_each_example_once(sizes: list[int]) -> None:
-    """Of like lengths, in rows that the longest needs."""
-    division = Division(by_length=True)
-    passes = list(division.passes(list(enumerate(sizes)), lambda each: each[1]))
-    assert sorted(number for one in passes for number, _ in one) == list(range(len(sizes)))
-    assert len(passes) <= max(1, sum(sizes) // 1024)
-    for longer, shorter in pairwise(passes):
-        assert min(size for _, size in longer) >= max(size for _, size in shorter)
-    for one in passes:
-        assert sum(size for _, size in one) <= 2 * 1024 + 2 * max(sizes)
 
 
 def test_the_loss_by_length_is_that_of_one_pass() -> None:
@@ -222,27 +184,6 @@ def figures(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[d
         | {"tokens": one.num_tokens}
         for one in passes
     ]
-
-
-@pytest.mark.parametrize(
-    ("task", "tasks"),
-    [
-        ("sop", ("fill-mask", "sentence-order")),
-        ("nsp", ("fill-mask", "sentence-order")),
-        ("none", ("fill-mask",)),
-    ],
-)
-def test_pretraining_trains_the_heads_of_its_tasks(
-    task: SentenceTask, tasks: tuple[Task, ...]
-) -> None:
-    stream, model = pretrain_stream(task=task), our_model(TINY, tasks)
-    assert stream.tasks == tasks
-    one = next_micro_batch(stream)
-    scores = Objective(model, CPU)(one)
-    assert tuple(scores) == tasks
-    assert {name: got.count for name, got in scores.items()} == {t: one.counts[t] for t in tasks}
-    assert all(one.counts[name] >= 4 for name in tasks)
-    assert 0 < one.num_tokens <= 64
 
 
 @pytest.mark.parametrize("make", [pretrain_stream, texts_stream])
