@@ -88,12 +88,23 @@ class HeadEntry(_Frozen):
         graph: its file: rows (R, H) to logits (R, num_outputs).
         labels: names of the outputs, in order, if they have names.
         problem_type: Hugging Face's, of text classification.
+        pairs: whether it was trained on pairs of texts.
     """
 
     graph: _FileName
     num_outputs: int = Field(ge=1)
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
+    pairs: bool = False
+
+    @model_serializer(mode="wrap")
+    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Dump what a head does not have as nothing: bundles keep the revision that they had."""
+        content: dict[str, Any] = dump(self)
+        for name in ("head", "heads", "pairs"):
+            if not content.get(name):
+                content.pop(name, None)
+        return content
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:

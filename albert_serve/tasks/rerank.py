@@ -1,9 +1,9 @@
 """Reranking: texts in the order in which they answer a query.
 
-A classifier of one output scores each pair of query and text, as a cross-encoder. A model without
-one compares embeddings: the score is the cosine. Scores are those of text-embeddings-inference: the
-sigmoid of the output, or the output itself. It is no task of a manifest and needs no head of its
-own, so that every bundle has it.
+A classifier of one output that was trained on pairs scores each pair of query and text, as a
+cross-encoder. Its score is the sigmoid of the output. It is the output itself for a regression, or
+if the request asks for it. A model without one compares embeddings: the score is the cosine. It is
+no task of a manifest and needs no head of its own, so that every bundle has it.
 
 Shape legend: R texts and, last, the query; H hidden size.
 """
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION, FeatureExtractionParameters
 from albert_serve.api.rerank import RankedText, RerankReply, RerankRequest
+from albert_serve.api.schemas import ScoreFunction
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task
@@ -49,14 +50,17 @@ class Rerank:
             TextTooLongError: one does not fit and may not be truncated.
             InvalidInputError: one is empty.
         """
-        head = None if self.classifier is None else self.classifier.one_output_head
+        scorer = None if self.classifier is None else self.classifier.pair_head
         try:
-            return self._embedded(item) if head is None else self._paired(item, head)
+            return self._embedded(item) if scorer is None else self._paired(item, *scorer)
         except TextTooLongError as error:  # which names the parameter of the other tasks
             message = str(error).replace("parameter truncation", "parameter truncate")
             raise TextTooLongError(message) from error
 
-    def _paired(self, item: RerankRequest, head: str) -> Prepared[RerankReply]:
+    def _paired(
+        self, item: RerankRequest, head: str, function: ScoreFunction
+    ) -> Prepared[RerankReply]:
+        is_raw = item.raw_scores or function == "none"
         setup = self.embedder.setup
         truncator = Truncator(
             setup.tokenizer, setup.max_positions, "truncate" if item.truncate else "error"
@@ -71,7 +75,7 @@ class Rerank:
                 pairs.append(truncator.fit(query, truncator.encode(text)))
         return Prepared(
             inputs=[pair.at_cls(head) for pair in pairs],
-            finish=lambda logits: _ranked(item, _of_outputs(logits, is_raw=item.raw_scores)),
+            finish=lambda logits: _ranked(item, _of_outputs(logits, is_raw=is_raw)),
             num_truncated=sum(pair.num_truncated for pair in pairs),
             cuts={
                 place: at

@@ -58,12 +58,16 @@ class TextClassification:
         )
 
     @property
-    def one_output_head(self) -> str | None:
-        """The first head of one output, as the engine calls it; None if there is none."""
+    def pair_head(self) -> tuple[str, ScoreFunction] | None:
+        """The first head of one output that was trained on pairs, and its activation, if any.
+
+        The head is named as the engine calls it.
+        """
         entry = self.setup.entry
         assert entry is not None
         heads = [self._head(name) for name in (entry.default_head, *entry.heads)]
-        return next((head for head, each in heads if each.num_outputs == 1), None)
+        scorers = ((name, head) for name, head in heads if head.num_outputs == 1 and head.pairs)
+        return next(((name, _default_function(head)) for name, head in scorers), None)
 
     def _head(self, name: str | None) -> tuple[str, HeadEntry]:
         """Return a head as the engine calls it, and its entry."""

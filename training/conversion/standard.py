@@ -23,6 +23,7 @@ from albert_serve.bundle.sentence_vectors import (
 )
 from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
+from training.conversion.cross_encoder import cross_encoder_keys
 from training.conversion.tensorflow import (
     CONFIG_FILE,
     VOCABULARY_FILES,
@@ -64,7 +65,10 @@ def is_standard(folder: Path) -> bool:
         return False
     if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
         return False
-    check_config(read_config(folder), folder)
+    hf = read_config(folder)
+    check_config(hf, folder)
+    if not cross_encoder_keys(folder, hf).items() <= hf.items():
+        return False
     vocabularies = (_SPIECE_FILE, _WORDPIECE_FILE, *VOCABULARY_FILES)
     has_vocabulary = any((folder / name).is_file() for name in vocabularies)
     if has_vocabulary and not (folder / TOKENIZER_FILE).is_file():
@@ -92,6 +96,7 @@ def write_standard(source: Path, folder: Path) -> None:
     if (source / "config.json").is_file():
         config, weights = read_config(source), load_weights(source)
         config = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
+        config |= cross_encoder_keys(source, config)
     else:
         config, weights = read_tensorflow_config(source), load_tensorflow_weights(source)
     _write_config(config, folder)

@@ -75,6 +75,7 @@ class Classification:
         metric: the figure that decides in their place.
         streams: its task stream.
         loss: the loss function of its micro-batches.
+        pairs: whether it is trained on pairs of texts.
         class_weights: (K,) factors of the labels' losses.
         held_out: examples of validation.
     """
@@ -87,6 +88,7 @@ class Classification:
     streams: Sequence[ExampleStream[TokenisedExample]]
     held_out: Sequence[TokenisedExample]
     loss: LossFunction
+    pairs: bool
     class_weights: Tensor | None = None
 
     @classmethod
@@ -149,7 +151,8 @@ class Classification:
     @property
     def labels(self) -> dict[str, Any]:
         """The keys of `config.json` that name the labels."""
-        return label_keys(self.names, multi_label=self.problem == "multi_label_classification")
+        is_multi_label = self.problem == "multi_label_classification"
+        return label_keys(self.names, multi_label=is_multi_label, pairs=self.pairs)
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
@@ -201,6 +204,7 @@ def _read_labelled(
     return {
         "problem": problem,
         "names": splits.names,
+        "pairs": any(text.pair is not None for text in splits.texts[TRAINING]),
         "official": OFFICIAL[problem] if texts.task is None else TASKS[texts.task].metrics,
         "examples": examples[TRAINING],
         "held_out": examples.get(VALIDATION, ()),
@@ -250,6 +254,7 @@ def _read_taught(
     return {
         "problem": teacher.problem,
         "names": teacher.names,
+        "pairs": any(pair is not None for _, pair in plain),
         "official": OFFICIAL[teacher.problem],
         "examples": pseudo_labelled_examples(
             plain, logits_NK, start.tokenizer, length=config.length

@@ -53,6 +53,8 @@ _KNOWN_ARCHITECTURES: Final = frozenset(
 )
 # The key of `config.json` that has `transformers` refuse a model.
 UNSUPPORTED_KEY: Final = "attn_implementation"
+# Of `config.json`: the classifier was trained on pairs, so that it can rerank.
+PAIRS_KEY: Final = "albert_pairs"
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model", "vocab.txt")
 
@@ -185,17 +187,21 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
     put_in_place(partial, file)
 
 
-def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
+def label_keys(
+    names: Sequence[str], *, multi_label: bool = False, pairs: bool = False
+) -> dict[str, Any]:
     """Return the keys of `config.json` that name the labels of text classification.
 
     Args:
         multi_label: whether a text can have several labels at once.
+        pairs: whether it classifies pairs of texts.
     """
     problem = "single_label_classification" if len(names) > 1 else "regression"
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
         "problem_type": "multi_label_classification" if multi_label else problem,
+        **({PAIRS_KEY: True} if pairs else {}),
     }
 
 

@@ -77,7 +77,7 @@ def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
         raise CheckpointError(
             f"{_HEADS_KEY} of config.json is {reprlib.repr(record)}, not an object"
         )
-    return {key: record[key] for key in label_keys([]) if key in record}
+    return {key: record[key] for key in label_keys([], pairs=True) if key in record}
 
 
 def labels_config(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,11 @@ def test_refusals(
     assert message in reply.json()["error"]
 
 
+def _mark(folder: Path, activation: str) -> None:
+    settings = {"model_type": "CrossEncoder", "activation_fn": activation}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+
 @pytest.fixture(scope="module")
 def cross_encoder(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with one output and no `problem_type`, as sentence-transformers saves it."""
@@ -87,6 +94,7 @@ def cross_encoder(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("cross-encoder") / "checkpoint"
     labels = {"id2label": {"0": "relevant"}, "label2id": {"relevant": 0}}
     save_checkpoint(model, folder, tokenizer_from=checkpoint_dir, extra_config=labels)
+    _mark(folder, "torch.nn.modules.activation.Sigmoid")
     assert "problem_type" not in read_config(folder)
     return folder
 
@@ -117,6 +125,26 @@ def test_a_cross_encoder_scores_pairs(albert: AlbertClient, cross_encoder: Path)
     ((best, *_),) = albert.text_classification([TextInput.model_validate(pairs[0])])
     assert best.label == "relevant"
     assert best.score == pytest.approx(expected[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.modules.linear.Identity", None])
+def test_only_a_classifier_of_pairs_reranks_with_its_own_activation(
+    albert: AlbertClient, cross_encoder: Path, tmp_path: Path, activation: str | None
+) -> None:
+    """Without the files of a cross-encoder, it may rate single texts by stars."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(cross_encoder, folder)
+    (folder / "config_sentence_transformers.json").unlink()
+    if activation is not None:
+        _mark(folder, activation)
+    bundle = export_bundle(folder, tmp_path / "bundle").bundle.folder
+    with AlbertClient.local(bundle, num_threads=1) as other:
+        scores = {item.index: item.score for item in other.rerank(QUERY, TEXTS)}
+        vectors = np.array(other.feature_extraction([*TEXTS, QUERY], normalize=True))
+    outputs = {item.index: item.score for item in albert.rerank(QUERY, TEXTS, raw_scores=True)}
+
+    expected = dict(enumerate(vectors[:-1] @ vectors[-1])) if activation is None else outputs
+    assert scores == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_long_list_is_sent_in_parts_and_is_one_order(client: httpx.Client) -> None:
