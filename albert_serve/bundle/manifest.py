@@ -97,15 +97,6 @@ class HeadEntry(_Frozen):
     problem_type: ProblemType | None = None
     pairs: bool = False
 
-    @model_serializer(mode="wrap")
-    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Dump what a head does not have as nothing: bundles keep the revision that they had."""
-        content: dict[str, Any] = dump(self)
-        for name in ("head", "heads", "pairs"):
-            if not content.get(name):
-                content.pop(name, None)
-        return content
-
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
         if self.labels and len(self.labels) != self.num_outputs:
