@@ -19,6 +19,7 @@ from albert_serve.scoring.inputs import RowBatch, RowSelection, arrow_batches, c
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.output import Layout, json_rows_of, to_table
 from albert_serve.scoring.rows import RowReader
+from albert_serve.tables import Row
 from albert_serve.tables.formats import TableType
 
 
@@ -58,7 +59,7 @@ def _score_rows(
     data: Iterable[Any], scorer: Scorer, reader: RowReader, options: ScoreOptions
 ) -> Iterator[dict[str, Any]]:
     layout = Layout(type=TableType(format="jsonl"), reader=reader, kept=None)
-    rows = ((f"row {number}", _values(row), None) for number, row in enumerate(data, start=1))
+    rows = (Row(f"row {number}", _values(row)) for number, row in enumerate(data, start=1))
     batches = collect_rows(rows, reader.selection)
     for part in answer_batches(scorer, reader, batches, options):
         yield from json_rows_of(layout, part)

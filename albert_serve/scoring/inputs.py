@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import glob
-import json
-import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from albert_serve.errors import InvalidInputError, MalformedRequestError, RequestError
+from albert_serve.errors import InvalidInputError, RequestError
 from albert_serve.scoring.errors import ChangedJobError
-from albert_serve.tables.columnar import is_dataset_metadata, read_columns, read_schema
-from albert_serve.tables.delimited import read_rows
+from albert_serve.tables import ReadOptions, Row, read_rows
+from albert_serve.tables.columnar import is_dataset_metadata, plain_rows, read_columns, read_schema
+from albert_serve.tables.delimited import read_cells, read_names
 from albert_serve.tables.formats import (
     Format,
     TableType,
     detect_type,
-    first_line,
     has_known_suffix,
     is_stream,
-    is_utf8,
-    json_rows,
     open_lines,
-    repeated_names,
-    surrogate_error,
 )
+from albert_serve.tables.rows import check_names
 
 _STDIN: Final = "/dev/stdin"
 _GLOB_CHARACTERS: Final = frozenset("*?[")
-
-# A row's place, for messages; its values by column; and why it cannot be read.
-_Row: TypeAlias = tuple[str, dict[str, Any], RequestError | None]
 
 
 def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[Path]:
@@ -97,16 +85,14 @@ class InputFile:
     Attributes:
         columns: the names and types of its columns; types are Arrow's, None for text. None for
             JSONL, whose rows have columns of their own.
-        delimiter: of CSV and TSV; None to detect it.
         num_rows: of Parquet and Arrow.
         version: of the content when it was opened; None of a stream.
     """
 
     path: Path
     type: TableType
+    options: ReadOptions
     columns: Mapping[str, Any] | None = None
-    has_quotes: bool = True
-    delimiter: str | None = None
     num_rows: int = 0
     version: tuple[int, ...] | None = None
 
@@ -127,17 +113,22 @@ class InputFile:
         """
         version = _version(path)
         kind = detect_type(path, chosen)
-        source = cls(
-            path=path, type=kind, has_quotes=has_quotes, delimiter=delimiter, version=version
+        options = ReadOptions(
+            delimiter=delimiter,
+            has_quotes=has_quotes,
+            is_strict=True,
+            quotes_advice="; --no-quotes reads quotes as ordinary characters",
         )
+        source = cls(path=path, type=kind, options=options, version=version)
         if kind.is_columnar:
             schema, num_rows = read_schema(path, kind)
-            _check_names(path, schema.names)
+            check_names(path, schema.names)
             columns = dict(zip(schema.names, schema.types, strict=True))
             return replace(source, columns=columns, num_rows=num_rows)
         if kind.has_columns and version is not None:
             with open_lines(path, kind.compression) as (stream, _):
-                names = _header(path, _cells(source, stream))
+                _, cells = read_cells(path, stream, kind.format, options)
+                _, names = read_names(path, cells, options)
             return replace(source, columns=dict.fromkeys(names))
         return source
 
@@ -242,43 +233,38 @@ _Reading: TypeAlias = Generator[RowBatch, None, int]
 def _read_lines(
     source: InputFile, selection: RowSelection, prefix: str, num_bytes: int, num_skipped: int
 ) -> _Reading:
-    with open_lines(source.path, source.type.compression) as (stream, position):
-        rows = _rows(source, stream, prefix)
-        num_passed = sum(1 for _ in islice(rows, num_skipped))
-        yield from collect_rows(
-            rows,
-            selection,
-            is_text=source.type.has_columns,
-            position=lambda: num_bytes + position(),
-        )
+    rows = read_rows(source.path, source.type, source.options, prefix)
+    num_passed = sum(1 for _ in islice(rows, num_skipped))
+    yield from collect_rows(
+        rows, selection, is_text=source.type.has_columns, num_bytes_before=num_bytes
+    )
     return num_passed
 
 
 def collect_rows(
-    rows: Iterable[_Row],
+    rows: Iterable[Row],
     selection: RowSelection,
     *,
     is_text: bool = False,
-    position: Callable[[], int] = lambda: 0,
+    num_bytes_before: int = 0,
 ) -> Iterator[RowBatch]:
     """Yield rows in batches.
 
     Args:
-        position: returns how many bytes of the input were read.
+        num_bytes_before: bytes of the input before the file.
     """
     batch, num_bytes = RowBatch(is_text=is_text), 0
-    for place, values, error in rows:
-        if error is not None:
-            batch.errors[len(batch.values)] = error
-        batch.places.append(place)
-        batch.values.append(values)
-        num_bytes += _size(values)
+    for row in rows:
+        if row.error is not None:
+            batch.errors[len(batch.values)] = row.error
+        batch.places.append(row.place)
+        batch.values.append(row.values)
+        batch.position = num_bytes_before + row.position
+        num_bytes += _size(row.values)
         if len(batch.values) >= selection.max_rows or num_bytes >= selection.max_bytes:
-            batch.position = position()
             yield batch
             batch, num_bytes = RowBatch(is_text=is_text), 0
     if batch.values:
-        batch.position = position()
         yield batch
 
 
@@ -288,68 +274,6 @@ def _size(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_size, value.values()))
     return sum(map(_size, value)) if isinstance(value, list) else 8
-
-
-def _rows(source: InputFile, stream: BufferedReader, prefix: str) -> Iterator[_Row]:
-    if source.type.format == "jsonl":
-        for where, record, error in json_rows(stream, _strict_json):
-            place = f"{prefix}{where}"
-            refused = None if error is None else type(error)(f"{prefix}{error}")
-            values, encoding_error = surrogate_error(place, record)
-            yield place, values, refused or encoding_error
-        return
-    rows = _cells(source, stream)
-    names = _header(source.path, rows)
-    for line, cells in rows:
-        place, error = f"{prefix}line {line}", None
-        if len(cells) != len(names):
-            error = MalformedRequestError(
-                f"{place} has {len(cells)} fields; the header has {len(names)}"
-            )
-        values = dict(zip(names, cells, strict=False))
-        values, encoding_error = surrogate_error(place, values, is_text=True)
-        yield place, values, error or encoding_error
-
-
-def _cells(source: InputFile, stream: BufferedReader) -> Iterator[tuple[int, list[str]]]:
-    _, rows = read_rows(
-        source.path,
-        stream,
-        source.type.format,
-        delimiter=source.delimiter,
-        has_quotes=source.has_quotes,
-        advice="; --no-quotes reads quotes as ordinary characters",
-    )
-    return rows
-
-
-def _header(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
-    _, names = next(rows, (0, []))
-    if not names:
-        raise InvalidInputError(f"{path} is empty; its first line must name the columns")
-    if not all(map(is_utf8, names)):
-        raise InvalidInputError(
-            f"{path}: the names of its columns are not UTF-8; convert the file, as iconv -f CP1252 "
-            "-t UTF-8 does"
-        )
-    _check_names(path, names)
-    return names
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    if repeated := repeated_names(names):
-        raise InvalidInputError(f"{path} has several columns {repeated[0]!r}; rename all but one")
-
-
-def _strict_json(line: bytes) -> Any:
-    return json.loads(line, parse_constant=_finite, parse_float=_finite)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is no JSON number, or out of their range")
-    return number
 
 
 def _read_columnar(
@@ -405,33 +329,3 @@ def _without_nulls(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-
-
-def plain_rows(batch: Any) -> list[dict[str, Any]]:
-    """Return rows of Arrow as values of Python.
-
-    Columns of times in nanoseconds, which Python lacks, are text with nine decimals, whatever the
-    value: 1970-01-01T00:00:00.000001000.
-
-    Raises:
-        InvalidInputError: a value is none of Python, such as text that is not UTF-8.
-    """
-    for index, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
-        if pa.types.is_temporal(column.type) and getattr(column.type, "unit", "") == "ns":
-            batch = batch.set_column(index, name, _time_texts(column))
-    try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
-    except ValueError as error:  # of text, a UnicodeDecodeError
-        raise InvalidInputError(
-            f"the columns {', '.join(batch.schema.names)} hold a value that cannot be read "
-            f"({first_line(error)}); is the file damaged?"
-        ) from error
-    return rows
-
-
-def _time_texts(column: Any) -> Any:
-    if pa.types.is_duration(column.type):  # as pyarrow has them
-        return column
-    text = pc.replace_substring(column.cast(pa.string()), " ", "T")
-    # +01:00 of Arrow's +0100
-    return pc.replace_substring_regex(text, r"([+-]\d\d)(\d\d)$", r"\1:\2")

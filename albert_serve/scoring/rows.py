@@ -14,8 +14,9 @@ from albert_serve.api.wire import validate
 from albert_serve.errors import InvalidInputError, NotFoundError
 from albert_serve.names import find_name
 from albert_serve.scoring.answers import JSON_NAMES, SCORED_TASKS, answer_columns
-from albert_serve.scoring.inputs import RowBatch, RowSelection, plain_rows
+from albert_serve.scoring.inputs import RowBatch, RowSelection
 from albert_serve.scoring.options import ScoreOptions
+from albert_serve.tables.columnar import plain_rows
 from albert_serve.tables.columns import CHOICES, find_column, find_texts
 from albert_serve.tasks import TASKS
 

@@ -12,9 +12,11 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.tables.formats import (
     TableType,
     damaged,
+    first_line,
     import_pyarrow,
     is_stream,
 )
+from albert_serve.tables.rows import Row, check_names
 
 _PURPOSE: Final = "Arrow"
 # Of a column of Parquet, so that row groups may have any size.
@@ -84,6 +86,61 @@ def read_columns(
                 rows = batch.slice(start, step)
                 yield number + start, (number + start + rows.num_rows) / num_rows, rows
             number += batch.num_rows
+
+
+def read_rows(
+    path: Path, kind: TableType, before: str, columns: Sequence[str] | None = None
+) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Args:
+        before: precedes the row in a place.
+        columns: those that are read; None for all.
+
+    Raises:
+        InvalidInputError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    schema, _ = read_schema(path, kind)
+    check_names(path, schema.names)
+    classes, size = class_names(schema), path.stat().st_size
+    for start, share, batch in read_columns(path, kind, columns):
+        for number, values in enumerate(plain_rows(batch), start=start + 1):
+            place = f"{before}row {number}"
+            yield Row(place, values, None, str(path), classes, round(share * size))
+
+
+def plain_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return the rows of a record batch of pyarrow as values of Python.
+
+    Columns of times in nanoseconds, which Python lacks, are text with nine decimals, whatever the
+    value: 1970-01-01T00:00:00.000001000.
+
+    Raises:
+        InvalidInputError: a value is none of Python, such as text that is not UTF-8.
+    """
+    pa = import_pyarrow("pyarrow", _PURPOSE)
+    for index, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        if pa.types.is_temporal(column.type) and getattr(column.type, "unit", "") == "ns":
+            batch = batch.set_column(index, name, _time_texts(column))
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except ValueError as error:  # of text, a UnicodeDecodeError
+        raise InvalidInputError(
+            f"the columns {', '.join(batch.schema.names)} hold a value that cannot be read "
+            f"({first_line(error)}); is the file damaged?"
+        ) from error
+    return rows
+
+
+def _time_texts(column: Any) -> Any:
+    pa = import_pyarrow("pyarrow", _PURPOSE)
+    if pa.types.is_duration(column.type):  # as pyarrow has them
+        return column
+    pc = import_pyarrow("pyarrow.compute", _PURPOSE)
+    text = pc.replace_substring(column.cast(pa.string()), " ", "T")
+    # +01:00 of Arrow's +0100
+    return pc.replace_substring_regex(text, r"([+-]\d\d)(\d\d)$", r"\1:\2")
 
 
 def _parquet_batches(

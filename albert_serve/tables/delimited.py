@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from albert_serve.errors import InvalidInputError
-from albert_serve.tables.formats import MAX_LINE_BYTES, Format, text_lines
+from albert_serve.errors import InvalidInputError, MalformedRequestError
+from albert_serve.tables.formats import MAX_LINE_BYTES, Format, is_utf8, text_lines
+from albert_serve.tables.rows import ReadOptions, Row, check_names
 
 # Of output.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
@@ -31,21 +32,62 @@ _SEP_LINE: Final = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
 
 def read_rows(
-    path: Path,
-    stream: io.BufferedReader,
-    form: Format,
-    *,
-    delimiter: str | None = None,
-    has_quotes: bool = True,
-    advice: str = "",
-) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-    """Return the delimiter of a table, and its rows that are not blank with their line numbers.
+    path: Path, stream: io.BufferedReader, form: Format, options: ReadOptions, before: str
+) -> Iterator[Row]:
+    """Yield the rows of a table that are not blank.
 
     Args:
-        delimiter: None for that which a line `sep=;` names or, of CSV, which divides the header
-            into the most columns.
-        has_quotes: False if quotes are ordinary characters.
-        advice: where the quotes of a row are wrong.
+        before: precedes the line in a place.
+
+    Raises:
+        InvalidInputError: as `read_cells` and `read_names`.
+    """
+    delimiter, cells = read_cells(path, stream, form, options)
+    number, names = read_names(path, cells, options)
+    header = f"{before}line {number}"
+    # A first row of one field has another delimiter.
+    if options.names_by_order and len(names) > 1 and (by_order := options.names_by_order(names)):
+        cells, names = chain([(number, names)], cells), list(by_order)
+    for number, fields in cells:
+        place, error = f"{before}line {number}", None
+        num_missing = len(names) - len(fields)
+        if num_missing < 0 or (num_missing and options.is_strict):
+            error = MalformedRequestError(
+                f"{place} has {len(fields)} fields; the header has {len(names)} (delimiter "
+                f"{delimiter!r}; --delimiter sets another)"
+            )
+        values: dict[str, Any] = {} if options.is_strict else dict.fromkeys(names)
+        values.update(zip(names, fields, strict=False))
+        yield Row(place, values, error, header)
+
+
+def read_names(
+    path: Path, cells: Iterator[tuple[int, list[str]]], options: ReadOptions
+) -> tuple[int, list[str]]:
+    """Return the names of the columns, and their line, from the beginning of a table's cells.
+
+    Raises:
+        InvalidInputError: there are none, they are not UTF-8, or several are the same.
+    """
+    number, names = next(cells, (1, []))
+    if not names:
+        raise InvalidInputError(f"{path} is empty; its first line must name the columns")
+    if not all(map(is_utf8, names)):
+        raise InvalidInputError(
+            f"{path}: the names of its columns are not UTF-8; convert the file, as iconv -f CP1252 "
+            "-t UTF-8 does"
+        )
+    check_names(path, names if options.is_strict else list(filter(None, names)))
+    return number, names
+
+
+def read_cells(
+    path: Path, stream: io.BufferedReader, form: Format, options: ReadOptions
+) -> tuple[str, Iterator[tuple[int, list[str]]]]:
+    """Return the delimiter of a table, and the cells of its lines with their numbers.
+
+    The delimiter, unless the options have one, is that which a line `sep=;` names or, of CSV, which
+    divides the header into the most columns. Blank lines are left out.
 
     Raises:
         InvalidInputError: while rows are read, the quotes of one of CSV are wrong, so that the
@@ -53,6 +95,7 @@ def read_rows(
     """
     lines = enumerate(text_lines(path, stream), start=1)
     number, first = next(((number, line) for number, line in lines if line.strip()), (1, ""))
+    delimiter = options.delimiter
     if named := _SEP_LINE.fullmatch(first):
         delimiter = delimiter or named[1]
         number, first = next(lines, (number, ""))
@@ -61,13 +104,13 @@ def read_rows(
     csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of the process
     rest = chain([first], (line for _, line in lines))
     cells = _split(first, delimiter)
-    if not has_quotes:
+    if not options.has_quotes:
         rows = ((each, _split(line, delimiter)) for each, line in enumerate(rest, start=number))
         return delimiter, (row for row in rows if row[1] != [""])
     # All fields are quoted, or some, or none.
     if delimiter == "\t" and not all(re.fullmatch(r'".*"', cell) for cell in cells):
         return delimiter, _tab_rows(rest, number, len(cells))
-    return delimiter, _rows(path, rest, number, delimiter, advice=advice)
+    return delimiter, _rows(path, rest, number, delimiter, advice=options.quotes_advice)
 
 
 def likely_delimiter(header: str) -> str | None:

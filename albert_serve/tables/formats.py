@@ -1,21 +1,15 @@
-"""Tables in files: their formats, their lines, JSONL and Parquet, plain or compressed, as streams.
-
-Lines are read by the standard library, one row at a time, so that a bad row is the error of one
-row: pyarrow's readers of CSV and JSON end at a row with another number of fields, with values of
-another type than before, or with bytes that are not UTF-8. pyarrow reads Parquet and Zstandard.
-"""
+"""Formats of data files by name and content, and their lines, plain or compressed, as streams."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import io
-import json
 import lzma
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
 
-from albert_serve.errors import (
-    BodyTooLargeError,
-    ConfigError,
-    InvalidInputError,
-    MalformedRequestError,
-    RequestError,
-    how_to_install,
-)
+from albert_serve.errors import ConfigError, InvalidInputError, how_to_install
 
 Format: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow"]
 WRITTEN_FORMATS: Final[tuple[Format, ...]] = ("jsonl", "csv", "tsv", "parquet")
@@ -49,7 +36,6 @@ _COLUMNAR_MAGIC: Final[dict[bytes, Format]] = {
     b"ARROW1": "arrow",
     b"\xff\xff\xff\xff": "arrow",  # a stream
 }
-_MAX_ARRAY_BYTES: Final = 256 << 20
 _COMPRESSION_MAGIC: Final = {
     b"\x1f\x8b": ".gz",
     b"BZh": ".bz2",
@@ -68,8 +54,7 @@ _UTF_16: Final = {
     "utf-16-le": re.compile(rb"([^\0]\0){4}"),
     "utf-16-be": re.compile(rb"(\0[^\0]){4}"),
 }
-_UTF_8_MARK: Final = b"\xef\xbb\xbf"
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+UTF_8_MARK: Final = b"\xef\xbb\xbf"
 _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 
@@ -238,7 +223,7 @@ def import_pyarrow(name: str, purpose: str) -> Any:
         raise ConfigError(f"{purpose} needs pyarrow: {how_to_install('score')}") from error
 
 
-def _bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
+def bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
     """Yield the lines; None for one of more than `MAX_LINE_BYTES`, which is passed over."""
     is_first = True
     while line := stream.readline(MAX_LINE_BYTES + 1):
@@ -247,7 +232,7 @@ def _bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
                 line = stream.readline(MAX_LINE_BYTES)
             yield None
         else:
-            yield line.removeprefix(_UTF_8_MARK) if is_first else line
+            yield line.removeprefix(UTF_8_MARK) if is_first else line
         is_first = False
 
 
@@ -257,7 +242,7 @@ def text_lines(path: Path, stream: io.BufferedReader) -> Iterator[str]:
     Raises:
         InvalidInputError: a line has more than `MAX_LINE_BYTES`.
     """
-    for number, line in enumerate(_bounded_lines(stream), start=1):
+    for number, line in enumerate(bounded_lines(stream), start=1):
         if line is None:
             raise InvalidInputError(f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes")
         yield line.decode("utf-8", errors="surrogateescape")
@@ -270,94 +255,6 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def surrogate_error(
-    place: str, values: Mapping[str, Any], *, is_text: bool = False
-) -> tuple[dict[str, Any], RequestError | None]:
-    """Return values in which U+FFFD replaces lone surrogates, and the error if there were any.
-
-    Args:
-        is_text: whether the values are fields of text, in which they stand for bytes.
-    """
-    row = dict(values)
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        clean = _without_surrogates(row)
-        name = next(new for old, new in zip(row, clean, strict=True) if row[old] != clean[new])
-        reason = "holds half of a surrogate pair, which stands for no character"
-        if is_text:
-            reason = "is not UTF-8; convert the file, as iconv -f CP1252 -t UTF-8 does"
-        return clean, InvalidInputError(f"{place}: the column {name!r} {reason}")
-    return row, None
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(value[name]) for name in value}
-    return value
-
-
-def json_rows(
-    stream: io.BufferedReader, loads: Callable[[bytes], Any] = json.loads
-) -> Iterator[tuple[str, dict[str, Any], RequestError | None]]:
-    """Yield the objects of the lines that are not blank, or of an array, with places and errors."""
-    if stream.peek(1).removeprefix(_UTF_8_MARK).lstrip().startswith(b"["):
-        yield from _array_rows(stream, loads)
-        return
-    for number, line in enumerate(_bounded_lines(stream), start=1):
-        place = f"line {number}"
-        if line is None:
-            message = f"{place} has more than {MAX_LINE_BYTES} bytes; make several rows of it"
-            yield place, {}, BodyTooLargeError(message)
-        elif number == 1 and line.strip() == b"{":
-            message = f"{place} begins an object of several lines; write one a row, or an array"
-            yield place, {}, MalformedRequestError(message)
-            return
-        elif line.strip():
-            try:
-                values = loads(line)
-            except (ValueError, RecursionError) as error:
-                yield place, {}, MalformedRequestError(f"{place} is not JSON: {error}")
-                continue
-            yield _json_row(place, values)
-
-
-def _array_rows(
-    stream: io.BufferedReader, loads: Callable[[bytes], Any]
-) -> Iterator[tuple[str, dict[str, Any], RequestError | None]]:
-    content = stream.read(_MAX_ARRAY_BYTES + 1).removeprefix(_UTF_8_MARK)
-    if len(content) > _MAX_ARRAY_BYTES:
-        message = (
-            f"line 1 begins an array of more than {_MAX_ARRAY_BYTES:,} bytes; write JSON lines, as "
-            "jq -c '.[]' does"
-        )
-        yield "line 1", {}, BodyTooLargeError(message)
-        return
-    try:
-        records = loads(content)
-    except (ValueError, RecursionError) as error:
-        # Lines of arrays, or an array that ends early.
-        yield "line 1", {}, MalformedRequestError(f"line 1 is not JSON, or no object: {error}")
-        return
-    for number, values in enumerate(records, start=1):
-        yield _json_row(f"record {number}", values)
-
-
-def _json_row(place: str, values: object) -> tuple[str, dict[str, Any], RequestError | None]:
-    if isinstance(values, dict):
-        return place, values, None
-    return place, {}, MalformedRequestError(f"{place} is not a JSON object")
-
-
-def repeated_names(names: Sequence[str]) -> list[str]:
-    """Return the names of columns that a table has several times."""
-    return sorted({name for name in names if names.count(name) > 1})
 
 
 def compressor(raw: BinaryIO, compression: str) -> BinaryIO:

@@ -8,25 +8,26 @@ from __future__ import annotations
 import html
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.tables.columnar import read_columns, read_schema
+from albert_serve.tables import Row, columnar
+from albert_serve.tables.columnar import read_schema
 from albert_serve.tables.columns import SINGLES, find_column
-from albert_serve.tables.delimited import likely_delimiter, read_rows
+from albert_serve.tables.delimited import likely_delimiter
 from albert_serve.tables.formats import (
     TableType,
     detect_type,
     has_known_suffix,
     is_utf8,
-    json_rows,
     open_lines,
     text_lines,
 )
+from albert_serve.tables.reader import read_unchecked
 
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _JSON: Final = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
@@ -56,7 +57,7 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
     if kind.is_columnar:
         yield from _read_columnar(file, kind, find)
     elif has_known_suffix(file):
-        yield from (_read_jsonl if kind.format == "jsonl" else _read_csv)(file, kind, find)
+        yield from _read_rows(file, kind, find)
     else:
         with open_lines(file, kind.compression) as (stream, _):
             beginning = stream.peek(1).removeprefix(b"\xef\xbb\xbf")
@@ -65,9 +66,9 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
                 f"{file} is not text: it has bytes of 0, as binary files and UTF-32 have"
             )
         if ".json" in file.suffixes or _JSON.match(beginning):
-            yield from _read_jsonl(file, kind, find)
+            yield from _read_rows(file, kind, find)
         elif _is_table(beginning):
-            yield from _read_csv(file, replace(kind, format="csv"), find)
+            yield from _read_rows(file, replace(kind, format="csv"), find)
         else:
             yield from (_read_wiki if _WIKI.match(beginning) else _read_text)(file, kind)
 
@@ -132,40 +133,23 @@ def _read_wiki(file: Path, kind: TableType) -> _Read:
         raise InvalidInputError(f"{file} is incomplete: its last <doc ...> has no </doc>")
 
 
-def _read_jsonl(file: Path, kind: TableType, find: _FindColumn) -> _Read:
+def _read_rows(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     column: str | None = None
-    with open_lines(file, kind.compression) as (stream, position):
-        for place, record, error in json_rows(stream):
-            if error is not None:
-                raise InvalidInputError(f"{file}, {error}")
-            if column is None:
-                texts = [name for name, value in record.items() if isinstance(value, str)]
-                column = find(f"{file}, {place}", list(record), texts)
-            yield _checked(record, column, f"{file}, {place}"), position()
-
-
-def _read_csv(file: Path, kind: TableType, find: _FindColumn) -> _Read:
-    with open_lines(file, kind.compression) as (stream, position):
-        _, rows = read_rows(file, stream, kind.format)
-        _, names = next(rows, (1, []))
-        column = find(str(file), names, names)
-        for number, cells in rows:
-            place = f"{file}, line {number}"
-            if len(cells) != len(names):
-                raise InvalidInputError(
-                    f"{place} has {len(cells)} fields; the header has {len(names)}"
-                )
-            yield _checked(dict(zip(names, cells, strict=True)), column, place), position()
+    for row in read_unchecked(file, kind):
+        if row.error is not None:
+            raise InvalidInputError(str(row.error))
+        if column is None:
+            texts = [name for name, value in row.values.items() if isinstance(value, str)]
+            column = find(row.header, list(row.values), texts)
+        yield _checked(row, column), row.position
 
 
 def _read_columnar(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     schema, _ = read_schema(file, kind)
     texts = [field.name for field in schema if "string" in str(field.type)]
     column = find(str(file), schema.names, texts)
-    size = file.stat().st_size
-    for start, share, batch in read_columns(file, kind, [column]):
-        for number, record in enumerate(batch.to_pylist(), start=start + 1):
-            yield _checked(record, column, f"{file}, row {number}"), round(share * size)
+    for row in columnar.read_rows(file, kind, f"{file}, ", [column]):
+        yield _checked(row, column), row.position
 
 
 def _text_column(named: str | None, place: str, names: Sequence[str], texts: Sequence[str]) -> str:
@@ -197,10 +181,10 @@ def _report(column: str) -> None:
     print(f'the documents of files without a column "text" are those of their only texts: {column}')
 
 
-def _checked(record: Mapping[str, object], column: str, place: str) -> str:
-    text = record.get(column)
+def _checked(row: Row, column: str) -> str:
+    text = row.values.get(column)
     if not isinstance(text, str):
-        raise InvalidInputError(f'{place}: "{column}" is {reprlib.repr(text)}, not a string')
+        raise InvalidInputError(f'{row.place}: "{column}" is {reprlib.repr(text)}, not a string')
     if not text.isascii() and not is_utf8(text):
-        raise InvalidInputError(f"{place}: half of a surrogate pair in the text, or not UTF-8")
+        raise InvalidInputError(f"{row.place}: half of a surrogate pair in the text, or not UTF-8")
     return text

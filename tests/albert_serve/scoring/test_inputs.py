@@ -208,8 +208,8 @@ def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
     assert [row[0] for row in rows] == [b"id", b"1", b"2", b"3", b"4"]
     errors = [row["error"] for row in read_jsonl(to_jsonl(source, tmp_path)) if "error" in row]
     assert errors[:2] == [
-        "line 3 has 1 fields; the header has 2",
-        "line 4 has 3 fields; the header has 2",
+        "line 3 has 1 fields; the header has 2 (delimiter ','; --delimiter sets another)",
+        "line 4 has 3 fields; the header has 2 (delimiter ','; --delimiter sets another)",
     ]
     assert rows[4][1].decode() == "\N{REPLACEMENT CHARACTER}"
     assert errors[2].startswith("line 6: the column 'text' is not UTF-8; convert the file")

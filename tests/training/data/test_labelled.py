@@ -97,7 +97,7 @@ def test_columns_of_public_data_sets(
         ("a.tsv", "text\tlabel\n", ["no examples in a.tsv"]),
         ("a.tsv", "words\tlabel\na\t1\n", ["a.tsv, line 1: no column text or sentence or "]),
         ("a.tsv", "text\tclass\na\t1\n", ["a.tsv, line 1: no column label or category "]),
-        ("a.csv", "text,label\na, b,1\n", ["a.csv, line 2: 3 fields, more than the header's 2"]),
+        ("a.csv", "text,label\na, b,1\n", ["a.csv, line 2 has 3 fields; the header has 2"]),
         (
             "a.csv",
             'label,text\n,none\n1,"foo\n0,mid\n0,"bar\n',
@@ -111,14 +111,14 @@ def test_columns_of_public_data_sets(
         (
             "a.csv",
             b"label,text\n1,caf\xe9\n,b\n",
-            ["a.csv, line 2: it is not UTF-8; convert the file"],
+            ["a.csv, line 2: the column 'text' is not UTF-8; convert the file"],
         ),
         (
             "a.tsv",
             "text,label\nc,no\n",
             ["columns are text,label; is its delimiter ','? Give --delimiter"],
         ),
-        ("a.csv", "text,text,label\na,b,0\n", ["a.csv, line 1: columns of the same name (text)"]),
+        ("a.csv", "text,text,label\na,b,0\n", ["a.csv has several columns 'text'"]),
         ("a.txt", "text\n", ["a.txt: the format is unknown; name it .csv, .tsv, .jsonl or "]),
         ("a.parquet", "PAR1", ["a.parquet is damaged or incomplete"]),
         (
@@ -135,6 +135,11 @@ def test_columns_of_public_data_sets(
             "a.jsonl",
             '{"text": "a", "label": {"name": "a"}}',
             ["a.jsonl, line 1: column label holds nested values; give a column with one label"],
+        ),
+        (
+            "a.jsonl",
+            r'{"text": "\ud83d", "label": 1}',
+            ["a.jsonl, line 1: the column 'text' holds half of a surrogate pair"],
         ),
         ("none.tsv", None, ["[Errno 2] No such file or directory: 'none.tsv'"]),
     ],
@@ -302,7 +307,7 @@ def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None
     with pytest.raises(CorpusError) as caught:
         read_splits(files)
     lines = [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
-    assert lines[0].startswith("a.tsv, line 3: 3 fields, more than the header's 2")
+    assert lines[0].startswith("a.tsv, line 3 has 3 fields; the header has 2")
     assert lines[1].startswith("broken.jsonl, line 1 is not JSON: Expecting value")
     assert lines[2].startswith("broken.jsonl, line 2: no column text or ")
     assert lines[3] == "no examples in empty.tsv"
@@ -312,7 +317,7 @@ def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None
 
 def test_twenty_errors_are_shown(tmp_path: Path) -> None:
     file = write(tmp_path / "b.tsv", "\n".join(["text\tlabel", *["a\t1\t2"] * 31]))
-    with pytest.raises(CorpusError, match=r"line 21: 3 fields.*\nand 11 more"):
+    with pytest.raises(CorpusError, match=r"line 21 has 3 fields.*\nand 11 more"):
         read_labelled([file])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Final, TypeAlias
 
+from albert_serve.tables import Row
 from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.columns import (
@@ -19,7 +20,7 @@ from training.data.labelled.columns import (
     read_choice_columns,
 )
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import Record, RowError, gather_rows
+from training.data.labelled.tables import RowError, gather_rows
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
@@ -161,7 +162,7 @@ def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Itera
             )
 
 
-def _question(row: Record, names: ChoiceColumns) -> _Read:
+def _question(row: Row, names: ChoiceColumns) -> _Read:
     context = cell_text(row.values[names.context])
     if context is None:
         return RowError(f"{row.place}: no text in column {names.context}")

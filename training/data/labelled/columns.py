@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.names import find_name
+from albert_serve.tables import Row
 from albert_serve.tables.columns import (
     ANSWERS,
     CHOICES,
@@ -26,7 +27,7 @@ from albert_serve.tables.columns import (
 )
 from albert_serve.tables.delimited import likely_delimiter
 from training.data.corpus import CorpusError
-from training.data.labelled.tables import Record, RowError, read_records
+from training.data.labelled.tables import RowError, read_records
 
 _NUMBERED: Final = re.compile(r"(?:ending|choice|option|answer|candidate)_?(?:\d+|[A-H])")
 # A record of RACE, whose one passage has several questions.
@@ -101,10 +102,10 @@ _Names = TypeVar("_Names")
 
 def read_columns(
     file: Path, columns: Columns, *, needs_label: bool
-) -> Iterator[RowError | tuple[Record, ColumnNames]]:
+) -> Iterator[RowError | tuple[Row, ColumnNames]]:
     """Yield the records of a file with their columns; one error where records lack some."""
 
-    def find(row: Record) -> ColumnNames:
+    def find(row: Row) -> ColumnNames:
         known = PAIRS if columns.needs_pair else [*PAIRS, *SINGLES]
         texts = find_texts(row.values, known, columns.text, columns.pair)
         usual = "text or sentence or sentence1"
@@ -125,7 +126,7 @@ def read_columns(
 
 def read_choice_columns(
     file: Path, columns: Columns, choices: Sequence[str]
-) -> Iterator[RowError | tuple[Record, ChoiceColumns | None]]:
+) -> Iterator[RowError | tuple[Row, ChoiceColumns | None]]:
     """Yield the records of a file with their columns; None as those of a record of RACE.
 
     Where records lack columns, there is one error.
@@ -142,7 +143,7 @@ def read_choice_columns(
             "--label-separator"
         )
 
-    def find(row: Record) -> ChoiceColumns | None:
+    def find(row: Row) -> ChoiceColumns | None:
         if not choices and row.values.keys() >= _RACE:
             return None
         texts = find_texts(row.values, CONTEXTS, columns.text, columns.pair)
@@ -163,8 +164,8 @@ def read_choice_columns(
 
 
 def _read_with(
-    file: Path, columns: Columns, find: Callable[[Record], _Names]
-) -> Iterator[RowError | tuple[Record, _Names]]:
+    file: Path, columns: Columns, find: Callable[[Row], _Names]
+) -> Iterator[RowError | tuple[Row, _Names]]:
     """Yield the records of a file with their columns; one error for those that lack the same.
 
     Args:
@@ -188,7 +189,7 @@ def _read_with(
             yield names
 
 
-def _found(row: Record, find: Callable[[Record], _Names]) -> _Names | RowError:
+def _found(row: Row, find: Callable[[Row], _Names]) -> _Names | RowError:
     try:
         return find(row)
     except InvalidInputError as error:  # columns that differ only in case
@@ -232,7 +233,7 @@ def _label_columns(
     return () if label is None else (label,)
 
 
-def _choice_columns(row: Record, asked: Sequence[str]) -> tuple[str, ...]:
+def _choice_columns(row: Row, asked: Sequence[str]) -> tuple[str, ...]:
     """Return the column of a list of choices, or the columns of the choices."""
     if len(asked) > 1:
         return tuple(asked)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
+from albert_serve.tables import Row
 from training.data.corpus import CorpusError, read_lines
 from training.data.labelled.cells import (
     LabelFormError,
@@ -24,7 +25,7 @@ from training.data.labelled.cells import (
 )
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import Record, RowError, gather_rows
+from training.data.labelled.tables import RowError, gather_rows
 
 # The one name of a file's only split.
 _ONLY: Final = "data"
@@ -443,7 +444,7 @@ def _labelled_rows(
             yield _Row(*texts, named, row.place, classes)
 
 
-def _classes(row: Record, names: ColumnNames, label_names: Sequence[str]) -> Sequence[str]:
+def _classes(row: Row, names: ColumnNames, label_names: Sequence[str]) -> Sequence[str]:
     """Return the names that a file has for the numbers of its labels, as `label_names` have them.
 
     Raises:
@@ -471,7 +472,7 @@ def _class_name(label: str, classes: Sequence[str]) -> str:
     return classes[int(label)] if is_index else label
 
 
-def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
+def _texts(row: Row, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
     """Return the text and the pair of a record; None without a text, or a pair that it needs."""
     text, pair = cell_text(row.values[names.text]), None
     if names.pair is not None and (columns.needs_pair or not is_blank(row.values[names.pair])):
@@ -480,7 +481,7 @@ def _texts(row: Record, names: ColumnNames, columns: Columns) -> tuple[str, str 
     return None if text is None else (text, pair)
 
 
-def _no_text(row: Record, names: ColumnNames) -> _LeftOut | RowError:
+def _no_text(row: Row, names: ColumnNames) -> _LeftOut | RowError:
     """Return that a row is left out for an empty text; an error if a cell holds something else."""
     cells = [row.values[name] for name in (names.text, names.pair) if name is not None]
     if any(map(is_blank, cells)):

@@ -1,0 +1,59 @@
+"""Rows of data files, whatever their format.
+
+The standard library reads lines, one row at a time, so that a bad row is the error of one row.
+pyarrow's readers of CSV and JSON stop at a row with another number of fields, with values of
+another type than before, or with bytes that are not UTF-8. pyarrow reads Parquet and Zstandard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from albert_serve.tables import columnar, delimited, jsonl
+from albert_serve.tables.formats import TableType, detect_type, open_lines
+from albert_serve.tables.rows import ReadOptions, Row, check_characters
+
+_DEFAULTS: Final = ReadOptions()
+
+
+def read_rows(
+    file: Path,
+    kind: TableType | None = None,
+    options: ReadOptions = _DEFAULTS,
+    before: str | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a file; a row that cannot be read has an error.
+
+    Args:
+        kind: format and compression; None to detect them.
+        before: precedes the line or row in a place; None for the file.
+
+    Raises:
+        InvalidInputError: the file is damaged, has no header, has several columns of one name, or
+            is of an unknown format.
+        ConfigError: pyarrow is needed and not installed.
+        OSError: the file cannot be read.
+    """
+    kind = kind or detect_type(file)
+    is_text = kind.format in ("csv", "tsv")
+    for row in read_unchecked(file, kind, options, before):
+        yield row if kind.is_columnar else check_characters(row, is_text=is_text)
+
+
+def read_unchecked(
+    file: Path, kind: TableType, options: ReadOptions = _DEFAULTS, before: str | None = None
+) -> Iterator[Row]:
+    """Yield the rows of a file, as `read_rows`, but texts may hold lone surrogates."""
+    before = f"{file}, " if before is None else before
+    if kind.is_columnar:
+        yield from columnar.read_rows(file, kind, before)
+        return
+    with open_lines(file, kind.compression) as (stream, position):
+        if kind.format == "jsonl":
+            rows = jsonl.read_rows(stream, before, is_strict=options.is_strict)
+        else:
+            rows = delimited.read_rows(file, stream, kind.format, options, before)
+        for row in rows:
+            yield row._replace(position=position())
