@@ -20,6 +20,7 @@ import httpx
 
 from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.catalog import open_model, read_catalogue
+from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.default_bundle import default_bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
@@ -54,7 +55,7 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """
 
     def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:
-        model = _open(_default() if bundle is None else Path(bundle), options)
+        model = _open(_default() if bundle is None else find_bundle(Path(bundle)), options)
         app = make_app(dict)
         app.state.models = OneModel(model)
         self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))

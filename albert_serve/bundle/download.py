@@ -60,10 +60,9 @@ def download_bundle(model: HubModel, cache: Path) -> Path:
 def _no_bundle(model: HubModel, snapshot: Path) -> str:
     if not (snapshot / _CONFIG_FILE).is_file():
         return f"{model} is not a bundle: it has no {MANIFEST_FILE}"
-    name = model.repo_id.rpartition("/")[2]
     return (
-        f"{model} is a checkpoint, not a bundle: it has no {MANIFEST_FILE}. Run "
-        f"`albert-serve export {model} bundles/{name}` and serve that folder"
+        f"{model} is a checkpoint, not a bundle: it has no {MANIFEST_FILE}. `albert-serve serve` "
+        "and `score` take it; here, give a bundle that `albert-serve export` wrote"
     )
 
 

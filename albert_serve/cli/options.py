@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
+from albert_serve.bundle.checkpoint import cache_for_downloads, find_bundle, is_on_hub
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
+from albert_serve.config import Precision
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import ConfigError
-from albert_serve.models_file import store_tag
-from albert_serve.settings import Device, Prepack, Settings, cache_folder
+from albert_serve.settings import Device, Prepack, Settings
 
 
 def make_parser(name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
@@ -39,8 +40,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--bundle",
         type=bundle_path,
         metavar="BUNDLE",
-        help="the model: a folder, bentoml:NAME[:VERSION], or a bundle on the Hugging Face Hub, "
-        "OWNER/NAME[@REVISION] (the one that ships in models/)",
+        help="the model: a bundle or a checkpoint, as a folder, bentoml:NAME[:VERSION], or "
+        "OWNER/NAME[@REVISION] on the Hugging Face Hub (the one that ships in models/)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=get_args(Precision),
+        help="of a checkpoint, which is exported into the cache first (fp32)",
     )
     add_runtime_options(parser)
 
@@ -66,10 +72,13 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 def chosen(options: argparse.Namespace) -> dict[str, str]:
     """Return the settings from the command line, by variable."""
     models = getattr(options, "models", None)
+    precision = getattr(options, "precision", None)
+    if precision is not None and not options.bundle:
+        raise ConfigError("--precision is for a checkpoint; name it with --bundle")
     # An option replaces both variables.
     sources = (
         {
-            BUNDLE_VARIABLE: downloaded(options.bundle) if options.bundle else "",
+            BUNDLE_VARIABLE: find_bundle(options.bundle, precision) if options.bundle else "",
             MODELS_VARIABLE: models or "",
         }
         if options.bundle or models
@@ -89,26 +98,14 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
 
 def downloaded(bundle: Path) -> Path:
     """Return a bundle's folder or tag; a bundle on the Hub is downloaded first."""
-    if _is_here(bundle) or store_tag(bundle) is not None:
+    if not is_on_hub(bundle):
         return bundle
     # Imported for a bundle on the Hub only: its client takes time to import.
     from albert_serve.bundle.download import download_bundle
     from albert_serve.hub import HubModel
 
     model = HubModel.parse(str(bundle))
-    if model is None:
-        return bundle
-    cache = cache_folder()
-    if cache is None:
-        raise ConfigError("there is no cache folder for downloads; set ALBERT_SERVE_CACHE")
-    return download_bundle(model, cache)
-
-
-def _is_here(bundle: Path) -> bool:
-    """Whether this is a path, of a folder that may be missing, and no name on the Hub."""
-    if bundle.is_absolute() or len(bundle.parts) != 2:
-        return True
-    return os.path.lexists(bundle) or bundle.parent.is_dir()
+    return bundle if model is None else download_bundle(model, cache_for_downloads())
 
 
 def one_bundle(settings: Settings) -> Bundle:

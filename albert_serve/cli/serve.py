@@ -34,6 +34,7 @@ examples:
   albert-serve serve --bundle bundles/qa --port 8080 --host 0.0.0.0
   albert-serve serve --bundle bentoml:albert-small-en:latest
   albert-serve serve --bundle my-team/reviews-int8@v2
+  albert-serve serve --bundle albert/albert-base-v2 --precision int8
   albert-serve serve --threads 4 --deadline-s 10
   albert-serve serve --models bundles/
   albert-serve serve --models models.yaml --workers 2

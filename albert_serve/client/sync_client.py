@@ -142,8 +142,9 @@ class AlbertClient:
         the end of `with` frees the model.
 
         Args:
-            bundle: its folder, or `bentoml:NAME[:VERSION]`; by default the one that ships in
-                `models/`.
+            bundle: the folder of a bundle or a checkpoint, `bentoml:NAME[:VERSION]`, or OWNER/NAME
+                on the Hugging Face Hub; by default the bundle that ships in `models/`. A checkpoint
+                is exported first, which needs the extra `train`.
             num_threads: threads of one run; None: the CPUs that this process may use.
             device: "cpu", "cuda", or "auto": CUDA where a call on it succeeds.
             timeout_s: the time limit of a call.

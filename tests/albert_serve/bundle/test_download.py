@@ -22,7 +22,7 @@ CARD = "---\nlicense: mit\n---\n# A model\n"
 
 
 @pytest.fixture
-def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]:
+def hub(bundle_dir: Path, tmp_path: Path) -> Iterator[Hub]:
     damaged, lacking, empty = (tmp_path / name for name in ("damaged", "lacking", "empty"))
     for folder in (damaged, lacking):
         shutil.copytree(bundle_dir, folder)
@@ -37,7 +37,6 @@ def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]
     repositories = {
         "us/whole": Repository({"main": carded, "v1": bundle_dir}),
         "us/private": Repository({"main": bundle_dir}, is_private=True),
-        "us/checkpoint": Repository({"main": checkpoint_dir}),
         "us/damaged": Repository({"main": damaged}),
         "us/lacking": Repository({"main": lacking}),
         "us/empty": Repository({"main": empty}),
@@ -130,7 +129,6 @@ def test_what_is_in_the_cache_is_not_downloaded_again(hub: Hub, tmp_path: Path) 
         ("us/nothing", "us/nothing is no folder here, and {url} has no model of that name"),
         ("us/private", "if it is private, set HF_TOKEN"),
         ("us/whole@v9", "us/whole has no revision v9"),
-        ("us/checkpoint", "`albert-serve export us/checkpoint bundles/checkpoint` and serve that"),
         ("us/empty", "us/empty is not a bundle: it has no manifest.json"),
         ("us/lacking", "us/lacking lacks encoder.onnx, which its manifest.json lists"),
         ("us/damaged", "tokenizer.json has SHA-256"),
@@ -145,8 +143,6 @@ def test_what_cannot_be_served_is_an_error_of_one_line(
     assert line.startswith("error: ")
     assert message.format(url=hub.url) in line
     assert "Traceback" not in ended.stderr
-    if reference == "us/checkpoint":
-        assert not [path for path in hub.downloads if "safetensors" in path]
 
 
 @pytest.mark.extended

@@ -1,0 +1,130 @@
+"""A checkpoint in place of a bundle: it is exported into the cache, once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from albert_serve import __version__
+from albert_serve.bundle.manifest import MANIFEST_FILE
+from albert_serve.config import Precision
+from albert_serve.errors import BundleError, ConfigError
+from albert_serve.files import sha256_of
+from albert_serve.models_file import store_tag
+from albert_serve.settings import CACHE_VARIABLE, cache_folder
+
+_CONFIG_FILE: Final = "config.json"
+# A folder with one of these is a checkpoint: of a whole model, an adapter, or Google's format.
+_CONFIG_FILES: Final = (_CONFIG_FILE, "adapter_config.json", "albert_config.json")
+# The second pattern matches the parts of a model of sentence-transformers, such as 1_Pooling.
+_CHECKPOINT_FILES: Final = ("*", "[0-9]_*/*")
+
+
+def find_bundle(reference: Path, precision: Precision | None = None) -> Path:
+    """Return a bundle's folder or tag; first download a model of the Hub, and export a checkpoint.
+
+    A process of its own exports; it needs the extra `train`. The cache keeps the bundle of a
+    folder by the hash of its files, and of a model on the Hub by its commit.
+
+    Args:
+        reference: a folder, `bentoml:NAME[:VERSION]`, or a name on the Hub, OWNER/NAME[@REVISION].
+        precision: of the export; None for fp32.
+
+    Raises:
+        BundleError: the checkpoint cannot be exported, or the bundle on the Hub is not whole.
+        ConfigError: there is no cache folder, or `precision` is given for a bundle.
+        HubError: the model cannot be downloaded.
+    """
+    if is_on_hub(reference):
+        return _find_on_hub(reference, precision)
+    if not _is_checkpoint(reference):
+        return _bundle(reference, precision)
+    name = Path(os.path.abspath(reference)).name  # a link's name, not its target's
+    return _export(str(reference), name, [*_hashes(reference)], precision)
+
+
+def is_on_hub(reference: Path) -> bool:
+    """Whether this names a model on the Hub: not a tag, nor the path of a missing folder."""
+    if store_tag(reference) is not None or reference.is_absolute() or len(reference.parts) != 2:
+        return False
+    return not os.path.lexists(reference) and not reference.parent.is_dir()
+
+
+def cache_for_downloads() -> Path:
+    """Return the cache folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    cache = cache_folder()
+    if cache is None:
+        raise ConfigError(f"there is no cache folder for downloads; set {CACHE_VARIABLE}")
+    return cache
+
+
+def _find_on_hub(reference: Path, precision: Precision | None) -> Path:
+    # Imported for a model on the Hub only: its client takes time to import.
+    from albert_serve.bundle.download import download_bundle
+    from albert_serve.hub import HubModel, download
+
+    model = HubModel.parse(str(reference))
+    if model is None:
+        return reference
+    snapshot = download(model, (MANIFEST_FILE, _CONFIG_FILE))
+    if not _is_checkpoint(snapshot):
+        return _bundle(download_bundle(model, cache_for_downloads()), precision)
+    pinned = f"{model.repo_id}@{snapshot.name}"
+    return _export(pinned, model.repo_id.rpartition("/")[2], [pinned], precision)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    is_bundle = (folder / MANIFEST_FILE).is_file()
+    return not is_bundle and any((folder / name).is_file() for name in _CONFIG_FILES)
+
+
+def _bundle(reference: Path, precision: Precision | None) -> Path:
+    if precision is not None:
+        raise ConfigError(
+            f"{reference} is not a checkpoint; --precision is for the export of one, and a bundle "
+            "keeps its precision"
+        )
+    return reference
+
+
+def _hashes(checkpoint: Path) -> Iterator[str]:
+    files = (file for pattern in _CHECKPOINT_FILES for file in checkpoint.glob(pattern))
+    for file in sorted(file for file in files if file.is_file()):
+        yield f"{file.relative_to(checkpoint)} {sha256_of(file)}"
+
+
+def _export(checkpoint: str, name: str, content: list[str], precision: Precision | None) -> Path:
+    """Export a checkpoint, unless the cache has a bundle of the same content and precision."""
+    precision = precision or "fp32"
+    lines = "\n".join([__version__, precision, *content])
+    key = hashlib.sha256(lines.encode()).hexdigest()[:16]
+    bundle = cache_for_downloads() / "exports" / key / name
+    if bundle.is_dir():
+        return bundle
+    sys.stderr.write(f"exporting {checkpoint} in {precision} into the cache, once\n")
+    command = [sys.executable, "-m", "export", checkpoint, str(bundle), "--precision", precision]
+    if precision == "fp32":
+        command.append("--no-quality")  # the weights are the checkpoint's own
+    shows = sys.stderr.isatty()
+    process = subprocess.run(  # noqa: S603  # our own program
+        command,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if shows else subprocess.PIPE,
+    )
+    # Another process may have exported the same at the same time.
+    if process.returncode and not bundle.is_dir():
+        output = (process.stderr or b"").decode(errors="replace").strip()
+        reason = output.rpartition("\n")[2].removeprefix("error: ") or "the reason is above"
+        raise BundleError(f"{checkpoint} cannot be exported: {reason}")
+    return bundle

@@ -1,0 +1,74 @@
+"""A checkpoint in place of a bundle: from a folder, and from a server with the Hub's protocol."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+from albert_serve.client import AlbertClient
+from tests.albert_serve.bundle.test_download import run
+from tests.albert_serve.support import running_service, service_environment
+from tests.training.conversion.hub_server import Repository, serve
+
+pytestmark = pytest.mark.process
+TEXT = "the first [MASK] of the year"
+
+
+def test_a_folder_is_exported_once_and_again_when_it_changes(
+    checkpoint_dir: Path,
+    bundle_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path / "cache"))
+    checkpoint = tmp_path / "mine"
+    shutil.copytree(checkpoint_dir, checkpoint)
+    with AlbertClient.local(bundle_dir) as albert:
+        expected = albert.fill_mask(TEXT)
+    for _ in range(2):
+        with AlbertClient.local(checkpoint) as albert:
+            assert albert.fill_mask(TEXT) == expected
+            assert albert.info().model_id == "mine"
+    assert capfd.readouterr().err.count("exporting") == 1
+    config = json.loads((checkpoint / "config.json").read_bytes())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with AlbertClient.local(checkpoint) as albert:
+        assert albert.fill_mask(TEXT) != expected
+
+
+def test_a_checkpoint_of_the_hub_is_served_under_its_name(
+    checkpoint_dir: Path, tmp_path: Path
+) -> None:
+    with serve({"us/checkpoint": Repository({"main": checkpoint_dir})}) as hub:
+        environment = service_environment(tmp_path, tmp_path / "home")
+        environment |= hub.environment(tmp_path / "hf")
+        environment |= {"ALBERT_SERVE_CACHE": str(tmp_path / "cache")}
+        command = ("albert_serve", "serve", "--bundle", "us/checkpoint")
+        with running_service(environment, tmp_path, command) as service:
+            info = httpx.get(f"{service.url}/info", timeout=30).json()
+            reply = httpx.post(f"{service.url}/fill-mask", json={"inputs": TEXT}, timeout=30)
+    assert info["model_id"] == "checkpoint"
+    assert reply.status_code == 200
+
+
+def test_errors_of_one_line(checkpoint_dir: Path, bundle_dir: Path, tmp_path: Path) -> None:
+    bert = tmp_path / "bert"
+    shutil.copytree(checkpoint_dir, bert)
+    (bert / "config.json").write_text('{"model_type": "bert"}')
+    with serve({}) as hub:
+        for folder, words, message in (
+            (bert, [], "bert cannot be exported: "),
+            (bundle_dir, ["--precision", "int8"], "--precision is for the export of one"),
+        ):
+            command = ("score", "--task", "fill-mask", "--bundle", str(folder), *words, "-", "-")
+            ended = run(hub, tmp_path, *command)
+            assert ended.returncode == 1
+            *_, line = ended.stderr.splitlines()
+            assert line.startswith("error: ")
+            assert message in line
+    assert not [*(tmp_path / "cache").glob("exports/*/*")]
