@@ -64,6 +64,26 @@ def test_the_checkpoint_says_where_it_comes_from(pretrained: Path) -> None:
     assert str(REPOSITORY) not in json.dumps(stage)
 
 
+def test_order_is_learned_beside_masked_tokens(pretrain_options: list[str], tmp_path: Path) -> None:
+    """Half of the steps are on pairs."""
+    share = ("--order-share", "0.5", "--order-length", "64", "--order-batch-size", "8")
+    assert run(pretrain_options, tmp_path, *share, "--steps", "160") == 0
+    metrics = read_metrics(tmp_path)
+    accuracies = [line["paired-order/accuracy"] for line in metrics[-5:]]
+    assert sum(accuracies) / 5 > 0.8  # an easy corpus: its sentences follow each other alike
+    losses = [line["paired-order/loss"] for line in metrics[-5:]]
+    assert sum(losses) / 5 < 0.55
+    assert metrics[-1]["sentence-order/loss"] < 0.6
+    assert metrics[-1]["fill-mask/loss"] < metrics[0]["fill-mask/loss"] - 0.3
+    folder = tmp_path / "checkpoint"
+    assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
+    assert json.loads((folder / "config.json").read_text())["albert_sentence_task"] == "sop"
+    (stage,) = json.loads((folder / "training.json").read_text())["stages"]
+    assert stage["settings"]["order_share"] == 0.5
+    assert stage["settings"]["sentence_task"] == "none"
+    assert stage["settings"]["sentence_weight"] == 1.0
+
+
 def test_recomputing_changes_no_bit(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
     """With dropout, which is drawn the same the second time."""
     assert run(tiny_options, tmp_path, "--recompute") == 0

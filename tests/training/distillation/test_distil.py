@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.training.support import (
     refusal,
     run_command,
     same_weights,
+    stop_at,
 )
 from training.commands.distil import main
 from training.model.checkpoint import load_checkpoint, read_weights
@@ -77,6 +79,23 @@ def test_a_run_is_known_by_its_teachers_weights_and_options(
     change_weights(folder, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1))
     assert run(distil_options, copy, "--teacher", str(folder)) == 1
     assert f"error: {copy} holds a run with teacher_sha256 '" in capsys.readouterr().err
+
+
+def test_a_run_with_steps_on_pairs_that_is_stopped_goes_on_to_the_same_weights(
+    distil_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = ("--order-share", "0.5", "--order-length", "64")
+    options = [*distil_options, *share, "--steps", "16", "--report-every", "1"]
+    assert run(options, tmp_path / "whole") == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, 9, signal.SIGINT)
+        assert run(options, tmp_path / "stopped") == 128 + signal.SIGINT
+    assert run(options, tmp_path / "stopped") == 0
+    assert same_weights(tmp_path / "stopped", tmp_path / "whole")
+    metrics = read_metrics(tmp_path / "whole")
+    has_order = ["paired-order/loss" in line for line in metrics]
+    assert 3 < sum(has_order) < 13
+    assert [("fill-mask/loss" in line) for line in metrics] == [not each for each in has_order]
 
 
 def test_a_student_goes_on_from_a_checkpoint(

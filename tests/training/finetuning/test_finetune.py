@@ -8,13 +8,11 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
-    SQUAD_V2,
     read_metrics,
     refusal,
     run_command,
@@ -122,49 +120,26 @@ def test_weights_say_how_often_each_task_is_drawn(
     assert "pretraining" not in capsys.readouterr().out
 
 
-def test_a_head_of_other_labels_starts_fresh_and_others_are_kept(
-    finetuned: Path, tmp_path: Path
+def test_an_answer_that_stands_elsewhere_is_repaired_and_counted(
+    start: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    data = tmp_path / "three.tsv"
-    data.write_text("text\tlabel\none\ta\ntwo\tb\nthree\tc\n")
-    options = [
-        *("--initialize-from", str(finetuned / "checkpoint"), "--text-classification", str(data)),
-        *("--steps", "1", "--length", "32", "--device", "cpu"),
-    ]
+    answers = {"text": ["four euros"], "answer_start": [100_000]}
+    row = {"id": 1, "context": "It costs four euros.", "question": "How much?", "answers": answers}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    options = [*start, "--question-answering", str(file), "--batch-size", "1", "--steps", "1"]
     assert run(options, tmp_path / "run") == 0
-    model = load_checkpoint(tmp_path / "run" / "checkpoint")
-    assert model.tasks["text-classification"] == 3
-    assert model.tasks["question-answering"] == 2
-    labels = read_config(tmp_path / "run" / "checkpoint")["id2label"]
-    assert labels == {"0": "a", "1": "b", "2": "c"}
+    assert "1 of 1 answers did not stand at their answer_start" in capsys.readouterr().out
 
 
-def v2_options(pretrained: Path, file: Path) -> list[str]:
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
-    return [*options, "--steps", "1", "--device", "cpu", "--question-answering", str(file)]
-
-
-def test_offsets_are_repaired_before_training(
-    pretrained: Path, tmp_path: Path, capsys: Capture
+def test_pairs_in_both_orders_are_learnt_beside_the_tasks(
+    finetune_options: list[str], tmp_path: Path
 ) -> None:
-    assert run(v2_options(pretrained, SQUAD_V2), tmp_path / "right") == 0
-    assert "answer_start" not in capsys.readouterr().out
-    content = json.loads(SQUAD_V2.read_text(encoding="utf-8"))
-    answer_once(content)["answer_start"] = 100_000
-    file = tmp_path / "v2.json"
-    file.write_text(json.dumps(content))
-    assert run(v2_options(pretrained, file), tmp_path / "wrong") == 0
-    assert "1 of 68 answers did not stand at their answer_start" in capsys.readouterr().out
-    weights = [tmp_path / name / "checkpoint/model.safetensors" for name in ("right", "wrong")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-def answer_once(content: dict[str, Any]) -> dict[str, Any]:
-    """The first answer of a question whose text its paragraph has once."""
-    return next(
-        entry["answers"][0]
-        for article in content["data"]
-        for paragraph in article["paragraphs"]
-        for entry in paragraph["qas"]
-        if entry["answers"] and paragraph["context"].count(entry["answers"][0]["text"]) == 1
-    )
+    more = ("--weights", "1", "1", "6", "--order-share", "0.7", "--steps", "160")
+    assert run(finetune_options, tmp_path, *more) == 0
+    first, *_, last = (line for line in read_metrics(tmp_path) if "paired-order/loss" in line)
+    assert last["paired-order/loss"] < 0.9 * first["paired-order/loss"]
+    assert last["sentence-order/loss"] < first["sentence-order/loss"]
+    *_, stage = json.loads((tmp_path / "checkpoint" / "training.json").read_text())["stages"]
+    assert stage["settings"]["order_share"] == "0.7"
+    assert stage["settings"]["sentence_weight"] == "1.0"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     RACE,
     SQUAD,
@@ -21,9 +19,6 @@ from tests.training.support import (
 )
 from training.commands import evaluate
 from training.commands.finetune import main
-from training.data.choices import choice_examples
-from training.data.labelled.choices import read_choices
-from training.finetuning.choices import MultipleChoice
 from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
@@ -112,14 +107,3 @@ def test_it_takes_the_place_of_a_classifier_beside_other_tasks(
         "question-answering": 2,
         "multiple-choice": 1,
     }
-
-
-@pytest.mark.parametrize(("figure", "chance"), [("accuracy", 0.5), ("loss", math.log(4))])
-def test_the_level_of_chance(tokenizer: AlbertTokenizer, figure: str, chance: float) -> None:
-    """Of RACE's four held-out questions, the right choices are 1, 2, 2 and 0."""
-    texts = read_choices([RACE / "dev"])
-    held_out, _ = choice_examples(texts, tokenizer, length=64, truncation=True)
-    choices = MultipleChoice(
-        streams=[], losses={}, tokenizer=tokenizer, figure=figure, held_out=held_out
-    )
-    assert choices.chance == pytest.approx(chance)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.support import SQUAD, SQUAD_V2
 from training.commands.finetune import FinetuneConfig
-from training.finetuning.recipes import DEFAULTS, PAPER, default_rate
+from training.finetuning.recipes import PAPER
 from training.finetuning.settings import settle
 
 # Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
@@ -41,12 +41,6 @@ def rte(tmp_path: Path) -> dict[str, Any]:
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / name).write_text("index\tsentence1\tsentence2\tlabel\n")
     return {"task": "rte", "data": tmp_path, "recipe": "paper"}
-
-
-def test_the_defaults_without_a_recipe() -> None:
-    settings = settled(question_answering=[SQUAD], lr=1e-3)
-    assert {name: getattr(settings, name) for name in DEFAULTS} == {**DEFAULTS, "lr": 1e-3}
-    assert settings.dropout is None
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -82,7 +76,3 @@ def test_questions_have_the_recipe_of_their_version() -> None:
     one = settled(question_answering=[SQUAD], recipe="paper")
     assert (one.steps, one.length, one.question_length) == (3649, 384, 384)
     assert settled(question_answering=[SQUAD], recipe="paper", length=64).question_length == 64
-
-
-def test_a_wider_model_has_a_lower_default_rate() -> None:
-    assert [default_rate(hidden_size) for hidden_size in (64, 384, 768)] == [2e-4, 2e-4, 1e-4]

@@ -1,4 +1,4 @@
-"""Options that do not go together, or not with the data, are refused in one line, without a run."""
+"""What is wrong with options and data is found before a run starts, and said at once."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.training.support import (
-    RACE,
-    SQUAD,
-    TINY,
-    our_model,
-    refusal,
-    run_command,
-)
+from tests.training.support import RACE, SQUAD, TINY, our_model, refusal, run_command
 from training.commands.finetune import main
 from training.model.checkpoint import save_checkpoint
 
@@ -55,7 +49,6 @@ def files(
         "CORPUS": f"--pretraining {easy_corpus}",
         "LOSS": "--metric loss",
         "texts": str(labelled),
-        "lists": str(lists),
         "questions": str(SQUAD),
         "no-tokenizer": str(folder / "no-tokenizer"),
         "damaged": str(folder / "damaged"),
@@ -69,7 +62,6 @@ def files(
         # the run and its sizes
         ("--steps 1", "nothing to train: give --text-classification"),
         ("QUESTIONS --length 4", "--length 4: a sequence has from 8 tokens to the model's 64"),
-        ("TEXTS --length 65", "--length 65: a sequence"),
         ("TEXTS QUESTIONS --epochs 2", "epochs are those of one task; with several give"),
         ("TEXTS QUESTIONS --weights 1", "--weights [1.0]: give one for each of text-classificat"),
         ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3: give one number, or one for"),
@@ -79,12 +71,8 @@ def files(
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
         # files
         ("--text-classification none.tsv", "No such file or directory: 'none.tsv'"),
-        ("--question-answering none.json", "none.json does not exist"),
-        ("--pretraining none.txt", "none.txt does not exist"),
         ("ONE-LABEL", "all texts have the label x; a classifier needs two"),
-        ("TEXTS --labels only", "label '1' (20 rows); allowed are only"),
         ("TEXTS --delimiter ab", "--delimiter 'ab': give one character"),
-        ("TEXTS --label-column class", "no column class for --label-column; its columns are text,"),
         ("TEXTS --label-column a a", "--label-column a a: give each column once"),
         ("TEXTS --label-separator , --label-column a b", "--label-separator divides one column"),
         # tasks and recipes
@@ -93,61 +81,43 @@ def files(
         ("--task race", "--task RACE needs --data, the folder of its files"),
         ("TEXTS --recipe paper", "--recipe paper differs from task to task; give --task"),
         ("RACE --multiple-choice a.csv", "--task has its own files, columns and labels"),
-        ("RACE --choice-columns a b", "leave out --choice-columns"),
         ("RACE --data nyu-mll/glue@main", "nyu-mll/glue@main is not a folder"),
         # validation and metrics
         ("TEXTS --patience 2", "--patience and --metric need held-out data; give --validation"),
         ("QUESTIONS --metric f1", "--metric requires --validation"),
-        ("TEXTS --metric f1 --validation-split 0", "--metric requires --validation"),
         ("CORPUS --validation texts", "--validation requires labelled data: --text-cl"),
-        ("TEXTS --validation questions", "line 1 begins an object of several lines; write one"),
         ("COLA --metric pearson", "--metric pearson does not apply to 2 labels; choose accuracy, "),
-        ("QUESTIONS --validation questions --metric accuracy", "--metric accuracy does not apply"),
         ("RACE --metric f1", "f1 does not apply to multiple choice; choose accuracy, loss"),
-        ("RACE --validation nowhere.csv", "nowhere.csv"),
         # kinds of labels
         ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0: give `balanced`, or one num"),
-        ("LISTS --problem-type regression", "lists.jsonl, line 1: column label holds lists"),
         ("LISTS --label-separator , --problem-type regression", "this is regression"),
         ("LISTS --labels a b --problem-type regression", "a regression has one score; 2 "),
         (
             "LISTS --problem-type multi_label_classification --class-weights balanced",
             "--class-weights requires one label per text; this is multi_label_classification",
         ),
-        (
-            "LISTS --problem-type multi_label_classification --validation lists --metric accuracy",
-            "does not apply to multi_label_classification; choose micro_f1, macro_f1, subset_",
-        ),
         # multiple choice
-        ("CHOICES --problem-type regression", "-choice cannot be combined with --problem-type"),
         ("RACE --class-weights balanced", "-choice cannot be combined with --class-weights"),
         ("TEXTS CHOICES", "--multiple-choice cannot be combined with --text-classification"),
         # continued pretraining
         ("CORPUS --order-share 1", "--order-share 1 leaves no step to masked tokens; give less"),
         ("CORPUS --order-length 65", "--order-length 65: a pair has from 8 tokens to the model's"),
-        ("CORPUS --mask-rate 0.3 0.2 0.1", "--mask-rate takes one rate, or the first and the last"),
         ("TEXTS --mask-rate 0.3", "--mask-rate requires --pretraining"),
-        ("TEXTS --order-sentences 1", "--order-sentences requires --pretraining"),
         # a teacher
         ("QUESTIONS --teacher nowhere", "--teacher requires --text-classification"),
         ("TEXTS --teacher nowhere --labels a b", "--teacher cannot be combined with --labels"),
-        ("TEXTS --teacher nowhere --no-truncation", "cannot be combined with --no-truncation"),
         ("TEXTS --teacher /nowhere", "teacher /nowhere cannot be loaded: "),
         # further classifiers
         ("TEXTS --head a", "--head a is a classifier of texts; give its data after it"),
-        ("TEXTS --head a --task race --data x", "is a classifier of texts"),
         ("TEXTS --head default TEXTS", "--head default names the default classifier"),
-        ("TEXTS --head a TEXTS --metric accuracy", "--patience and --metric need held-out"),
         (
             "TEXTS --validation texts --head a TEXTS --validation texts LOSS",
             "--metric loss: with several classifiers validated",
         ),
         ("TEXTS --head a TEXTS --batch-size 1 2 3", "text-classification/a"),
-        ("TEXTS --head a TEXTS --weights 1 2 3", "text-classification/a"),
         ("CHOICES --head a TEXTS", "--multiple-choice cannot be combined with --head"),
         ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head is of the"),
         ("--labels sad glad --label-column b --head a TEXTS", "--labels requires --text-class"),
-        ("QUESTIONS --recipe paper --head a TEXTS", "--recipe paper differs from task to task"),
         # the fitted head
         ("TEXTS --head-only", "--head-only cannot be combined with --steps"),
         ("QUESTIONS --head-only", "--head-only requires --text-classification or --task or --he"),
@@ -166,26 +136,13 @@ def test_impossible_options_are_one_line_and_no_run(
     assert message in refusal(capsys, tmp_path / "run")
 
 
-def test_a_run_of_several_tasks_needs_an_end(
-    pretrained: Path, files: dict[str, str], tmp_path: Path, capsys: Capture
-) -> None:
-    data = f"{files['TEXTS']} {files['QUESTIONS']}".split()
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64", *data]
-    assert run(options, tmp_path / "run") == 1
-    error = refusal(capsys, tmp_path / "run")
-    assert error == "error: epochs are those of one task; with several give --steps or --budget\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--head", "a/b"], "--head 'a/b': a name has lower-case letters"),
-        (["--head", "A"], "--head 'A': a name has"),
-        (["--head="], "--head '': a name has"),
         (["--head", "a", "--head", "a"], "--head a is given twice"),
         (["--head", "a", "stray"], "--head a: unrecognized arguments: stray"),
         (["--hea", "a"], "unrecognized arguments: --hea a"),
-        (["--head", "a", "--label-col", "b"], "unrecognized arguments: --label-col b"),
         (["--steps", "0"], "argument --steps: '0' is no whole number from 1"),
         (["--task", "NLI"], "argument --task: "),
     ],
@@ -197,3 +154,92 @@ def test_values_that_cannot_be_read_are_refused_by_the_parser(
         run([*start, *words], tmp_path / "run")
     assert ended.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def write(file: Path, *lines: str) -> Path:
+    file.write_text("\n".join([*lines, ""]))
+    return file
+
+
+def errors_of(capsys: Capture, folder: Path) -> list[str]:
+    """The lines of the error, without the folder of the files."""
+    lines = capsys.readouterr().err.removeprefix("error: ").splitlines()
+    return [line.replace(f"{folder}/", "") for line in lines]
+
+
+def questions(count: int) -> dict[str, Any]:
+    """The first questions of the SQuAD excerpt on its first paragraph."""
+    paragraph = json.loads(SQUAD.read_text())["data"][0]["paragraphs"][0]
+    kept = {**paragraph, "qas": paragraph["qas"][:count]}
+    return {"data": [{"paragraphs": [kept]}]}
+
+
+def test_long_texts_of_all_splits_are_listed(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    long = "a long text " * 20
+    train = write(tmp_path / "a.tsv", "text\tlabel", "a\t0", f"{long}\t1")
+    held_out = write(tmp_path / "b.tsv", "text\tlabel", f"{long}\t0")
+    options = [*start, "--text-classification", str(train), "--validation", str(held_out)]
+    assert run([*options, "--no-truncation"], tmp_path / "run") == 1
+    over = "over 64 tokens; --truncation cuts such texts"
+    assert errors_of(capsys, tmp_path) == [f"a.tsv, line 3: {over}", f"b.tsv, line 2: {over}"]
+
+
+def test_errors_of_held_out_questions_do_not_hide_others(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    train, held_out = questions(2), questions(2)
+    asked = train["data"][0]["paragraphs"][0]["qas"]
+    asked[1]["answers"] = [{"text": " ", "answer_start": 0}]
+    held_out["data"] *= 2
+    files = [tmp_path / "train.json", tmp_path / "held-out.json"]
+    for file, content in zip(files, (train, held_out), strict=True):
+        file.write_text(json.dumps(content, indent=1))
+    options = [*start, "--question-answering", str(files[0]), "--validation", str(files[1])]
+    assert run(options, tmp_path / "run") == 1
+    first, second = errors_of(capsys, tmp_path)
+    assert first.startswith("train.json, question ")
+    assert first.endswith(": the answer is empty; mark the question is_impossible, or leave it out")
+    assert second.startswith("2 ids stand for several questions: ")
+
+
+def test_missing_files_of_all_tasks_are_listed(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    for name in ("cola", "rte", "race"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "rte" / "train.tsv", "index\tsentence1\tsentence2\tlabel")
+    tasks = ["--task", "cola", "--data", str(tmp_path / "cola")]
+    tasks += ["--head", "more", "--task", "rte", "--data", str(tmp_path / "rte")]
+    assert run([*start, *tasks], tmp_path / "run") == 1
+    assert [line.partition(" file ")[0] for line in errors_of(capsys, tmp_path)] == [
+        "cola has no training",
+        "cola has no held-out",
+        "rte has no held-out",
+    ]
+    assert run([*start, "--task", "RACE", "--data", str(tmp_path / "race")], tmp_path / "run") == 1
+    assert errors_of(capsys, tmp_path) == [
+        "race has no training files train/ or train*.jsonl",
+        "race has no held-out files dev/ or dev*.jsonl",
+    ]
+
+
+def test_all_that_is_wrong_with_the_data_is_listed_at_once(
+    finetune_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
+    texts.write_text("text\tlabel\nx\t1\t2\na war\t0\na game\t1\n")
+    broken.write_text("{")
+    content = json.loads(SQUAD.read_text())
+    answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    answers[0] = {"text": "not in there", "answer_start": 3}
+    moved.write_text(json.dumps(content))
+    more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
+    assert run(finetune_options, tmp_path / "run", *more) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"error: {texts}, line 2 has 3 fields; the header has 2")
+    assert lines[1].startswith(f"{broken} is not in SQuAD's format: the file: Invalid JSON: ")
+    assert lines[2].startswith(f"{moved}, question ")
+    assert "not the answer 'not in there', which stands at 0 places" in lines[2]
+    assert len(lines) == 3

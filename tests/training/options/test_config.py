@@ -3,70 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import torch
 
-from tests.training.support import REPOSITORY, checkpoint_state, same_weights
+from tests.training.support import same_weights
 from training.commands.distil import DistilConfig
-from training.commands.finetune import ClassifierConfig, FinetuneConfig, finetune
+from training.commands.finetune import FinetuneConfig
 from training.commands.pretrain import PretrainConfig, pretrain
 from training.errors import TrainingError
-from training.finetuning.settings import record_of, settle
-from training.options.flags import Options, add_flags, read_flags
-from training.options.heads import parse_with_heads, read_heads
-from training.pretraining.config import Start, architecture
-from training.pretraining.job import run_record
-from training.pretraining.recipes import RECIPES
-
-# What run.json held for these options before configurations were dataclasses; of a finetuning run,
-# what sets it apart from the first.
-RECORDS: Final = json.loads((Path(__file__).parent / "records.json").read_text())
-
-
-def parsed(config: type[Options], words: str) -> Any:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, config)
-    return read_flags(config, parser.parse_args(words.split()))
-
-
-def test_a_pretraining_run_of_an_earlier_version_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    known = RECORDS["pretrain"]
-    config = parsed(PretrainConfig, f"{known['options']} --output nowhere")
-    recipe = config.changed(RECIPES[config.recipe])
-    start = Start(folder=None, name=None, tokenizer=config.tokenizer)
-    sizes = architecture(config, recipe, start, start.open_tokenizer())
-    assert run_record(config, recipe, sizes) == known["record"]
-
-
-@pytest.mark.parametrize("name", [name for name in RECORDS if name.startswith("finetune")])
-def test_a_finetuning_run_of_an_earlier_version_is_known(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    parser = argparse.ArgumentParser()
-    add_flags(parser, FinetuneConfig)
-    known = RECORDS[name]
-    words = f"--initialize-from models/albert-small-en --output nowhere {known['options']}"
-    # Defaults that were others, and come before what the run's own options say.
-    earlier = "--validation-split 0 --optimizer muon --lr 5e-4"
-    if "--recipe" in words:
-        earlier = "--validation-split 0"
-    values, heads = parse_with_heads(parser, ClassifierConfig, f"{earlier} {words}".split())
-    further = read_heads(ClassifierConfig, heads)
-    config = read_flags(FinetuneConfig, values, heads=further)
-    record, expected = (
-        record_of(settle(config)),
-        RECORDS["finetune texts"]["record"] | known["record"],
-    )
-    assert {key: record[key] for key in expected} == expected
+from training.options.flags import Options, add_flags
 
 
 def test_pretraining_from_python_is_that_of_the_command(
@@ -97,29 +46,6 @@ def test_pretraining_from_python_is_that_of_the_command(
     assert (trained.status, trained.num_steps) == (0, 8)
     assert trained.checkpoint == tmp_path / "checkpoint"
     assert same_weights(tmp_path, tiny)
-
-
-def test_finetuning_from_python_returns_the_best_validation(
-    pretrained: Path, labelled: Path, tmp_path: Path
-) -> None:
-    """Paths may be given as text, and tuples as lists."""
-    values: dict[str, Any] = {"output": str(tmp_path), "text_classification": [str(labelled)]}
-    config = FinetuneConfig(
-        initialize_from=str(pretrained / "checkpoint"),
-        validation=(labelled,),
-        length=64,
-        batch_size=(20,),
-        lr=1e-2,
-        steps=4,
-        validate_every=2,
-        device=torch.device("cpu"),
-        **values,
-    )
-    trained = finetune(config)
-    assert trained.status == 0
-    assert trained.selection is not None
-    assert trained.selection.best_step in (0, 2, 4)  # 0: the fitted head
-    assert checkpoint_state(tmp_path)["step"] == trained.num_steps == 4
 
 
 def finetuning(**values: Any) -> FinetuneConfig:

@@ -1,0 +1,253 @@
+"""The best checkpoint is selected by one figure of one set of texts, and is not lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.training.processes import (
+    count_time,
+    die,
+    get_signals,
+    in_validation,
+    run_in_process,
+    spoil,
+)
+from tests.training.support import (
+    SQUAD,
+    SQUAD_V2,
+    best_step,
+    file_contents,
+    read_metrics,
+    run_command,
+    same_weights,
+    validations,
+)
+from training.commands import evaluate
+from training.commands.finetune import main
+from training.loop.checkpointing import load_state
+from training.loop.early_stopping import BestValidation
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+
+
+@pytest.fixture
+def start(classifier: Path, labelled: Path) -> list[str]:
+    """A run that keeps one checkpoint beside the best; its end and validation are not given."""
+    return [
+        *("--initialize-from", str(classifier), "--length", "64"),
+        *("--text-classification", str(labelled), "--labels", "negative", "positive"),
+        *("--batch-size", "20", "--keep", "1"),
+        *("--lr", "5e-3", "--precision", "fp32", "--device", "cpu", "--validate-every", "2"),
+    ]
+
+
+def test_the_best_of_other_texts_is_refused(
+    start: list[str], labelled: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """By their content, wherever they are; and the best checkpoint stays."""
+    texts, folder = tmp_path / "dev.tsv", tmp_path / "run"
+    shutil.copy(labelled, texts)
+    options = [*start, "--steps", "4", "--validation", str(texts)]
+    assert run(options, folder) == 0
+    best = best_step(folder)
+    text = texts.read_text()
+    texts.write_text(text.replace("\t1", "\t0", 1))  # as many bytes
+    assert run([*options, "--steps", "6"], folder) == 1
+    error = capsys.readouterr().err
+    assert "error: the run selects its best checkpoint by accuracy of dev.tsv (content " in error
+    assert best_step(folder) == best
+    assert (folder / "best/model.safetensors").is_file()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "dev.tsv").write_text(text)
+    assert run(options, folder, "--validation", str(tmp_path / "elsewhere" / "dev.tsv")) == 0
+
+
+def test_training_without_validation_keeps_the_best_until_there_is_another(
+    start: list[str], labelled: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """On texts with the other label, training makes the loss worse."""
+    others = tmp_path / "others.tsv"
+    flipped = {"0": "1", "1": "0"}
+    lines = labelled.read_text().splitlines()
+    others.write_text("\n".join(line[:-1] + flipped.get(line[-1], line[-1]) for line in lines))
+    folder, held_out = tmp_path / "run", ("--validation", str(others), "--metric", "loss")
+    assert run(start, folder, "--steps", "2", *held_out) == 0
+    assert run(start, folder, "--steps", "5") == 0
+    assert best_step(folder) == 2
+    assert (folder / "best/model.safetensors").is_file()
+    other = ("--validation", str(others), "--metric", "accuracy")
+    assert run(start, folder, "--steps", "7", *other) == 1
+    assert "the run selects its best checkpoint by loss of " in capsys.readouterr().err
+    assert run(start, folder, "--steps", "7", *held_out) == 0
+    losses = validations(folder, "text-classification", "loss")
+    assert list(losses) == [2, 6, 7]
+    assert losses[best_step(folder)] == min(losses.values())
+
+
+@pytest.mark.parametrize(
+    ("figure", "values", "best_steps"),
+    [
+        ("accuracy", [0.5, 0.7, 0.7, 0.6, 0.8], [1, 2, 2, 2, 5]),
+        ("loss", [0.5, 0.7, 0.4, 0.4], [1, 1, 3, 3]),
+        ("pearson", [math.nan, -0.1, math.nan, 0.1], [None, 2, 2, 4]),
+    ],
+)
+def test_the_first_of_the_best(
+    figure: str, values: list[float], best_steps: list[int | None]
+) -> None:
+    selection = BestValidation(figure=figure)
+    for step, (value, expected) in enumerate(zip(values, best_steps, strict=True), start=1):
+        is_best = selection.take(step, {figure: value, "other": 9.0})
+        assert selection.best_step == expected
+        assert is_best == (expected == step)
+
+
+@pytest.mark.parametrize(
+    ("value", "chance", "has_collapsed"),
+    [(0.6, 0.5, False), (0.5, 0.5, True), (0.4, 0.5, True), (0.4, None, False)],
+)
+def test_a_run_that_is_no_better_than_one_answer_has_collapsed(
+    value: float, chance: float | None, has_collapsed: bool
+) -> None:
+    selection = BestValidation(figure="accuracy", chance=chance)
+    assert selection.has_collapsed
+    selection.take(1, {"accuracy": math.nan})
+    assert selection.has_collapsed
+    selection.take(2, {"accuracy": value})
+    assert selection.has_collapsed == has_collapsed
+
+
+f1 = partial(validations, task="question-answering", figure="f1")
+
+
+@pytest.fixture
+def of_questions(pretrained: Path) -> list[str]:
+    """A run of 12 steps with three validations, whose file is left to be named."""
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--question-answering", str(SQUAD), "--batch-size", "8", "--steps", "12"),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--validate-every", "4"),
+        *("--precision", "fp32", "--device", "cpu"),
+    ]
+
+
+@pytest.mark.parametrize(("file", "name"), [(SQUAD, "f1"), (SQUAD_V2, "best_f1")])
+def test_the_best_checkpoint_has_the_best_f1(
+    of_questions: list[str], tmp_path: Path, file: Path, name: str
+) -> None:
+    """Of questions without an answer too, at the best threshold."""
+    assert run([*of_questions, "--validation", str(file)], tmp_path / "run") == 0
+    values = f1(tmp_path / "run")
+    assert list(values) == [4, 8, 12]
+    best = best_step(tmp_path / "run")
+    assert values[best] == max(values.values())
+    checkpoint = str(tmp_path / "run" / "best")
+    assert evaluate.main([checkpoint, "--question-answering", str(file), "--device", "cpu"]) == 0
+    figures = json.loads((tmp_path / "run" / "best" / "evaluation.json").read_text())
+    assert figures[f"question_answering_{name}"] == pytest.approx(values[best], abs=1e-4)
+
+
+def test_the_loss_can_decide(of_questions: list[str], tmp_path: Path) -> None:
+    assert (
+        run([*of_questions, "--validation", str(SQUAD), "--metric", "loss"], tmp_path / "run") == 0
+    )
+    losses = validations(tmp_path / "run", "question-answering", "loss")
+    assert losses[best_step(tmp_path / "run")] == min(losses.values())
+    assert f1(tmp_path / "run") == {}
+
+
+TASK = "text-classification"
+apart = partial(run_in_process, program="training.commands.finetune")
+
+
+@pytest.fixture
+def seven(start: list[str], labelled: Path) -> list[str]:
+    """The run with seven steps, nearly four epochs, that is validated on its own texts."""
+    held_out = ("--validation", str(labelled), "--metric", "loss")
+    return [*start, *held_out, "--steps", "7", "--adamw-lr", "1e-2"]
+
+
+def test_the_end_is_validated_also_where_its_step_was_skipped(
+    seven: list[str], tmp_path: Path
+) -> None:
+    options = [*seven, "--steps", "4", "--validate-every", "4"]
+    assert apart(options, tmp_path / "run", fate=partial(spoil, {4})).status == 0
+    assert list(validations(tmp_path / "run", TASK, "loss")) == [4]
+    assert best_step(tmp_path / "run") == 4
+
+
+@pytest.mark.parametrize("more", [["--steps", "1"], ["--budget", "1s"]], ids=lambda m: m[0])
+def test_a_run_that_is_shorter_than_an_epoch_has_a_best_checkpoint(
+    seven: list[str], labelled: Path, tmp_path: Path, more: list[str]
+) -> None:
+    """By its steps, and by its seconds."""
+    fate = partial(count_time, 1.0)
+    assert apart([*seven, *more], tmp_path / "run", fate=fate).status == 0
+    assert list(validations(tmp_path / "run", TASK, "loss")) == [1]
+    assert best_step(tmp_path / "run") == 1
+    best = str(tmp_path / "run" / "best")
+    assert evaluate.main([best, "--text-classification", str(labelled)]) == 0
+
+
+def test_a_finished_run_is_not_validated_again(seven: list[str], tmp_path: Path) -> None:
+    options = [*seven, "--validate-every", "2"]
+    assert run(options, tmp_path / "run") == 0
+    before = contents(tmp_path / "run")
+    assert apart(options, tmp_path / "run", fate=partial(in_validation, die)).status == 0
+    assert contents(tmp_path / "run") == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a run without TensorBoard's, which get a new one each time."""
+    files = file_contents(folder).items()
+    return {name: content for name, content in files if not name.startswith("tensorboard")}
+
+
+@pytest.mark.parametrize(
+    ("happens", "status"),
+    [
+        (die, -signal.SIGKILL),
+        (partial(get_signals, signal.SIGTERM), 128 + signal.SIGTERM),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_run_that_ends_in_its_last_validation_goes_on_as_one_that_does_not(
+    seven: list[str], tmp_path: Path, happens: Callable[[], None], status: int
+) -> None:
+    """What is validated when the run is started again is known from then on."""
+    whole, ended = tmp_path / "whole", tmp_path / "ended"
+    assert run(seven, whole, "--steps", "2", "--validate-every", "9") == 0
+    options = [*seven, "--steps", "2", "--validate-every", "9"]
+    assert apart(options, ended, fate=partial(in_validation, happens)).status == status
+    assert not (ended / "best").exists()
+    assert run(options, ended) == 0
+    assert same_weights(ended, whole)
+    assert best_step(ended) == best_step(whole) == 2
+    assert validations(ended, TASK, "loss") == validations(whole, TASK, "loss")
+    before = contents(ended)
+    assert apart(options, ended, fate=partial(in_validation, die)).status == 0
+    assert contents(ended) == before
+    state = load_state(ended / "checkpoint")
+    assert (state["validated_step"], state["selection"]["best_step"]) == (2, 2)
+
+
+def test_a_run_that_is_extended_does_not_stop_for_its_former_end(
+    seven: list[str], tmp_path: Path
+) -> None:
+    """With rates so low that no validation is better than the first."""
+    still = [*seven, "--lr", "1e-12", "--adamw-lr", "1e-12", "--metric", "accuracy"]
+    still += ["--validate-every", "2", "--patience", "2"]
+    assert run(still, tmp_path / "run", "--steps", "5") == 0
+    assert list(validations(tmp_path / "run", TASK, "accuracy")) == [2, 4, 5]
+    assert run(still, tmp_path / "run", "--steps", "9") == 0
+    assert list(validations(tmp_path / "run", TASK, "accuracy")) == [2, 4, 5, 6]
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 6
