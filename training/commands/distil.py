@@ -22,6 +22,7 @@ from training.distillation.teacher import load_teacher
 from training.errors import report_errors
 from training.loop.driver import TrainedRun
 from training.options.flags import add_flags, read_flags
+from training.options.tables import naming_tables
 from training.pretraining.config import architecture, open_start
 from training.pretraining.job import run_job
 from training.pretraining.recipes import DISTILLATION
@@ -36,6 +37,7 @@ _EXAMPLES: Final = r"""examples:
 """
 
 
+@naming_tables()
 def distil(config: DistilConfig) -> TrainedRun:
     """Distil a teacher into a student to the end of the run, or resume it.
 

@@ -49,6 +49,7 @@ from training.model.resizing import with_layers
 from training.options.device import should_compile
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
+from training.options.tables import naming_tables
 from training.system.command_line import make_parser
 from training.system.threads import use_threads
 
@@ -77,6 +78,7 @@ _EXAMPLES: Final = r"""examples:
 """
 
 
+@naming_tables()
 def finetune(config: FinetuneConfig) -> TrainedRun:
     """Finetune a checkpoint to the end of the run, or resume it.
 

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from training.errors import RunError, report_errors
 from training.loop.driver import TrainedRun
 from training.options.flags import add_flags, flag, read_flags
+from training.options.tables import naming_tables
 from training.pretraining.config import CorpusRunConfig, architecture, open_start
 from training.pretraining.job import run_job
 from training.pretraining.recipes import RECIPES, RecipeName
@@ -57,6 +58,7 @@ class PretrainConfig(CorpusRunConfig, title="recipe"):
             raise RunError("a run needs an end: give --steps, --budget or --recipe paper")
 
 
+@naming_tables()
 def pretrain(config: PretrainConfig) -> TrainedRun:
     """Pretrain a model to the end of its run, or resume it.
 

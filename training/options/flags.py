@@ -13,7 +13,7 @@ files, Python may give tables in memory (`training.options.tables`).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -76,11 +76,13 @@ class _Kind(NamedTuple):
             return self._check(value)
         if self.value is Path:
             return data_files(value)
-        if isinstance(value, str | bytes):
-            raise argparse.ArgumentTypeError(f"{value!r} is no list of values")
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            value = (value,)  # one value is a list of one
         return tuple(map(self._check, value))
 
     def _check(self, value: Any) -> Any:
+        if hasattr(value, "item") and not getattr(value, "shape", None):
+            value = value.item()  # numpy's scalars
         if isinstance(self.value, NumberRange | Parsed):
             return self.value.check(value)
         if self.value is Path:

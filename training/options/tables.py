@@ -11,8 +11,9 @@ import atexit
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -20,6 +21,10 @@ from pyarrow import parquet
 from albert_serve.files import write_atomically
 from albert_serve.settings import cache_folder
 from albert_serve.tables.formats import first_line
+from training.errors import TrainingError
+
+# Names of the tables by the paths of their files.
+_NAMES: Final[dict[str, str]] = {}
 
 
 def data_files(data: Any) -> tuple[Path, ...]:
@@ -27,7 +32,7 @@ def data_files(data: Any) -> tuple[Path, ...]:
 
     Args:
         data: a path; a frame of pandas or polars, a table of pyarrow, a `datasets.Dataset`, or a
-            list of rows, which are dictionaries; or a list of these.
+            list of rows, which are dictionaries, or a dictionary of columns; or a list of these.
 
     Raises:
         argparse.ArgumentTypeError: it is none of these, or a table without rows, or whose columns
@@ -38,15 +43,38 @@ def data_files(data: Any) -> tuple[Path, ...]:
         return (Path(data),)
     if isinstance(data, Iterator):
         data = list(data)
+    if hasattr(data, "collect"):  # a LazyFrame of polars
+        data = data.collect()
+    if isinstance(data, list | tuple) and data and isinstance(data[0], tuple):
+        raise argparse.ArgumentTypeError(
+            'rows are tuples; give dictionaries, such as {"text": "a fine film", "label": "good"}'
+        )
     if isinstance(data, list | tuple) and not (data and isinstance(data[0], Mapping)):
         return tuple(file for table in data for file in data_files(table))
-    return (_write(_table(data)),)
+    file = _write(_table(data))
+    _NAMES[str(file)] = f"the {type(data).__name__}"
+    return (file,)
+
+
+@contextmanager
+def naming_tables() -> Iterator[None]:
+    """Name tables, not their files, in the errors of a function; for `with` or as a decorator."""
+    try:
+        yield
+    except TrainingError as error:
+        message = str(error)
+        for file, name in _NAMES.items():
+            message = message.replace(file, name)
+        error.args = (message,)
+        raise
 
 
 def _table(data: Any) -> pa.Table:
     try:
         if hasattr(data, "__arrow_c_stream__"):
-            table = pa.table(data)
+            table = _without_views(pa.table(data))
+        elif isinstance(data, Mapping):
+            table = pa.table(dict(data))
         else:
             rows = pa.array([dict(row) for row in data])
             table = pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows)])
@@ -58,6 +86,15 @@ def _table(data: Any) -> pa.Table:
         ) from error
     if not table.num_rows:
         raise argparse.ArgumentTypeError(f"the {type(data).__name__} has no rows")
+    return table
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return a table with texts in place of categories of string views, as polars has them."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) and pa.types.is_string_view(field.type.value_type):
+            texts = pa.array(table[index].to_pylist(), pa.string())
+            table = table.set_column(index, field.name, texts)
     return table
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import polars
 import pytest
@@ -21,7 +22,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from albert_serve.client import AlbertClient
 from export.job import ExportConfig, export
 from training.commands.finetune import FinetuneConfig, finetune
-from training.errors import RunError
+from training.errors import RunError, TrainingError
 from training.options.flags import OptionError
 
 ROWS = [
@@ -86,7 +87,29 @@ def test_a_notebook_goes_from_a_frame_to_answers(
         finetune(configure(frame.head(20), validation=ROWS))
 
 
-@pytest.mark.parametrize("make", [list, pandas.DataFrame, polars.DataFrame, iter])
+def test_one_value_is_a_list_of_one_and_numbers_may_be_numpys(configure: Configure) -> None:
+    values: dict[str, Any] = {"weights": 1.0, "class_weights": "balanced", "label_column": "mood"}
+    config = configure(ROWS, batch_size=2, steps=np.int64(3), **values)
+    assert {name: getattr(config, name) for name in values} == {
+        name: (value,) for name, value in values.items()
+    }
+    assert config.batch_size == (2,)
+    assert configure(ROWS, batch_size=(size for size in [2, 4])).batch_size == (2, 4)
+    assert (config.steps, type(config.steps)) == (3, int)
+
+
+def _with_categories(rows: list[dict[str, Any]]) -> polars.DataFrame:
+    return polars.DataFrame(rows).with_columns(polars.col("mood").cast(polars.Categorical))
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_with_categories, _columns, list, pandas.DataFrame, polars.DataFrame, polars.LazyFrame, iter],
+)
 def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
     make: Callable[[Any], Any], configure: Configure
 ) -> None:
@@ -110,6 +133,12 @@ def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
 def test_what_is_no_table_is_refused(data: Any, message: str, configure: Configure) -> None:
     with pytest.raises(OptionError, match=f"--text-classification: {message}"):
         configure(data)
+
+
+def test_an_error_in_a_row_names_the_frame_and_the_row(configure: Configure) -> None:
+    frame = pandas.DataFrame([*ROWS, {"review": "x", "mood": "gald"}])
+    with pytest.raises(TrainingError, match=r"^the DataFrame, row 31: label .gald"):
+        finetune(configure(frame, labels=["glad", "sad"]))
 
 
 def test_two_rows_are_fitted_without_validation(configure: Configure) -> None:

@@ -71,7 +71,7 @@ def distilling(**values: Any) -> DistilConfig:
         (finetuning, {"validation_split": 1}, "--validation-split: 1 is no number from 0 to below"),
         (finetuning, {"optimizer": "sgd"}, "--optimizer: 'sgd' is none of lamb, adamw, muon"),
         (finetuning, {"batch_size": (0,)}, "--batch-size: 0 is no whole number from 1"),
-        (finetuning, {"labels": "good"}, "--labels: 'good' is no list of values"),
+        (finetuning, {"batch_size": "x"}, "--batch-size: 'x' is no whole number from 1"),
         (finetuning, {"truncation": "yes"}, "--truncation: 'yes' is no bool"),
         (finetuning, {"task": "NLI"}, "--task: "),
         (pretraining, {"recipe": "large"}, "--recipe: 'large' is none of paper, small"),
