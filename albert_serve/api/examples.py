@@ -168,3 +168,24 @@ RERANK_EXAMPLES: Final = (
         },
     ),
 )
+
+ZERO_SHOT_EXAMPLES: Final = (
+    RequestExample(
+        summary="The likeliest of some labels",
+        body={
+            "inputs": "My card was stolen this morning.",
+            "parameters": {"candidate_labels": ["card", "loan", "exchange rate"]},
+        },
+    ),
+    RequestExample(
+        summary="Each label by itself, of several texts",
+        body={
+            "inputs": ["A warm and funny film.", "It drags on for two hours."],
+            "parameters": {
+                "candidate_labels": ["funny", "long"],
+                "hypothesis_template": "This film is {}.",
+                "multi_label": True,
+            },
+        },
+    ),
+)

@@ -26,6 +26,7 @@ from albert_serve.api.schemas import (
     Reordering,
     TargetsAnswer,
 )
+from albert_serve.api.zero_shot import ZeroShotAnswer
 from albert_serve.client import requests
 from albert_serve.client.async_exchange import AsyncAnswerStream, AsyncExchange
 from albert_serve.client.concurrency import AnyIterable
@@ -48,6 +49,7 @@ from albert_serve.client.requests import (
     TextLike,
     TextT,
     TokenFeaturesOptions,
+    ZeroShotOptions,
 )
 from albert_serve.client.server import (
     LOCAL_TIMEOUT_S,
@@ -357,6 +359,34 @@ class AsyncAlbertClient:
             NotFoundError: the model has no head for multiple choice, as the one that ships.
         """
         return await self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
+
+    @overload
+    async def zero_shot_classification(
+        self, inputs: str, candidate_labels: Sequence[str], **options: Unpack[ZeroShotOptions]
+    ) -> ZeroShotAnswer: ...
+
+    @overload
+    async def zero_shot_classification(
+        self,
+        inputs: list[str] | Column,
+        candidate_labels: Sequence[str],
+        **options: Unpack[ZeroShotOptions],
+    ) -> list[ZeroShotAnswer]: ...
+
+    async def zero_shot_classification(
+        self,
+        inputs: str | list[str] | Column,
+        candidate_labels: Sequence[str],
+        **options: Unpack[ZeroShotOptions],
+    ) -> ZeroShotAnswer | list[ZeroShotAnswer]:
+        """Return labels that the model was not trained on with their scores, the best first.
+
+        Raises:
+            NotFoundError: the model has no classifier with a label of entailment, as the one that
+                ships.
+        """
+        parameters = {**options, "candidate_labels": list(candidate_labels)}
+        return await self._exchange.ask(requests.ZERO_SHOT, inputs, parameters)
 
     @overload
     async def feature_extraction(

@@ -41,6 +41,8 @@ from albert_serve.api.schemas import (
     TextPair,
 )
 from albert_serve.api.wire import MAX_ITEMS, validate
+from albert_serve.api.zero_shot import ZERO_SHOT as ZERO_SHOT_PATH
+from albert_serve.api.zero_shot import ZeroShotAnswer, ZeroShotRequest
 from albert_serve.client.calls import Call
 from albert_serve.client.replies import renumbered
 from albert_serve.errors import InvalidInputError
@@ -133,6 +135,14 @@ class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
     """The parameters of embeddings; see `embeddings.FeatureExtractionParameters`."""
 
     pooling: Pooled
+
+
+class ZeroShotOptions(TypedDict, total=False):
+    """The parameters of zero-shot classification; see `zero_shot.ZeroShotParameters`."""
+
+    hypothesis_template: str
+    multi_label: bool
+    truncation: AnyTruncation
 
 
 class RerankOptions(TypedDict, total=False):
@@ -253,6 +263,9 @@ REORDER: Final[CallSpec[Reordering]] = CallSpec(
 )
 MULTIPLE_CHOICE: Final[CallSpec[MultipleChoiceAnswer]] = CallSpec(
     path="/multiple-choice", request=MultipleChoiceRequest, answer=MultipleChoiceAnswer
+)
+ZERO_SHOT: Final[CallSpec[ZeroShotAnswer]] = CallSpec(
+    path=f"/{ZERO_SHOT_PATH}", request=ZeroShotRequest, answer=ZeroShotAnswer
 )
 FEATURE_EXTRACTION: Final[CallSpec[Embedding]] = CallSpec(
     path="/feature-extraction", request=FeatureExtractionRequest, answer=Embedding

@@ -27,6 +27,7 @@ from albert_serve.api.schemas import (
     Reordering,
     TargetsAnswer,
 )
+from albert_serve.api.zero_shot import ZeroShotAnswer
 from albert_serve.client import requests
 from albert_serve.client.requests import (
     ChoiceLike,
@@ -47,6 +48,7 @@ from albert_serve.client.requests import (
     TextLike,
     TextT,
     TokenFeaturesOptions,
+    ZeroShotOptions,
 )
 from albert_serve.client.server import (
     LOCAL_TIMEOUT_S,
@@ -355,6 +357,34 @@ class AlbertClient:
             NotFoundError: the model has no head for multiple choice, as the one that ships.
         """
         return self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
+
+    @overload
+    def zero_shot_classification(
+        self, inputs: str, candidate_labels: Sequence[str], **options: Unpack[ZeroShotOptions]
+    ) -> ZeroShotAnswer: ...
+
+    @overload
+    def zero_shot_classification(
+        self,
+        inputs: list[str] | Column,
+        candidate_labels: Sequence[str],
+        **options: Unpack[ZeroShotOptions],
+    ) -> list[ZeroShotAnswer]: ...
+
+    def zero_shot_classification(
+        self,
+        inputs: str | list[str] | Column,
+        candidate_labels: Sequence[str],
+        **options: Unpack[ZeroShotOptions],
+    ) -> ZeroShotAnswer | list[ZeroShotAnswer]:
+        """Return labels that the model was not trained on with their scores, the best first.
+
+        Raises:
+            NotFoundError: the model has no classifier with a label of entailment, as the one that
+                ships.
+        """
+        parameters = {**options, "candidate_labels": list(candidate_labels)}
+        return self._exchange.ask(requests.ZERO_SHOT, inputs, parameters)
 
     @overload
     def feature_extraction(

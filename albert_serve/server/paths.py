@@ -10,6 +10,8 @@ from starlette.types import Scope
 from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH
+from albert_serve.api.zero_shot import ZERO_SHOT
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.settings import Surface
 from albert_serve.tasks import TASKS
 
@@ -28,6 +30,7 @@ _API_PATHS: Final[dict[str, str | None]] = {
     EMBEDDINGS_PATH: FEATURE_EXTRACTION,
     f"/{EMBED}": FEATURE_EXTRACTION,
     f"/{RERANK}": FEATURE_EXTRACTION,
+    f"/{ZERO_SHOT}": CLASSIFICATION,
     "/info": None,
     MODELS_PATH: None,
 }
@@ -37,6 +40,7 @@ _MODEL_PATHS: Final[dict[str, str | None]] = {
     f"/{EMBEDDINGS}": FEATURE_EXTRACTION,
     f"/{EMBED}": FEATURE_EXTRACTION,
     f"/{RERANK}": FEATURE_EXTRACTION,
+    f"/{ZERO_SHOT}": CLASSIFICATION,
     "": None,
     "/info": None,
     "/health": None,

@@ -15,6 +15,8 @@ from starlette.routing import Route
 from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
+from albert_serve.api.zero_shot import ZERO_SHOT
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import NotFoundError, NotReadyError
 from albert_serve.server.bodies import check_media_type
 from albert_serve.server.embed_form import read_embed
@@ -23,6 +25,7 @@ from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
 from albert_serve.server.rerank_form import read_rerank
 from albert_serve.server.task_requests import answer_request
+from albert_serve.server.zero_shot_form import read_zero_shot
 from albert_serve.tasks import TASKS
 from albert_serve.web import API_PAGE_HEADERS, page_routes
 
@@ -85,6 +88,10 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
                 Route(f"{prefix}/{RERANK}", _rerank, methods=["POST"])
                 for prefix in ("", MODEL_PATH)
             ),
+            *(
+                Route(f"{prefix}/{ZERO_SHOT}", _zero_shot, methods=["POST"])
+                for prefix in ("", MODEL_PATH)
+            ),
             *(Route(f"{prefix}/{EMBED}", _embed, methods=["POST"]) for prefix in ("", MODEL_PATH)),
             Route(MODELS_PATH, _list),
             Route(MODEL_PATH, _info),
@@ -122,6 +129,10 @@ async def _rerank(request: Request) -> Response:
     return await answer_request(_model(request), FEATURE_EXTRACTION, request, read=read_rerank)
 
 
+async def _zero_shot(request: Request) -> Response:
+    return await answer_request(_model(request), CLASSIFICATION, request, read=read_zero_shot)
+
+
 async def _list(request: Request) -> Response:
     models = _models(request)
     described = [models.get(name).description for name in models.names]
@@ -147,7 +158,7 @@ async def _name_tasks(request: Request) -> Response:
     """Refuse a request of a task at an address of none, as clients of Hugging Face's send it."""
     _model(request)
     url = str(request.url.replace(query="")).rstrip("/")
-    addresses = ", ".join(f"{url}/{name}" for name in (*TASKS, RERANK))
+    addresses = ", ".join(f"{url}/{name}" for name in (*TASKS, RERANK, ZERO_SHOT))
     raise NotFoundError(f"each task has its own address. Use one of {addresses}.")
 
 

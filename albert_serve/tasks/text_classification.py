@@ -58,15 +58,18 @@ class TextClassification:
         )
 
     @property
-    def pair_head(self) -> tuple[str, ScoreFunction] | None:
-        """The first head of one output that was trained on pairs, and its activation, if any.
-
-        The head is named as the engine calls it.
-        """
+    def heads(self) -> list[tuple[str, HeadEntry]]:
+        """All heads, the default one first, each as the engine calls it with its entry."""
         entry = self.setup.entry
         assert entry is not None
-        heads = [self._head(name) for name in (entry.default_head, *entry.heads)]
-        scorers = ((name, head) for name, head in heads if head.num_outputs == 1 and head.pairs)
+        return [self._head(name) for name in (entry.default_head, *entry.heads)]
+
+    @property
+    def pair_head(self) -> tuple[str, ScoreFunction] | None:
+        """The first head of one output that was trained on pairs, and its activation, if any."""
+        scorers = (
+            (name, head) for name, head in self.heads if head.num_outputs == 1 and head.pairs
+        )
         return next(((name, _default_function(head)) for name, head in scorers), None)
 
     def _head(self, name: str | None) -> tuple[str, HeadEntry]:

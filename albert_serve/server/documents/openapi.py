@@ -15,7 +15,12 @@ from albert_serve.api.embeddings import (
     EmbeddingsRequest,
     OpenAIErrorReply,
 )
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES
+from albert_serve.api.examples import (
+    EMBEDDINGS_EXAMPLES,
+    EXAMPLES,
+    RERANK_EXAMPLES,
+    ZERO_SHOT_EXAMPLES,
+)
 from albert_serve.api.rerank import RERANK, RerankReply, RerankRequest
 from albert_serve.api.schemas import (
     MAX_CUTS_SHOWN,
@@ -28,6 +33,7 @@ from albert_serve.api.schemas import (
     ModelReply,
     ModelsReply,
 )
+from albert_serve.api.zero_shot import ZERO_SHOT, ZeroShotReply, ZeroShotRequest
 from albert_serve.tasks import TASKS
 
 # pydantic writes JSON Schema 2020-12, which OpenAPI 3.0 does not support.
@@ -90,6 +96,7 @@ _EXAMPLES: Final = {
     **EXAMPLES,
     EMBEDDINGS: EMBEDDINGS_EXAMPLES,
     RERANK: RERANK_EXAMPLES,
+    ZERO_SHOT: ZERO_SHOT_EXAMPLES,
 }
 
 
@@ -108,6 +115,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         "/health": {"get": _health()},
     }
     paths[f"/{RERANK}"] = {"post": _operation(RERANK, RerankRequest, replies[RERANK])}
+    paths[f"/{ZERO_SHOT}"] = {"post": _operation(ZERO_SHOT, ZeroShotRequest, replies[ZERO_SHOT])}
     embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, replies[EMBEDDINGS])}
     by_name = {**paths, "": paths["/info"], f"/{EMBEDDINGS}": embeddings}
     return {
@@ -139,12 +147,17 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all schemas by name, and the schemas of the tasks' replies."""
     read: list[type[BaseModel]] = [
         *(endpoint.request for endpoint in TASKS.values()),
-        *(EmbeddingsRequest, RerankRequest, ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply),
+        *(EmbeddingsRequest, RerankRequest, ZeroShotRequest),
+        *(ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply),
     ]
-    written = {name: endpoint.reply for name, endpoint in TASKS.items()}
+    written = {
+        **{name: endpoint.reply for name, endpoint in TASKS.items()},
+        EMBEDDINGS: EmbeddingsReply,
+        RERANK: RerankReply,
+        ZERO_SHOT: ZeroShotReply,
+    }
     adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [
-        (name, "serialization", TypeAdapter(reply))
-        for name, reply in {**written, EMBEDDINGS: EmbeddingsReply, RERANK: RerankReply}.items()
+        (name, "serialization", TypeAdapter(reply)) for name, reply in written.items()
     ]
     _, requests = models_json_schema([(each, "validation") for each in read], ref_template=_REF)
     replies, parts = TypeAdapter.json_schemas(adapters, ref_template=_REF)

@@ -11,7 +11,9 @@ import pytest
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH
 from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES, RequestExample
+from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH
+from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running
 
@@ -87,7 +89,9 @@ def test_every_operation_without_a_body_answers_as_it_is(
         assert client.get(path.format(model=name)).status_code == 200, path
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
     tasks = {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
-    forms = {EMBEDDINGS_PATH, "/rerank", f"{MODEL_PATH}/embeddings", f"{MODEL_PATH}/rerank"}
+    names = ("embeddings", RERANK, ZERO_SHOT)
+    forms = {EMBEDDINGS_PATH, f"/{RERANK}", f"/{ZERO_SHOT}"}
+    forms |= {f"{MODEL_PATH}/{name}" for name in names}
     assert posts == tasks | forms | {"/info"}
     assert client.post("/info").json() == client.get("/info").json()
 

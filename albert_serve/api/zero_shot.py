@@ -1,0 +1,60 @@
+"""The wire contract of zero-shot classification, in Hugging Face's format."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from albert_serve.api.schemas import LabelScore
+from albert_serve.api.wire import OneOrMany, Parameters, TaskRequest, Text, contradiction
+
+ZERO_SHOT: Final = "zero-shot-classification"
+_MAX_LABELS: Final = 256
+_MAX_TEMPLATE_CHARS: Final = 1000
+_PLACE: Final = "{}"
+
+
+def _split(value: object) -> object:
+    """Return the labels of a text that separates them by commas, as in `transformers`."""
+    if not isinstance(value, str):
+        return value
+    return [label.strip() for label in value.split(",") if label.strip()]
+
+
+def _check_place(template: str) -> str:
+    if _PLACE not in template:
+        raise contradiction("it must contain {}, the place of the label")
+    return template
+
+
+class ZeroShotParameters(Parameters):
+    """The parameters of zero-shot classification."""
+
+    candidate_labels: Annotated[
+        list[Text],
+        Field(min_length=1, max_length=_MAX_LABELS, fail_fast=True),
+        BeforeValidator(_split),
+    ] = Field(description="The labels, as a list or as a text with commas.")
+    hypothesis_template: Annotated[
+        str, Field(max_length=_MAX_TEMPLATE_CHARS), AfterValidator(_check_place)
+    ] = Field(
+        "This example is {}.",
+        description="The sentence about a label, which replaces {}.",
+        json_schema_extra={"pattern": r"\{\}"},
+    )
+    multi_label: bool = Field(
+        False, description="Score each label by itself; left out, the scores have a sum of 1."
+    )
+
+
+class ZeroShotRequest(TaskRequest):
+    """Classify one text or several by labels that the model was not trained on."""
+
+    inputs: OneOrMany[Text]
+    parameters: ZeroShotParameters
+
+
+# The best label first.
+ZeroShotAnswer: TypeAlias = list[LabelScore]
+ZeroShotReply: TypeAlias = list[ZeroShotAnswer] | ZeroShotAnswer

@@ -1,0 +1,109 @@
+"""Zero-shot classification: labels that the model was not trained on.
+
+A classifier of premises and hypotheses (MNLI) reads the text with a sentence about each label. The
+score of a label is the softmax of its entailment logit over all labels or, by itself, over
+entailment and contradiction. Yin et al. (2019), "Benchmarking Zero-shot Text Classification",
+section 4.2; scores are those of `transformers`' pipeline.
+
+Shape legend: N labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from albert_serve.api.schemas import LabelScore
+from albert_serve.api.zero_shot import ZeroShotAnswer, ZeroShotParameters
+from albert_serve.bundle.manifest import HeadEntry
+from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.errors import NotFoundError
+from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task
+from albert_serve.tasks.probability import sigmoid, softmax
+from albert_serve.tasks.text_classification import TextClassification, label_names
+from albert_serve.tasks.truncation import Truncator, check_not_empty, named
+
+_ENTAILMENT: Final = "entail"
+_CONTRADICTION: Final = "contradict"
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroShot:
+    """Classifies texts by the labels of a request.
+
+    Attributes:
+        head: the classifier, as the engine calls it.
+        entailment, contradiction: the columns of these labels.
+    """
+
+    classifier: TextClassification
+    head: str
+    entailment: int
+    contradiction: int
+
+    @classmethod
+    def open(cls, tasks: Mapping[str, Task]) -> Self:
+        """Return the task for a model, by its others.
+
+        Raises:
+            NotFoundError: no classifier has a label of entailment.
+        """
+        classifier = tasks[CLASSIFICATION]
+        assert isinstance(classifier, TextClassification)
+        for name, entry in classifier.heads:
+            if (entailment := _column(entry, _ENTAILMENT)) is not None:
+                contradiction = _column(entry, _CONTRADICTION)
+                if contradiction is None:  # the pipeline's guess
+                    contradiction = 0 if entailment else entry.num_outputs - 1
+                return cls(classifier, name, entailment, contradiction)
+        raise NotFoundError(
+            "zero-shot classification needs a classifier that was trained on MNLI, with a label "
+            '"entailment", and this model has none'
+        )
+
+    def prepare(self, item: str, parameters: ZeroShotParameters) -> Prepared[ZeroShotAnswer]:
+        """Encode the text with a sentence about each label.
+
+        Raises:
+            TextTooLongError: a pair does not fit and may not be truncated.
+            InvalidInputError: the text or a label is empty.
+        """
+        check_not_empty("text", item)
+        setup, labels = self.classifier.setup, parameters.candidate_labels
+        truncator = Truncator(setup.tokenizer, setup.max_positions, parameters.truncation)
+        text = truncator.encode(item)  # once: it may be long, and the labels many
+        pairs = []
+        for number, label in enumerate(labels):
+            place = f"candidate_labels[{number}]"
+            check_not_empty(place, label)
+            with named(f"the text with {place}"):
+                hypothesis = truncator.encode(parameters.hypothesis_template.replace("{}", label))
+                pairs.append(truncator.fit(text, hypothesis))
+        cuts = [pair.cut_at[0] for pair in pairs if pair.cut_at[0] is not None]
+        return Prepared(
+            inputs=[pair.at_cls(self.head) for pair in pairs],
+            finish=lambda logits: self._finish(logits, parameters),
+            num_truncated=sum(pair.num_truncated for pair in pairs),
+            cuts={"": min(cuts)} if cuts else {},  # a longer label leaves less of the text
+            answer_bytes=ENTRY_BYTES * len(pairs),
+        )
+
+    def _finish(self, logits: Sequence[Logits], parameters: ZeroShotParameters) -> ZeroShotAnswer:
+        labels = parameters.candidate_labels
+        entailment_N = np.array([row[0, self.entailment] for row in logits])
+        contradiction_N = np.array([row[0, self.contradiction] for row in logits])
+        if parameters.multi_label or len(labels) == 1:
+            scores_N = sigmoid(entailment_N - contradiction_N)
+        else:
+            scores_N = softmax(entailment_N)
+        order = np.argsort(-scores_N, kind="stable").tolist()
+        return [LabelScore(label=labels[i], score=float(scores_N[i])) for i in order]
+
+
+def _column(entry: HeadEntry, prefix: str) -> int | None:
+    """Return the first label that begins so, case aside; None without one."""
+    names = enumerate(label_names(entry))
+    return next((index for index, name in names if name.lower().startswith(prefix)), None)
