@@ -26,8 +26,7 @@ from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.models.description import describe_model
-from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.hosted_model import HostedModel, describe_hosted
 from albert_serve.server.routes import make_app
 from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import RuntimeOptions, Settings
@@ -155,7 +154,7 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         settings=settings,
         bundle=opened,
         tasks=tasks,
-        description=describe_model(spec.name, opened, tasks, settings, mask_token=mask_token),
+        description=describe_hosted(spec.name, opened, settings, mask_token),
         budget=BodyBudget(_UNLIMITED),
         thread=WorkerThread(),
         batcher=Batcher(

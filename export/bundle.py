@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 import albert_serve
 from albert_serve.bundle.manifest import (
+    CARD_FILE,
     CUDA_ENCODER_FILE,
     CUDA_SUFFIX,
     ENCODER_FILE,
@@ -37,7 +38,7 @@ from albert_serve.bundle.weights import TaskName, read_header
 from albert_serve.progress import progress
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from export.card import CARD_FILE, model_card
+from export.card import model_card
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.examples import check_tasks

@@ -8,24 +8,25 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from albert_serve.bundle.card import is_number, read_figure, read_stages
+from albert_serve.api.model_card import (
+    FIGURE_PREFIXES,
+    TrainingStage,
+    figure_name,
+    heads_of,
+    quality_text,
+)
 from albert_serve.bundle.manifest import Manifest
-from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.compute import train_flops_per_token
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
+from albert_serve.tasks.description import describe, is_number, read_quality
 from training.evaluation.markdown import table
 from training.evaluation.questions import BEST_F1_THRESHOLD
 
-CARD_FILE: Final = "README.md"
-# The beginnings of the figures' names, and the Hub's names of their tasks.
-_TASK_OF: Final[Mapping[str, str]] = {
-    "masked": "fill-mask",
-    "sentence_order": "text-classification",
-    "text_classification": "text-classification",
-    "multiple_choice": "multiple-choice",
-    "question_answering": "question-answering",
-    "embeddings": "sentence-similarity",
+# The Hub's names of tasks, where they are others.
+_HUB_TASKS: Final[Mapping[str, str]] = {
+    "sentence-order": "text-classification",
+    "feature-extraction": "sentence-similarity",
 }
 # The figures that the Hub compares.
 _METRICS: Final = (
@@ -42,24 +43,26 @@ def model_card(manifest: Manifest, name: str) -> str:
     Args:
         name: of the model.
     """
-    figures: dict[str, Any] = {
-        key: value for key, value in manifest.evaluation.items() if is_number(value)
-    }
-    further = [head for head in manifest.heads if head not in manifest.tasks]
-    task_of = {**_TASK_OF, **{head.replace("-", "_", 1): CLASSIFICATION for head in further}}
-    results = list(_results(manifest.evaluation, figures, task_of))
+    model = describe(manifest, name)
+    card, heads = model.card, heads_of(model.tasks)
+    results = list(_results(manifest.evaluation, heads))
     metadata: dict[str, Any] = {"library_name": "albert-serve", "tags": ["albert", *manifest.tasks]}
     if results:
         metadata["model-index"] = [{"name": name, "results": results}]
     # JSON is YAML.
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
-    lines += [f"# {name}", "", f"An ALBERT in {manifest.precision}.", ""]
+    lines += [f"# {name}", "", f"An ALBERT in {model.precision}.", ""]
     rows = [
         (task, entry.problem_type or "", listed(entry.labels or []), _measured(manifest, task))
         for task, entry in manifest.heads.items()
     ]
     lines += ["## Tasks", "", *table(["task", "problem type", "labels", "measured"], rows)]
-    lines += ["## Figures on held-out data", "", *table(["figure", "value"], figures.items())]
+    figures = [
+        (figure_name(key, heads), value)
+        for key, value in manifest.evaluation.items()
+        if is_number(value)
+    ]
+    lines += ["## Figures on held-out data", "", *table(["figure", "value"], figures)]
     lines += _question_requests(manifest.evaluation)
     if manifest.head_quality:
         costs = [
@@ -68,51 +71,40 @@ def model_card(manifest: Manifest, name: str) -> str:
         ]
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
         lines += ["## What precision and depth cost", "", *table(header, costs)]
-    lines += _training(manifest)
+    lines += _training(card.training if card else [], AlbertConfig.from_hf(manifest.config))
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _measured(manifest: Manifest, head: str) -> str:
-    """Return a head's figure and the data that it was measured on."""
-    figure = read_figure(manifest, head)
-    if figure is None:
-        return "not on labelled data"
-    data = f" answers of {figure.data}" if figure.data else " answers"
-    return f"{figure.metric} {figure.percent:.1f} % of {figure.count:,}{data}"
+    """Return a head's quality and the data that it was measured on."""
+    quality = read_quality(manifest, head)
+    return "not on labelled data" if quality is None else quality_text(quality)
 
 
-def _training(manifest: Manifest) -> list[str]:
+def _training(stages: Sequence[TrainingStage], config: AlbertConfig) -> list[str]:
     """Return the section on the stages of training, which is empty where none is known."""
-    stages = read_stages(manifest)
     if not stages:
         return []
     rows = [
         (
-            stage["program"],
-            ", ".join(_without_numbers(stage["data"])),
-            stage.get("steps", ""),
-            stage.get("tokens", ""),
-            f"{stage['seconds'] / 3600:.1f}" if "seconds" in stage else "",
+            stage.program,
+            ", ".join(_without_numbers(stage.data)),
+            "" if stage.steps is None else stage.steps,
+            "" if stage.tokens is None else stage.tokens,
+            "" if stage.seconds is None else f"{stage.seconds / 3600:.1f}",
         )
         for stage in stages
     ]
-    tokens = sum(stage.get("tokens", 0) for stage in stages)
-    hours = sum(stage.get("seconds", 0) for stage in stages) / 3600
-    flops = tokens * train_flops_per_token(
-        AlbertConfig.from_hf(manifest.config), length=0, masked_rate=0, num_sentence_outputs=0
-    )
+    tokens = sum(stage.tokens or 0 for stage in stages)
+    hours = sum(stage.seconds or 0 for stage in stages) / 3600
+    flops = tokens * train_flops_per_token(config, length=0, masked_rate=0, num_sentence_outputs=0)
     total = (
         f"These stages have {tokens:,} tokens, {hours:.1f} hours and {flops:.2g} operations: "
         "those of the layers' matrix products, without attention's scores and sums, and without "
         "the heads."
     )
-    return [
-        "## Training",
-        "",
-        *table(["program", "data", "steps", "tokens", "hours"], rows),
-        total,
-        "",
-    ]
+    header = ["program", "data", "steps", "tokens", "hours"]
+    return ["## Training", "", *table(header, rows), total, ""]
 
 
 def _without_numbers(names: Sequence[str]) -> list[str]:
@@ -141,20 +133,20 @@ def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
     return [f"{line}; the service's defaults are others.", ""]
 
 
-def _results(
-    evaluation: Mapping[str, Any], figures: Mapping[str, float], task_of: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    for beginning, task in task_of.items():
+def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for head in heads:
+        task, slash, name = head.partition("/")
+        prefix = f"{FIGURE_PREFIXES[task]}{slash}{name}"
         metrics = [
-            {"type": metric, "value": round(figures[f"{beginning}_{metric}"], 4)}
+            {"type": metric, "value": round(float(value), 4)}
             for metric in _METRICS
-            if f"{beginning}_{metric}" in figures
+            if is_number(value := evaluation.get(f"{prefix}_{metric}"))
         ]
         if metrics:
-            names = (evaluation.get(f"{beginning}_{kind}") for kind in ("task", "data"))
-            name = next(map(str, filter(None, names)), "held-out data")
+            names = (evaluation.get(f"{prefix}_{kind}") for kind in ("task", "data"))
+            data = next(map(str, filter(None, names)), "held-out data")
             yield {
-                "task": {"type": task},
-                "dataset": {"type": name.lower().replace(" ", "-"), "name": name},
+                "task": {"type": _HUB_TASKS.get(task, task)},
+                "dataset": {"type": data.lower().replace(" ", "-"), "name": data},
                 "metrics": metrics,
             }

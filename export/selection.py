@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from albert_serve.bundle.card import evaluated_figure
 from albert_serve.bundle.weights import CLASSIFICATION, TaskName
+from albert_serve.tasks.description import evaluated_quality
 from export.errors import ExportError
 from export.source import Source
 from training.evaluation.real_text import RealData
@@ -80,7 +80,7 @@ def _faults(source: Source) -> dict[str, str]:
 
 def _compare(evaluation: Mapping[str, Any], task: str, before: object) -> tuple[str, float]:
     """Describe a task's figures before the last run and after it, and return the share lost."""
-    after = evaluated_figure(evaluation, task)
+    after = evaluated_quality(evaluation, task)
     if not isinstance(before, dict) or not isinstance(before.get("percent"), int | float):
         return "", 0.0
     note = f": {before.get('metric')} {before['percent']:.1f} % before it"

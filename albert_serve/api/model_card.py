@@ -1,21 +1,47 @@
-"""The model card in the reply of `/info`: what the model is, and how it was trained and measured.
+"""The model card in the reply of `/info`, and the text of a model's description.
 
 Its names are those of the model cards of the Hugging Face Hub where these have the field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
 from albert_serve.api.wire import Reply
+from albert_serve.errors import printable
 from albert_serve.names import listed
 
 if TYPE_CHECKING:
-    from albert_serve.api.schemas import HeadInfo, InfoReply, TaskInfo
+    from albert_serve.api.schemas import (
+        HeadInfo,
+        InfoReply,
+        ModelDescription,
+        TaskInfo,
+        TaskQuality,
+    )
 
+# The beginning of the keys of a task's figures.
+FIGURE_PREFIXES: Final[Mapping[str, str]] = {
+    "fill-mask": "masked",
+    "sentence-order": "sentence_order",
+    "text-classification": "text_classification",
+    "multiple-choice": "multiple_choice",
+    "question-answering": "question_answering",
+    "feature-extraction": "embeddings",
+}
+# Names of figures that do not follow from their keys.
+_FIGURE_NAMES: Final[Mapping[str, str]] = {
+    "unigram_entropy": "fill-mask: loss of token frequencies alone",
+    "sentence_order_paired_accuracy": "sentence-order: accuracy when both orders are compared",
+    "sentence_order_probe_accuracy": "sentence-order: length-and-word baseline",
+}
+_WORDS: Final[Mapping[str, str]] = {
+    **{word: word.upper() for word in ("f1", "mrr", "mse")},
+    **{word: word.capitalize() for word in ("matthews", "pearson", "spearman")},
+}
 _SHOWN_NAMES: Final = 3
 
 
@@ -35,7 +61,7 @@ class ModelSizes(Reply):
 class TrainingStage(Reply):
     """One stage of the model's training."""
 
-    program: str = Field(description="Such as training.pretrain.")
+    program: str = Field(description="Such as albert-serve pretrain.")
     steps: int | None = None
     tokens: int | None = None
     seconds: int | None = None
@@ -55,19 +81,55 @@ class ModelCard(Reply):
     training: list[TrainingStage] = Field(default_factory=list)
 
 
-def card_text(info: InfoReply) -> str:
+def describe_model(model: ModelDescription) -> str:
     """Return the description of a model as text of several lines."""
-    lines = [
-        f"{info.model_id}: an ALBERT in {info.precision}, revision {info.revision or 'unknown'}"
-    ]
-    lines += _about(info.card) if info.card else []
-    lines += ["tasks:", *(f"  {line}" for task in info.tasks for line in _task(task))]
-    lines += _history(info.card) if info.card else []
-    lines.append(
+    revision = model.revision or "unknown"
+    lines = [f"{model.model_id}: an ALBERT in {model.precision}, revision {revision}"]
+    lines += _about(model.card) if model.card else []
+    lines += ["tasks:", *(f"  {line}" for task in model.tasks for line in _task(task))]
+    lines += _history(model.card, heads_of(model.tasks)) if model.card else []
+    return "\n".join(map(printable, lines))
+
+
+def describe_limits(info: InfoReply) -> str:
+    """Return a line with the limits of a service."""
+    return (
         f"limits: {info.max_positions:,} tokens a text, {info.max_items:,} items and "
         f"{info.max_body_bytes:,} bytes a request{', with a key' if info.needs_key else ''}"
     )
-    return "\n".join(lines)
+
+
+def heads_of(tasks: Iterable[TaskInfo]) -> list[str]:
+    """Return the names of heads, such as "fill-mask" and "text-classification/topic"."""
+    named = [f"{task.name}/{head.name}" for task in tasks for head in task.heads or ()]
+    # A name may be the beginning of another.
+    return [*sorted(named, key=len, reverse=True), *FIGURE_PREFIXES]
+
+
+def figure_name(key: str, heads: Iterable[str]) -> str:
+    """Return a figure's name for people: `masked_f1` is "fill-mask: F1".
+
+    Args:
+        heads: names that may precede the figure's; longer ones first.
+    """
+    if key in _FIGURE_NAMES:
+        return _FIGURE_NAMES[key]
+    for head in heads:
+        task, slash, name = head.partition("/")
+        prefix = f"{FIGURE_PREFIXES.get(task, task)}{slash}{name}_"
+        if key.startswith(prefix):
+            return f"{head}: {_words(key.removeprefix(prefix))}"
+    return _words(key)
+
+
+def _words(key: str) -> str:
+    return " ".join(_WORDS.get(word, word) for word in key.split("_"))
+
+
+def quality_text(quality: TaskQuality) -> str:
+    """Return a quality with the data that it was measured on."""
+    text = f"{quality.metric} {quality.percent:.1f} % of {quality.count:,}"
+    return f"{text} ({quality.data})" if quality.data else text
 
 
 def _about(card: ModelCard) -> Iterator[str]:
@@ -98,16 +160,15 @@ def _head(head: TaskInfo | HeadInfo) -> str:
     if head.labels:
         text += f" ({listed(head.labels)})"
     if head.quality:
-        quality = head.quality
-        text += f": {quality.metric} {quality.percent:.1f} % of {quality.count:,}"
-        text += f" ({quality.data})" if quality.data else ""
+        text += f": {quality_text(head.quality)}"
     return text
 
 
-def _history(card: ModelCard) -> Iterator[str]:
+def _history(card: ModelCard, heads: Iterable[str]) -> Iterator[str]:
     if card.evaluation:
         yield "evaluation:"
-        yield from (f"  {name}: {_number(value)}" for name, value in card.evaluation.items())
+        for key, value in card.evaluation.items():
+            yield f"  {figure_name(key, heads)} {_number(value)}"
     if card.training:
         yield "training:"
         yield from (f"  {_stage(stage)}" for stage in card.training)
@@ -118,7 +179,7 @@ def _stage(stage: TrainingStage) -> str:
     counts = [f"{value:,} {unit}" for unit, value in counted.items() if value is not None]
     more = [f"{len(stage.data) - _SHOWN_NAMES} more"] if len(stage.data) > _SHOWN_NAMES else []
     data = ", ".join([*stage.data[:_SHOWN_NAMES], *more])
-    return f"{stage.program}: {', '.join([*counts, *([f'on {data}'] if data else [])])}"
+    return ", ".join([stage.program, *counts, *([f"on {data}"] if data else [])])
 
 
 def _number(value: float) -> str:

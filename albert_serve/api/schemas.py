@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from albert_serve.api.embeddings import Embedding, Pooled, TokenFeatures
-from albert_serve.api.model_card import ModelCard, card_text
+from albert_serve.api.model_card import ModelCard, describe_limits, describe_model
 from albert_serve.api.wire import (
     MANY,
     MAX_CHARS,
@@ -418,15 +418,25 @@ class TaskInfo(Reply):
     examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")
 
 
-class InfoReply(Reply):
-    """The hosted model, and the service's limits."""
+class ModelDescription(Reply):
+    """A model: its tasks, its sizes, and how it was trained and measured."""
 
     model_id: str
-    version: str
     precision: str
     revision: str = Field("", description="Another as soon as a byte of the bundle is.")
     tasks: list[TaskInfo]
     max_positions: int
+    card: ModelCard | None = Field(None, description="What the model is, and how it was made.")
+
+    def text(self) -> str:
+        """Return the description as text of several lines."""
+        return describe_model(self)
+
+
+class InfoReply(ModelDescription):
+    """The hosted model, and the service's limits."""
+
+    version: str
     mask_token: str
     max_items: int = Field(
         description="Items that one request may hold; each choice of a question counts as one."
@@ -440,10 +450,9 @@ class InfoReply(Reply):
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
     max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
     max_choices: int = Field(MAX_CHOICES, description="Choices of one question.")
-    card: ModelCard | None = Field(None, description="What the model is, and how it was made.")
 
     def __str__(self) -> str:
-        return card_text(self)
+        return f"{self.text()}\n{describe_limits(self)}"
 
 
 class ModelObject(Reply):

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from albert_serve.bundle.card import CARD_FILE
-from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
+from albert_serve.bundle.manifest import CARD_FILE, MANIFEST_FILE, read_manifest
 from albert_serve.errors import BundleMissingError, ConfigError
 from albert_serve.hub import HubModel, check_reachable, download
 

@@ -52,6 +52,7 @@ DEFAULT_HEAD: Final = "default"
 MAX_EXAMPLES: Final = 20
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 MANIFEST_FILE: Final = "manifest.json"
+CARD_FILE: Final = "README.md"
 WEIGHTS_FILE: Final = "model.safetensors"
 TOKENIZER_FILE: Final = "tokenizer.json"
 ENCODER_FILE: Final = "encoder.onnx"

@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from albert_serve.bundle.card import CARD_FILE
-from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle, Manifest
+from albert_serve.bundle.manifest import CARD_FILE, MANIFEST_FILE, Bundle, Manifest
 from albert_serve.errors import BundleError, BundleMissingError, ConfigError
 from albert_serve.models_file import STORE_MODULE, store_tag
 

@@ -30,6 +30,7 @@ from albert_serve.errors import ConfigError
 from albert_serve.files import read_small_file
 from albert_serve.models_file import STORE_PREFIX
 from albert_serve.settings import Settings
+from albert_serve.tasks.description import describe
 
 _MAX_CONFIG_BYTES: Final = 1 << 20
 _INFO_EXAMPLES: Final = """\
@@ -65,7 +66,8 @@ def info_parser(purpose: str) -> argparse.ArgumentParser:
     one("bundle", type=bundle_path, nargs="?", metavar="BUNDLE")
     what = "parameters and FLOPs of models, by name or folder (all names), each beside BERT's shape"
     one("--compute", nargs="*", metavar="MODEL", help=what)
-    info.add_argument("--json", action="store_true", help="for programs instead of people")
+    everything = "print JSON, of BUNDLE with its files, sharing, precision, parity and provenance"
+    info.add_argument("--json", action="store_true", help=everything)
     add = info.add_argument_group("the pretraining run that --compute counts").add_argument
     for name, value in asdict(PretrainingSize()).items():
         option = name.removeprefix("num_").replace("_", "-")
@@ -117,7 +119,11 @@ def _info(options: argparse.Namespace) -> int:
     if options.compute is not None:
         _print({"compute": _compute(options)}, options)
         return 0
-    _print(describe_bundle(Bundle.open(locate(downloaded(options.bundle)))), options)
+    bundle = Bundle.open(locate(downloaded(options.bundle)))
+    if options.json:
+        _print(describe_bundle(bundle), options)
+    else:
+        print(describe(bundle.manifest, str(bundle.folder), bundle.folder).text())
     return 0
 
 

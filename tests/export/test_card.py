@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub import ModelCard
 
-from albert_serve.bundle.manifest import Manifest, Quality, TaskEntry
+from albert_serve.bundle.manifest import FileEntry, Manifest, Quality, TaskEntry
 from export.card import model_card
 from tests.export.exporting import TINY
 
@@ -21,7 +21,7 @@ def manifest() -> Manifest:
         config=TINY.to_hf(),
         tasks={"text-classification": entry},
         precision="int8",
-        files={},
+        files={"model.safetensors": FileEntry(size=1, sha256="0" * 64)},
         evaluation={
             "text_classification_task": "RTE",
             "text_classification_accuracy": 0.71234567,
@@ -74,7 +74,8 @@ def test_people_read_the_tables() -> None:
     _, metadata, text = model_card(manifest(), "rte").split("---\n", 2)
     assert yaml.safe_load(metadata)["tags"] == ["albert", "text-classification"]
     assert r"| text-classification | multi\_label\_classification | a\|b, c |" in text
-    assert r"| text\_classification\_accuracy | 0.7123 |" in text
+    assert "| text-classification: accuracy | 0.7123 |" in text
+    assert "| feature-extraction: MRR at 10 | 0.5000 |" in text
     assert "## What precision and depth cost" in text
     assert "| text-classification | accuracy | 71.2000 | 70.8000 | 277 |" in text
 

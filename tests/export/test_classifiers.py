@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from albert_serve.bundle.card import read_figure
 from albert_serve.bundle.manifest import Bundle, Precision, read_manifest
 from albert_serve.bundle.weights import read_header
 from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
+from albert_serve.tasks.description import read_quality
 from export.__main__ import main
 from export.bundle import export_bundle
 from export.errors import ExportError
@@ -148,10 +148,10 @@ def test_each_is_measured_on_data_of_its_own(
     }
     assert quality[HEADS[1]].data == ["three.csv"]
     assert quality[HEADS[0]].data == ["two.csv"]
-    figure = read_figure(manifest, HEADS[1])
+    figure = read_quality(manifest, HEADS[1])
     assert figure is not None
     assert (figure.metric, figure.percent, figure.count) == ("accuracy", 25.0, 12)
-    assert read_figure(manifest, HEADS[2]) is None
+    assert read_quality(manifest, HEADS[2]) is None
     card = (target / "README.md").read_text()
     assert "| text-classification/query |" in card
     assert card.count('"task": {"type": "text-classification"}') == 2

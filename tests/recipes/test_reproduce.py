@@ -265,5 +265,9 @@ def test_the_real_road_leads_to_both_bundles(labelled: Path, tmp_path: Path) -> 
         assert set(manifest["tasks"]) >= {"fill-mask", "sentence-order", "question-answering"}
     stages = manifest["provenance"]["training"]["stages"]
     programs = [stage["program"] for stage in stages][:4]
-    assert programs == ["training.distil", *["training.pretrain"] * 2, "training.finetune"]
+    assert programs == [
+        "albert-serve distil",
+        *["albert-serve pretrain"] * 2,
+        "albert-serve finetune",
+    ]
     assert (tmp_path / "runs" / "bundle" / "README.md").is_file()

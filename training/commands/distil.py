@@ -55,7 +55,7 @@ def distil(config: DistilConfig) -> TrainedRun:
             recipe,
             sizes,
             start,
-            program="training.distil",
+            program="albert-serve distil",
             make=partial(DistillationJob, teaching=teaching),
             further_settings=teaching.settings(),
         )

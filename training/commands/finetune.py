@@ -114,7 +114,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             config,
             run,
             record,
-            program="training.finetune",
+            program="albert-serve finetune",
             stage={"settings": {**record, **_data_names(config, checkpoint.name)}},
             start=folder,
             tokenizer_from=folder,

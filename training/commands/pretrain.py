@@ -68,7 +68,7 @@ def pretrain(config: PretrainConfig) -> TrainedRun:
     recipe = config.changed(RECIPES[config.recipe])
     with open_start(config) as start:
         sizes = architecture(config, recipe, start, start.open_tokenizer())
-        return run_job(config, recipe, sizes, start, program="training.pretrain")
+        return run_job(config, recipe, sizes, start, program="albert-serve pretrain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

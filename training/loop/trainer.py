@@ -42,7 +42,7 @@ class Saver:
 
     Attributes:
         tokenizer: the tokenizer's files by name, which go into each checkpoint.
-        program: the command, such as `training.pretrain`.
+        program: the command, such as `albert-serve pretrain`.
         stage: the settings and data of this run, for the checkpoint's `training.json`.
         earlier_stages: those of the checkpoint whose weights the run started from.
         extra_config: additional keys of the checkpoint's `config.json`.

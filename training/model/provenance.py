@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
-from albert_serve.bundle.card import evaluated_figure
 from albert_serve.bundle.manifest import MANIFEST_FILE
 from albert_serve.bundle.weights import TaskName
 from albert_serve.files import write_atomically
+from albert_serve.tasks.description import evaluated_quality
 
 _FILE = "training.json"
 _EVALUATION_FILE = "evaluation.json"
@@ -31,7 +30,7 @@ def record_stage(
 
     Args:
         folder: the checkpoint's folder.
-        program: the command that ran, such as `training.pretrain`.
+        program: the command that ran, such as `albert-serve pretrain`.
         stage: settings, steps, tokens and data of this stage; `tasks`, whose heads it trained; and
             `before`, the figures of the checkpoint that it started from (`read_figures`).
         earlier: the stages of the checkpoint that this one started from (`read_stages`).
@@ -62,10 +61,10 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the figure of each task that a checkpoint was evaluated on, as `TaskFigure` has it."""
+    """Return the quality of each task that a checkpoint was evaluated on, as in `TaskQuality`."""
     evaluation = read_evaluation(folder)
-    figures = {task: evaluated_figure(evaluation, task) for task in get_args(TaskName)}
-    return {task: asdict(figure) for task, figure in figures.items() if figure is not None}
+    figures = {task: evaluated_quality(evaluation, task) for task in get_args(TaskName)}
+    return {task: figure.model_dump() for task, figure in figures.items() if figure is not None}
 
 
 def read_object(file: Path) -> dict[str, Any]:

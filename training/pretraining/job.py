@@ -237,7 +237,7 @@ def run_job(
     """Train the run of a configuration to its end, or resume it.
 
     Args:
-        program: the command, such as `training.pretrain`.
+        program: the command, such as `albert-serve pretrain`.
         make: as in `open_job`.
         further_settings: for `run.json`, beside those of the recipe.
     """

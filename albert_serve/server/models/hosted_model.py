@@ -9,17 +9,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from albert_serve import __version__
 from albert_serve.api.schemas import ModelReply, TaskRequest, num_items_of
 from albert_serve.batching.queue import Batcher, BatchObserver
-from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
 from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError
 from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import Settings
 from albert_serve.tasks import Logits, Prepared, Task, prepare_request, shape_reply
 from albert_serve.tasks.base import finish_all, inputs_of
+from albert_serve.tasks.description import describe
 
 _ResultT = TypeVar("_ResultT")
+
+
+def describe_hosted(name: str, bundle: Bundle, settings: Settings, mask_token: str) -> ModelReply:
+    """Return a model's description and limits; it reads files, so call it off the event loop."""
+    return ModelReply(
+        **dict(describe(bundle.manifest, name, bundle.folder)),
+        id=name,
+        created=int((bundle.folder / MANIFEST_FILE).stat().st_mtime),
+        version=__version__,
+        mask_token=mask_token,
+        max_items=settings.max_items,
+        max_body_bytes=settings.max_body_bytes,
+        needs_key=settings.needs_key,
+    )
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

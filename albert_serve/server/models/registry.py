@@ -21,8 +21,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
 from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.description import describe_model
-from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.hosted_model import HostedModel, describe_hosted
 from albert_serve.server.paths import RequestTarget
 from albert_serve.server.process.memory import keep_memory_low
 from albert_serve.server.worker_thread import WorkerThread
@@ -216,8 +215,7 @@ class Models:
         engine.warm_up()
         tokenizer = self._tokenizer(bundle)
         tasks = load_tasks(bundle, tokenizer)
-        mask_token = tokenizer.mask_token
-        description = describe_model(name, bundle, tasks, self.settings, mask_token=mask_token)
+        description = describe_hosted(name, bundle, self.settings, tokenizer.mask_token)
         observer = self._metrics.observer(name, bundle.manifest.precision, tasks)
         batcher = Batcher(
             engine,

@@ -36,14 +36,16 @@ INFO = InfoReply(
 
 
 def test_the_text_has_all_that_is_known() -> None:
-    stage = TrainingStage(program="training.finetune", steps=3120, data=["a", "b", "c", "d", "e"])
+    stage = TrainingStage(
+        program="albert-serve finetune", steps=3120, data=["a", "b", "c", "d", "e"]
+    )
     card = ModelCard(
         license="mit",
         language=["en"],
         base_model=["a/b"],
         sizes=SIZES,
         evaluation={"masked_loss": 4.46967, "masked_tokens": 116_035},
-        training=[stage, TrainingStage(program="training.distil", tokens=7, seconds=60)],
+        training=[stage, TrainingStage(program="albert-serve distil", tokens=7, seconds=60)],
     )
     info = INFO.model_copy(update={"revision": "abc", "needs_key": True, "card": card})
     assert str(info).splitlines() == [
@@ -58,11 +60,11 @@ def test_the_text_has_all_that_is_known() -> None:
         "tasks:",
         "  text-classification (no, yes): accuracy 84.3 % of 872",
         "evaluation:",
-        "  masked_loss: 4.47",
-        "  masked_tokens: 116,035",
+        "  fill-mask: loss 4.47",
+        "  fill-mask: tokens 116,035",
         "training:",
-        "  training.finetune: 3,120 steps, on a, b, c, 2 more",
-        "  training.distil: 7 tokens, 60 s",
+        "  albert-serve finetune, 3,120 steps, on a, b, c, 2 more",
+        "  albert-serve distil, 7 tokens, 60 s",
         "limits: 512 tokens a text, 1,024 items and 4,194,304 bytes a request, with a key",
     ]
 

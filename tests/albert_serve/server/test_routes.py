@@ -26,8 +26,7 @@ from albert_serve.local import OneModel
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.models.description import describe_model
-from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.models.hosted_model import HostedModel, describe_hosted
 from albert_serve.server.routes import make_app
 from albert_serve.server.worker_thread import SMALL_BYTES, WorkerThread
 from albert_serve.settings import RuntimeOptions, Settings
@@ -108,7 +107,7 @@ async def serve(
         bundle=bundle,
         tasks=tasks,
         batcher=Batcher(slow, max_queue_tokens=max_queue_tokens),
-        description=describe_model("tiny", bundle, tasks, settings, mask_token="[MASK]"),
+        description=describe_hosted("tiny", bundle, settings, "[MASK]"),
         budget=BodyBudget(max_held_bytes),
         thread=WorkerThread(),
         observer=counts,

@@ -73,7 +73,7 @@ def test_finetuned_checkpoints_are_whole_after_the_converted_folder_is_gone(
         assert (checkpoint / name).is_file()
     assert (checkpoint / "spiece.model").read_bytes() == (old / "spiece.model").read_bytes()
     first, second = read_stages(checkpoint)
-    assert first["program"] == "training.pretrain"
+    assert first["program"] == "albert-serve pretrain"
     assert second["settings"]["initialize_from"] == ["albert-old"]
     # The same command goes on, although the converted folder is another one.
     assert finetune.main([*given, "--output", str(tmp_path / "run")]) == 0

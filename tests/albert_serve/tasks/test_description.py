@@ -1,4 +1,4 @@
-"""The model card of a bundle: metadata of its README.md, figures and stages of its manifest."""
+"""The description of a model: metadata of its README.md, figures and stages of its manifest."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from albert_serve.bundle.card import (
-    CardMetadata,
-    TaskFigure,
-    count_parameters,
-    read_figure,
-    read_figures,
-    read_metadata,
-    read_stages,
-)
+from albert_serve.api.model_card import ModelCard, TrainingStage
+from albert_serve.api.schemas import TaskQuality
 from albert_serve.bundle.manifest import Bundle, Manifest, Quality
+from albert_serve.tasks.description import describe, read_metadata, read_quality, read_stages
 from training.model.checkpoint import load_checkpoint
 
 
@@ -32,42 +26,46 @@ def manifest_with(**values: Any) -> Manifest:
     [
         pytest.param(
             "---\nlicense: mit\nlanguage: [en, no]\nbase_model: a/b\n---\n# Title\n",
-            CardMetadata(license="mit", language=["en", "no"], base_model=["a/b"]),
+            {"license": "mit", "language": ["en", "no"], "base_model": ["a/b"]},
             id="the Hub's fields",
         ),
-        pytest.param(
-            "---\r\nlanguage: no\r\n---\r\n", CardMetadata(language=["no"]), id="Norwegian, CRLF"
-        ),
-        pytest.param("# Title\n\nlicense: mit\n", CardMetadata(), id="no metadata"),
-        pytest.param("---\nlicense: [\n---\n", CardMetadata(), id="no YAML"),
-        pytest.param("---\n- license\n---\n", CardMetadata(), id="a list"),
-        pytest.param(f"---\nx: {'[' * 5000}\n---\n", CardMetadata(), id="nested too deep"),
-        pytest.param(f"---\nlicense: mit\nx: {'y' * 70_000}\n---\n", CardMetadata(), id="long"),
+        pytest.param("---\r\nlanguage: no\r\n---\r\n", {"language": ["no"]}, id="Norwegian, CRLF"),
+        pytest.param("# Title\n\nlicense: mit\n", {}, id="no metadata"),
+        pytest.param("---\nlicense: [\n---\n", {}, id="no YAML"),
+        pytest.param("---\n- license\n---\n", {}, id="a list"),
+        pytest.param(f"---\nx: {'[' * 5000}\n---\n", {}, id="nested too deep"),
+        pytest.param(f"---\nlicense: mit\nx: {'y' * 70_000}\n---\n", {}, id="long"),
         pytest.param(
             f"---\nlicense: mit\n---\n{'y' * 70_000}\n",
-            CardMetadata(license="mit"),
+            {"license": "mit"},
             id="long text",
         ),
-        pytest.param("---\nlicense: {a: b}\n---\n", CardMetadata(), id="no text"),
+        pytest.param("---\nlicense: {a: b}\n---\n", {}, id="no text"),
     ],
 )
 def test_metadata_stands_at_the_beginning_of_the_card(
-    card: str, expected: CardMetadata, tmp_path: Path
+    card: str, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "README.md").write_bytes(card.encode())
-    assert read_metadata(tmp_path) == expected
+    assert {name: value for name, value in read_metadata(tmp_path).items() if value} == expected
 
 
 def test_a_card_that_cannot_be_read_has_no_metadata(tmp_path: Path) -> None:
-    assert read_metadata(tmp_path) == CardMetadata()
+    assert read_metadata(tmp_path) == {}
     (tmp_path / "README.md").write_bytes(b"---\nlicense: \xff\n---\n")
-    assert read_metadata(tmp_path) == CardMetadata()
+    assert read_metadata(tmp_path) == {}
     (tmp_path / "README.md").unlink()
     os.mkfifo(tmp_path / "README.md")
-    assert read_metadata(tmp_path) == CardMetadata()
+    assert read_metadata(tmp_path) == {}
 
 
-def test_figures_are_the_numbers_of_the_evaluation() -> None:
+def card_of(bundle: Bundle, **values: Any) -> ModelCard:
+    card = describe(bundle.manifest.model_copy(update=values), "tiny").card
+    assert card is not None
+    return card
+
+
+def test_figures_are_the_numbers_of_the_evaluation(bundle_dir: Path) -> None:
     evaluation: dict[str, Any] = {
         "accuracy": 0.5,
         "texts": 7,
@@ -76,7 +74,8 @@ def test_figures_are_the_numbers_of_the_evaluation() -> None:
         "loss": float("nan"),
         "huge": 10**400,
     }
-    assert read_figures(manifest_with(evaluation=evaluation)) == {"accuracy": 0.5, "texts": 7.0}
+    card = card_of(Bundle.open(bundle_dir), evaluation=evaluation)
+    assert card.evaluation == {"accuracy": 0.5, "texts": 7.0}
 
 
 def quality(metric: str) -> Quality:
@@ -86,7 +85,7 @@ def quality(metric: str) -> Quality:
 def test_held_out_data_comes_before_the_data_of_export() -> None:
     evaluation = {"sentence_order_accuracy": 0.512, "sentence_order_pairs": 6194}
     both = manifest_with(evaluation=evaluation, quality={"sentence-order": quality("accuracy")})
-    figure = read_figure(both, "sentence-order")
+    figure = read_quality(both, "sentence-order")
     assert figure is not None
     assert (figure.metric, figure.count) == ("accuracy", 6194)
     assert figure.percent == pytest.approx(51.2)
@@ -141,42 +140,42 @@ def test_a_task_has_the_figure_of_its_kind(
     task: str, evaluation: dict[str, Any], expected: tuple[str, float, int] | None
 ) -> None:
     agreed = manifest_with(evaluation=evaluation, quality={"fill-mask": quality("agreement")})
-    figure = read_figure(agreed, task)
+    figure = read_quality(agreed, task)
     assert (figure and (figure.metric, figure.percent, figure.count)) == expected
 
 
 def test_export_measured_what_was_not_evaluated() -> None:
     measured = manifest_with(quality={"fill-mask": quality("accuracy")})
-    assert read_figure(measured, "fill-mask") == TaskFigure(
+    assert read_quality(measured, "fill-mask") == TaskQuality(
         metric="accuracy", percent=59.5, count=300
     )
-    assert read_figure(measured, "sentence-order") is None
+    assert read_quality(measured, "sentence-order") is None
 
 
 def test_stages_have_their_counts_and_data() -> None:
     stages = [
-        {"program": "training.pretrain", "steps": 3, "corpus": ["a.txt"], "seconds": 1.6},
+        {"program": "albert-serve pretrain", "steps": 3, "corpus": ["a.txt"], "seconds": 1.6},
         {"settings": {"text_classification": ["b.tsv"], "validation": ["c.tsv"]}, "tokens": "3"},
         "nothing",
     ]
     assert read_stages(manifest_with(provenance={"training": {"stages": stages}})) == [
-        {"program": "training.pretrain", "steps": 3, "seconds": 2, "data": ["a.txt"]},
-        {"program": "unknown", "data": ["b.tsv"]},
+        TrainingStage(program="albert-serve pretrain", steps=3, seconds=2, data=["a.txt"]),
+        TrainingStage(program="unknown", data=["b.tsv"]),
     ]
     assert read_stages(manifest_with(provenance={"training": 3})) == []
     assert read_stages(manifest_with()) == []
 
 
 def test_an_average_follows_the_stages_of_all_its_models() -> None:
-    shared = {"program": "training.pretrain", "tokens": 9}
+    shared = {"program": "albert-serve pretrain", "tokens": 9}
     first, second, third = ({**shared, "tokens": tokens} for tokens in (1, 2, 3))
     pair = {"program": "training.average", "averaged": [{"stages": [shared, second]}]}
     both = {**pair, "averaged": [{"stages": [shared, second, pair]}, 3, {"stages": [third]}]}
     manifest = manifest_with(provenance={"training": {"stages": [shared, first, both]}})
-    stages = [(each["program"], each.get("tokens")) for each in read_stages(manifest)]
-    pretrained = [("training.pretrain", tokens) for tokens in (9, 1, 2)]
+    stages = [(stage.program, stage.tokens) for stage in read_stages(manifest)]
+    pretrained = [("albert-serve pretrain", tokens) for tokens in (9, 1, 2)]
     average = ("training.average", None)
-    assert stages == [*pretrained, average, ("training.pretrain", 3), average]
+    assert stages == [*pretrained, average, ("albert-serve pretrain", 3), average]
 
 
 def test_parameters_are_counted_as_torch_counts_them(
@@ -186,4 +185,4 @@ def test_parameters_are_counted_as_torch_counts_them(
     heads = {head: entry.num_outputs for head, entry in bundle.manifest.heads.items()}
     model: torch.nn.Module = load_checkpoint(checkpoint_dir, heads)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert count_parameters(bundle.config, bundle.manifest) == counted
+    assert card_of(bundle).sizes.num_parameters == counted

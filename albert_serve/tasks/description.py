@@ -1,0 +1,255 @@
+"""The description of a model, from its bundle's manifest and the metadata of its model card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+import yaml  # type: ignore[import-untyped]
+
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.api.model_card import FIGURE_PREFIXES, ModelCard, ModelSizes, TrainingStage
+from albert_serve.api.schemas import (
+    HeadInfo,
+    InputExample,
+    ModelDescription,
+    SentenceVectorsInfo,
+    TaskInfo,
+    TaskQuality,
+)
+from albert_serve.bundle.manifest import (
+    AGREEMENT,
+    CARD_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    TaskEntry,
+    needed_shapes,
+)
+from albert_serve.bundle.weights import CLASSIFICATION, further_head
+from albert_serve.config import AlbertConfig
+from albert_serve.files import read_small_file
+from albert_serve.tasks.load import task_names
+from albert_serve.tasks.text_classification import label_names
+
+_MAX_CARD_BYTES: Final = 1 << 20
+# Reading takes some 0.1 s. libyaml would be faster, but lists in lists end its process.
+_MAX_METADATA_CHARS: Final = 1 << 16
+_FENCE: Final = "---\n"
+# The keys of a training stage, and of its settings, that name data.
+_DATA_KEYS: Final = (
+    *("corpus", "data", "pretraining", "text_classification", "question_answering"),
+    "multiple_choice",
+)
+# By task: the name of the count among its figures, and what makes a percentage of a figure.
+_COUNTS: Final[Mapping[str, tuple[str, float]]] = {
+    "fill-mask": ("tokens", 100.0),
+    "sentence-order": ("pairs", 100.0),
+    "text-classification": ("texts", 100.0),
+    "multiple-choice": ("questions", 100.0),
+    "question-answering": ("questions", 1.0),
+}
+# The figures by name, of which the first that a task has is shown. Of one label a text, Matthews'
+# coefficient is there only where it is the official metric.
+_METRICS: Final = (
+    ("matthews_correlation", "Matthews correlation"),
+    ("accuracy", "accuracy"),
+    ("micro_f1", "micro-F1"),
+    ("pearson", "Pearson"),
+    ("spearman", "Spearman"),
+    ("f1", "F1"),
+)
+
+
+def describe(manifest: Manifest, name: str, folder: Path | None = None) -> ModelDescription:
+    """Return the description of a model; it reads the model card, so call it off the event loop.
+
+    Args:
+        folder: the folder of the model card; None without one.
+    """
+    config = AlbertConfig.from_hf(manifest.config)
+    metadata = {} if folder is None else read_metadata(folder)
+    return ModelDescription(
+        model_id=name,
+        precision=manifest.precision,
+        revision=manifest.revision,
+        tasks=[_describe(task, manifest) for task in task_names(manifest)],
+        max_positions=config.max_positions,
+        card=ModelCard(
+            **metadata,
+            sizes=_sizes(config, manifest),
+            evaluation={
+                key: float(value) for key, value in manifest.evaluation.items() if is_number(value)
+            },
+            training=read_stages(manifest),
+        ),
+    )
+
+
+def _sizes(config: AlbertConfig, manifest: Manifest) -> ModelSizes:
+    shapes = needed_shapes(config, manifest.tasks).values()
+    return ModelSizes(
+        num_parameters=sum(map(math.prod, shapes)),
+        weights_bytes=manifest.files[WEIGHTS_FILE].size,
+        num_layers=config.num_layers * config.num_inner_layers,
+        hidden_size=config.hidden_size,
+        embedding_size=config.embedding_size,
+        num_heads=config.num_heads,
+        ffn_size=config.ffn_size,
+        vocab_size=config.vocab_size,
+    )
+
+
+def _describe(task: str, manifest: Manifest) -> TaskInfo:
+    """Return the description of a task, which may have no head and so no entry."""
+    for name, entry in manifest.tasks.items():
+        if name != task:
+            continue
+        examples = manifest.examples.get(name, [])
+        return TaskInfo(
+            name=name,
+            labels=label_names(entry) if name == CLASSIFICATION else entry.labels,
+            problem_type=entry.problem_type,
+            null_score_diff_threshold=entry.null_score_diff_threshold,
+            heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
+            quality=read_quality(manifest, name),
+            examples=[InputExample(**example.model_dump()) for example in examples] or None,
+        )
+    vectors = manifest.sentence_vectors if task == FEATURE_EXTRACTION else None
+    return TaskInfo(name=task, sentence_vectors=vectors and SentenceVectorsInfo(**asdict(vectors)))
+
+
+def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:
+    """Return the description of each classifier of texts, the default one first."""
+    keys: dict[str, str] = {entry.default_head: CLASSIFICATION}
+    keys |= {name: further_head(name) for name in entry.heads}
+    heads = manifest.heads
+    return [
+        HeadInfo(
+            name=name,
+            labels=label_names(heads[key]),
+            problem_type=heads[key].problem_type,
+            quality=read_quality(manifest, key),
+        )
+        for name, key in keys.items()
+    ]
+
+
+def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
+    """Return a head's quality on held-out data if it is known, else on export's data, else None.
+
+    Agreement with torch is ignored: it says nothing about the answers.
+    """
+    quality = evaluated_quality(manifest.evaluation, head)
+    if quality is not None:
+        return quality
+    measured = manifest.head_quality.get(head)
+    if measured is None or measured.metric == AGREEMENT:
+        return None
+    return TaskQuality(
+        metric=measured.metric,
+        percent=measured.bundle,
+        count=measured.count,
+        data=", ".join(measured.data) or None,
+    )
+
+
+def evaluated_quality(evaluation: Mapping[str, Any], head: str) -> TaskQuality | None:
+    """Return a head's quality on held-out data; None without."""
+    task, _, name = head.partition("/")
+    if task not in _COUNTS:
+        return None
+    count_name, factor = _COUNTS[task]
+    prefix = f"{FIGURE_PREFIXES[task]}/{name}" if name else FIGURE_PREFIXES[task]
+    count = evaluation.get(f"{prefix}_{count_name}")
+    data = evaluation.get(f"{prefix}_data") or evaluation.get(f"{prefix}_task")
+    for figure, metric in _METRICS:
+        value = evaluation.get(f"{prefix}_{figure}")
+        if is_number(value) and is_number(count):
+            return TaskQuality(
+                metric=metric,
+                percent=factor * float(value),
+                count=int(count),
+                data=data if isinstance(data, str) else None,
+            )
+    return None
+
+
+def read_stages(manifest: Manifest) -> list[TrainingStage]:
+    """Return the stages of training, with steps, tokens, seconds and data as far as known.
+
+    Before an average of several models stand the stages of all of them, each stage once.
+    """
+    return [_stage(stage) for stage in _distinct_stages(manifest.provenance.get("training"), [])]
+
+
+def _distinct_stages(
+    history: object, earlier: list[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the stages of a history and of averaged models not in `earlier`, and add them."""
+    recorded = history.get("stages") if isinstance(history, dict) else None
+    for stage in recorded if isinstance(recorded, list) else []:
+        if not isinstance(stage, dict) or stage in earlier:
+            continue
+        averaged = stage.get("averaged")
+        for other in averaged if isinstance(averaged, list) else []:
+            yield from _distinct_stages(other, earlier)
+        earlier.append(stage)
+        yield stage
+
+
+def _stage(stage: Mapping[str, Any]) -> TrainingStage:
+    counts = {
+        key: round(stage[key])
+        for key in ("steps", "tokens", "seconds")
+        if is_number(stage.get(key))
+    }
+    settings = stage.get("settings")
+    settings = settings if isinstance(settings, dict) else {}
+    data = [name for key in _DATA_KEYS for name in _names(stage.get(key) or settings.get(key))]
+    program = stage.get("program")
+    return TrainingStage(
+        program=program if isinstance(program, str) else "unknown", data=data, **counts
+    )
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Return `license`, `language` and `base_model` of a model card, where it can be read."""
+    try:
+        text = read_small_file(folder / CARD_FILE, _MAX_CARD_BYTES).decode()
+        # All scalars as text: the language `no` is not False.
+        read = yaml.load(_front_matter(text), yaml.BaseLoader)  # noqa: S506
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    metadata = read if isinstance(read, dict) else {}
+    names = {key: _names(metadata.get(key)) for key in ("license", "language", "base_model")}
+    return {**names, "license": next(iter(names["license"]), None)}
+
+
+def _front_matter(text: str) -> str:
+    """Return the YAML between the first two fences.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    text = text.replace("\r\n", "\n")
+    if not text.startswith(_FENCE):
+        return ""
+    metadata = text.removeprefix(_FENCE).partition(f"\n{_FENCE}")[0]
+    if len(metadata) > _MAX_METADATA_CHARS:
+        raise ValueError(f"the metadata has more than {_MAX_METADATA_CHARS} characters")
+    return metadata
+
+
+def _names(value: object) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    return [name for name in names if isinstance(name, str) and name]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a manifest is a finite number, of a size that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300
