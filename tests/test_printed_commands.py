@@ -56,8 +56,8 @@ def test_pretraining_makes_a_bundle_of_all_tasks(tmp_path: Path) -> None:
     assert manifest["tasks"]["text-classification"]["labels"] == ["negative", "positive"]
     stages = manifest["provenance"]["training"]["stages"]
     assert [(stage["program"], stage["steps"]) for stage in stages] == [
-        ("training.commands.pretrain", 20),
-        ("training.commands.finetune", 6),
+        ("albert-serve pretrain", 20),
+        ("albert-serve finetune", 6),
     ]
     evaluation = json.loads((tmp_path / "runs/tasks/checkpoint/evaluation.json").read_text())
     assert manifest["evaluation"] == evaluation

@@ -83,9 +83,9 @@ def test_people_read_the_tables() -> None:
 def test_the_card_sums_the_stages_of_training() -> None:
     corpus = ["wiki-0.jsonl", "wiki-1.jsonl", "news-2.jsonl"]
     stages = [
-        {"program": "training.pretrain", "corpus": corpus, "steps": 10, "tokens": 4000},
+        {"program": "albert-serve pretrain", "corpus": corpus, "steps": 10, "tokens": 4000},
         {
-            "program": "training.finetune",
+            "program": "albert-serve finetune",
             "settings": {"text_classification": ["sst2.tsv"]},
             "steps": 5,
             "tokens": 1000,
@@ -94,8 +94,8 @@ def test_the_card_sums_the_stages_of_training() -> None:
     ]
     trained = manifest().model_copy(update={"provenance": {"training": {"stages": stages}}})
     card = model_card(trained, "rte")
-    assert "| training.pretrain | wiki-\\*.jsonl, news-2.jsonl | 10 | 4,000 |  |" in card
-    assert "| training.finetune | sst2.tsv | 5 | 1,000 | 1.5 |" in card
+    assert "| albert-serve pretrain | wiki-\\*.jsonl, news-2.jsonl | 10 | 4,000 |  |" in card
+    assert "| albert-serve finetune | sst2.tsv | 5 | 1,000 | 1.5 |" in card
     h, f = TINY.hidden_size, TINY.ffn_size
     layers = TINY.num_layers * TINY.num_inner_layers * (4 * h * h + 2 * h * f)
     flops = 6 * (TINY.embedding_size * h + layers) * 5000

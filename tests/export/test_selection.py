@@ -35,7 +35,7 @@ def trained(checkpoint: Path, folder: Path, tasks: list[str], before: float | No
         figure = {"metric": "accuracy", "percent": before, "count": 900, "data": "wiki.jsonl"}
         stage["before"] = {"fill-mask": figure}
         (folder / "evaluation.json").write_text(json.dumps(FIGURES))
-    record_stage(folder, "training.finetune", stage)
+    record_stage(folder, "albert-serve finetune", stage)
     return folder
 
 

@@ -39,7 +39,7 @@ def run(folders: list[Path], output: Path, *options: str) -> int:
 def test_every_weight_is_the_mean(
     two: list[Path], tmp_path: Path, options: tuple[str, ...], share: float
 ) -> None:
-    record_stage(two[1], "training.finetune", {"steps": 2}, earlier=read_stages(two[1]))
+    record_stage(two[1], "albert-serve finetune", {"steps": 2}, earlier=read_stages(two[1]))
     assert run(two, tmp_path / "mean", *options) == 0
     first, second, mean = (
         parameters(load_checkpoint(folder)) for folder in (*two, tmp_path / "mean")

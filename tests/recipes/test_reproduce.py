@@ -264,10 +264,6 @@ def test_the_real_road_leads_to_both_bundles(labelled: Path, tmp_path: Path) -> 
         manifest = json.loads((tmp_path / "runs" / name / "manifest.json").read_text())
         assert set(manifest["tasks"]) >= {"fill-mask", "sentence-order", "question-answering"}
     stages = manifest["provenance"]["training"]["stages"]
-    programs = [stage["program"] for stage in stages][:4]
-    assert programs == [
-        "albert-serve distil",
-        *["albert-serve pretrain"] * 2,
-        "albert-serve finetune",
-    ]
+    programs = [stage["program"].removeprefix("albert-serve ") for stage in stages][:4]
+    assert programs == ["distil", "pretrain", "pretrain", "finetune"]
     assert (tmp_path / "runs" / "bundle" / "README.md").is_file()

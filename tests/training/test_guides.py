@@ -79,4 +79,5 @@ def test_distillation(clone: Path, vocab_dir: Path) -> None:
     model = load_checkpoint(clone / "runs" / "sentiment" / "checkpoint")
     assert model.tasks["text-classification"] == 3
     stages = read_stages(clone / "runs" / "sentiment" / "checkpoint")
-    assert [stage["program"] for stage in stages] == ["training.distil", "training.finetune"]
+    programs = [stage["program"] for stage in stages]
+    assert programs == ["albert-serve distil", "albert-serve finetune"]

@@ -57,7 +57,7 @@ def test_the_checkpoint_is_one_of_transformers(pretrained: Path) -> None:
 
 def test_the_checkpoint_says_where_it_comes_from(pretrained: Path) -> None:
     (stage,) = json.loads((pretrained / "checkpoint" / "training.json").read_text())["stages"]
-    assert stage["program"] == "training.pretrain"
+    assert stage["program"] == "albert-serve pretrain"
     assert stage["corpus"] == ["easy.txt"]
     assert (stage["steps"], stage["settings"]["batch_size"]) == (80, 16)
     assert stage["tokens"] == read_metrics(pretrained)[-1]["tokens"]

@@ -104,6 +104,7 @@ def test_the_manifest_is_described_in_full(bundle_dir: Path, tmp_path: Path) -> 
     assert described["tasks"]["text-classification"] == {
         "graph": "text-classification.onnx",
         "num_outputs": 2,
+        "pairs": False,
         "labels": ["negative", "positive"],
         "problem_type": "single_label_classification",
         "null_score_diff_threshold": None,

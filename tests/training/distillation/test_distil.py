@@ -53,7 +53,7 @@ def test_the_checkpoint_has_its_teachers_sizes_and_names_no_folder(
     assert (ours.config.hidden_size, ours.config.num_layers, ours.config.ffn_size) == (32, 3, 64)
     assert (ours.config.activation, ours.config.max_positions) == ("gelu", 64)
     (stage,) = json.loads((distilled / "checkpoint" / "training.json").read_text())["stages"]
-    assert stage["program"] == "training.distil"
+    assert stage["program"] == "albert-serve distil"
     assert stage["corpus"] == ["easy.txt"]
     settings = stage["settings"]
     assert settings["teacher"] == "tiny-bert"

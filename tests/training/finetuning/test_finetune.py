@@ -43,7 +43,8 @@ def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> N
         ours = (finetuned / "checkpoint" / name).read_bytes()
         assert ours == (pretrained / "checkpoint" / name).read_bytes()
     first, second = json.loads((finetuned / "checkpoint/training.json").read_text())["stages"]
-    assert (first["program"], second["program"]) == ("training.pretrain", "training.finetune")
+    assert first["program"] == "albert-serve pretrain"
+    assert second["program"] == "albert-serve finetune"
     assert second["settings"]["question_answering"] == ["squad.json"]
     names = {name for line in read_metrics(finetuned) for name in line}
     assert {f"{task}/loss" for task in model.tasks} <= names

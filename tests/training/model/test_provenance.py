@@ -14,17 +14,17 @@ def test_a_stage_follows_those_of_the_checkpoint_that_it_started_from(tmp_path: 
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
-    record_stage(first, "training.pretrain", {"steps": 5})
-    record_stage(second, "training.finetune", {"steps": 2}, earlier=read_stages(first))
+    record_stage(first, "albert-serve pretrain", {"steps": 5})
+    record_stage(second, "albert-serve finetune", {"steps": 2}, earlier=read_stages(first))
     stages = read_stages(second)
     assert [(stage["program"], stage["steps"]) for stage in stages] == [
-        ("training.pretrain", 5),
-        ("training.finetune", 2),
+        ("albert-serve pretrain", 5),
+        ("albert-serve finetune", 2),
     ]
 
 
 def test_a_bundle_has_the_stages_in_its_manifest(tmp_path: Path) -> None:
-    stages = [{"program": "training.pretrain", "steps": 5}]
+    stages = [{"program": "albert-serve pretrain", "steps": 5}]
     manifest = {"provenance": {"training": {"stages": stages}}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert read_stages(tmp_path) == stages
