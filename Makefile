@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site check format clean
+.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model client site dist release check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -135,6 +135,12 @@ $(VENV)/.site: $(VENV)/.dev
 
 site: $(VENV)/.site  ## build the documents as a site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and try both in empty environments
+	scripts/check_dist.sh
+
+release: $(VENV)/.dev  ## set the version to VERSION=1.2.3, date the changelog, commit and tag
+	$(BIN)/uv tool run bump-my-version bump --new-version $(VERSION)
 
 check: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 import os
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 # Disables ONNX Runtime's telemetry, which it reads at import; to enable it,
 # set the variable to 0.

@@ -27,7 +27,8 @@ TEMPLATE = "The topic is {}, I think."
 def write_checkpoint(source: Path, folder: Path, labels: list[str]) -> None:
     torch.manual_seed(5)
     model = load_checkpoint(source, {"text-classification": len(labels)})
-    torch.nn.init.normal_(model.heads["text-classification"].output.weight)
+    weight = model.get_parameter("heads.text-classification.output.weight")
+    torch.nn.init.normal_(weight)  # else all labels have nearly the same score
     names = {str(index): label for index, label in enumerate(labels)}
     config = {"id2label": names, "label2id": {label: int(id_) for id_, label in names.items()}}
     save_checkpoint(model, folder, tokenizer_from=source, extra_config=config)

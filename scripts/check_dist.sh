@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds wheel and sdist into dist/, and tries both as a user installs them: each in an empty
+# environment and folder. The wheel serves, answers its client, and trains one step.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+uv="$root/.venv/bin/uv"
+rm -rf "$root/dist"
+cd "$root"
+.venv/bin/python -m hatchling build
+"$uv" tool run twine check --strict dist/*
+
+work=$(mktemp -d)
+server=
+trap 'test -z "$server" || kill "$server"; rm -rf "$work"' EXIT
+cd "$work"
+export ALBERT_SERVE_CACHE="$work/cache" BENTOML_HOME="$work/bentoml"
+"$uv" venv --quiet --python "$root/.venv/bin/python" sdist
+"$uv" pip install --quiet --python sdist/bin/python "$root"/dist/*.tar.gz
+sdist/bin/python -c 'from albert_serve.client import AlbertClient'
+
+python3 -m venv wheel
+wheel/bin/pip install --quiet torch
+wheel/bin/pip install --quiet "$(echo "$root"/dist/*.whl)[train]"
+printf 'text,label\nA warm film.,good\nA dull film.,bad\n' >texts.csv
+wheel/bin/albert-serve finetune --text-classification texts.csv --validation texts.csv \
+    --steps 1 --output run
+test -f run/checkpoint/config.json
+wheel/bin/albert-serve serve --port 3979 >serve.log 2>&1 &
+server=$!
+wheel/bin/python - <<'PYTHON'
+from albert_serve.client import AlbertClient
+
+with AlbertClient("http://127.0.0.1:3979") as albert:
+    albert.wait_until_ready(timeout_s=120)
+    print(albert.text_classification("A warm and funny film."))
+PYTHON
+echo "dist/ is ready: $(ls "$root/dist" | xargs)"
