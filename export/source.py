@@ -42,7 +42,7 @@ from training.model.checkpoint import (
     read_config,
 )
 from training.model.heads import Task, is_further
-from training.model.labels import default_name, head_record, read_labels
+from training.model.labels import default_name, head_record, read_labels, read_temperature
 
 # transformers and training read these files, besides the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
@@ -226,6 +226,7 @@ def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntr
     further = {head: head.removeprefix(further_head("")) for head in heads if is_further(head)}
     try:
         labels = {head: read_labels(hf, heads[head], head) for head in (CLASSIFICATION, *further)}
+        temperatures = {head: read_temperature(hf, head) for head in labels}
         name = default_name(hf)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
@@ -235,6 +236,7 @@ def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntr
         labels=labels[CLASSIFICATION].names,
         problem_type=labels[CLASSIFICATION].problem,
         pairs=_is_of_pairs(hf, CLASSIFICATION),
+        temperature=temperatures[CLASSIFICATION],
         head=name,
         heads={
             name: ClassifierEntry(
@@ -243,6 +245,7 @@ def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntr
                 labels=labels[head].names,
                 problem_type=labels[head].problem,
                 pairs=_is_of_pairs(hf, head),
+                temperature=temperatures[head],
             )
             for head, name in further.items()
         },

@@ -177,7 +177,9 @@ class TextClassificationParameters(Parameters):
     """The parameters of text classification."""
 
     function_to_apply: ScoreFunction | None = Field(
-        None, description="Left out, the model's problem type decides."
+        None,
+        description="The function of the logits. Left out, the model's problem type decides, and "
+        "the classifier's temperature applies.",
     )
     top_k: int | None = Field(
         None, ge=1, le=MAX_TOP_K, description="The best so many labels; left out, all."

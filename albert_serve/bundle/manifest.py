@@ -90,6 +90,7 @@ class HeadEntry(_Frozen):
         labels: names of the outputs, in order, if they have names.
         problem_type: Hugging Face's, of text classification.
         pairs: whether it was trained on pairs of texts.
+        temperature: divides the logits of a classifier before its softmax or sigmoid.
     """
 
     graph: _FileName
@@ -97,6 +98,7 @@ class HeadEntry(_Frozen):
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
     pairs: bool = False
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:

@@ -87,7 +87,10 @@ def _finish(
     logits: Logits, head: HeadEntry, parameters: TextClassificationParameters
 ) -> list[LabelScore]:
     labels = label_names(head)
-    scores = _apply(parameters.function_to_apply or _default_function(head), logits[0])
+    if parameters.function_to_apply is None:
+        scores = _apply(_default_function(head), logits[0] / np.float32(head.temperature))
+    else:
+        scores = _apply(parameters.function_to_apply, logits[0])
     order = np.argsort(-scores, kind="stable")[: parameters.top_k]
     return [LabelScore(label=labels[i], score=float(scores[i])) for i in order]
 

@@ -141,8 +141,9 @@ def _draw_run(
     positions, values = points(name)
     if len(values):
         smoothed = values if name == "lr_factor" else smooth(values)
+        marker = "o" if len(values) == 1 else None  # a line of one point is not visible
         ax.plot(positions, values, color=colour, linewidth=0.8, alpha=0.3)
-        ax.plot(positions, smoothed, color=colour, linewidth=1.6, label=run)
+        ax.plot(positions, smoothed, color=colour, linewidth=1.6, marker=marker, label=run)
     held_out = points(_HELD_OUT + name)
     if len(held_out[0]):
         ax.plot(*held_out, color=colour, linestyle="--", marker="o", label=f"{run}, held-out")

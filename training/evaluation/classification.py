@@ -24,6 +24,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.labelled.texts import LabelledText
 from training.data.streams import labelled_examples
+from training.evaluation.calibration import calibration_error
 from training.evaluation.metrics import metric_figures, predictions_of
 from training.evaluation.torch_engine import EngineItem, predict_in_torch
 from training.glue.tasks import Metric
@@ -53,6 +54,7 @@ class TextPredictions:
         names: of the labels; of a regression that of the score.
         logits: (N, K) fp32.
         num_truncated: texts that were cut.
+        temperature: the classifier's.
     """
 
     texts: Sequence[LabelledText]
@@ -60,6 +62,7 @@ class TextPredictions:
     problem: ProblemType
     logits: NDArray[np.float32]
     num_truncated: int = 0
+    temperature: float = 1.0
 
     @cached_property
     def targets(self) -> NDArray[Any]:
@@ -122,6 +125,10 @@ class TextPredictions:
         }
         figures |= {"texts": len(self.texts), "truncated": self.num_truncated}
         if self.problem != "regression":
+            logits_NK, targets_N = map(torch.from_numpy, (self.logits, self.targets))
+            figures["temperature"] = self.temperature
+            error = calibration_error(logits_NK / self.temperature, targets_N)
+            figures["calibration_error"] = error
             figures["classes"] = self.classes()
         if self.confusion:
             figures["confusion"] = self.confusion

@@ -46,7 +46,7 @@ from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
-from training.model.labels import find_head, read_labels
+from training.model.labels import find_head, read_labels, read_temperature
 from training.model.provenance import file_names
 from training.model.resizing import with_layers
 from training.options.device import Device
@@ -366,7 +366,8 @@ def _classify(
             submitted = run(tests)
     if config.predictions is not None:
         write_glue(submitted, _of_head(config.predictions, head), task)
-    return splits
+    temperature = read_temperature(read_config(opened.folder), head)
+    return {split: replace(texts, temperature=temperature) for split, texts in splits.items()}
 
 
 def _of_head(file: Path, head: Task) -> Path:

@@ -19,6 +19,7 @@ from training.data.corpus import CorpusError
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
 from training.data.streams import ExampleStream, example_stream, labelled_examples
 from training.errors import RunError
+from training.evaluation.calibration import calibration_figures
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
@@ -160,8 +161,14 @@ class Classification:
             batches=validation_batches(self.name, self.held_out, row_length=row_length),
             every=every,
             tasks=(self.name,),
-            metrics={self.name: self.figures},
+            metrics={self.name: self._calibrated_figures},
         )
+
+    def _calibrated_figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+        figures = self.figures(logits_NK, targets_N)
+        if self.problem != "regression":
+            figures |= calibration_figures(logits_NK.float(), targets_N)
+        return figures
 
     @property
     def figure(self) -> str:

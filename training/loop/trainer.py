@@ -25,7 +25,9 @@ from training.loop.plateau import PlateauAlarm
 from training.loop.step import Run
 from training.loop.validating import validate
 from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
+from training.model.heads import Task
 from training.model.hf_names import parameters
+from training.model.labels import with_temperatures
 from training.model.provenance import record_stage
 from training.system.memory import keep_freed_memory
 from training.system.signals import StopFlag
@@ -47,6 +49,7 @@ class Saver:
         earlier_stages: those of the checkpoint whose weights the run started from.
         extra_config: additional keys of the checkpoint's `config.json`.
         sentence_vectors: their form, if the model is one of sentences.
+        temperatures: those of classifiers, as the last validation fitted them.
     """
 
     checkpoints: Checkpoints
@@ -57,6 +60,7 @@ class Saver:
     earlier_stages: Sequence[Mapping[str, Any]] = ()
     extra_config: Mapping[str, Any] = field(default_factory=dict)
     sentence_vectors: SentenceVectors | None = None
+    temperatures: Mapping[Task, float] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
     _claim: FileLock | None = None
     _validated_step: int = 0  # as the last checkpoint has it
@@ -91,7 +95,7 @@ class Saver:
             run.model,
             folder,
             tensors=tensors,
-            extra_config=self.extra_config,
+            extra_config=with_temperatures(self.extra_config, self.temperatures),
             sentence_vectors=self.sentence_vectors,
         )
         write_tokenizer(self.tokenizer, run.model.config, folder)
@@ -342,6 +346,11 @@ class Trainer:
                 f"step {run.progress.step:,}, validation of {task}: {describe_validation(of_task)}",
             )
         self._write(figures)
+        self.saver.temperatures = {
+            task: of_task["temperature"]
+            for task, of_task in by_task.items()
+            if "temperature" in of_task
+        }
         reshard(run.objective)
         run.validated_step = run.progress.step
         return validation.decisive(by_task)

@@ -55,6 +55,8 @@ _KNOWN_ARCHITECTURES: Final = frozenset(
 UNSUPPORTED_KEY: Final = "attn_implementation"
 # Of `config.json`: the classifier was trained on pairs, so that it can rerank.
 PAIRS_KEY: Final = "albert_pairs"
+# The classifier's logits are divided by it before the softmax or sigmoid.
+TEMPERATURE_KEY: Final = "albert_temperature"
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model", "vocab.txt")
 

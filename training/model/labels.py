@@ -6,6 +6,7 @@ keys for each further one, by its name, and `albert_default_head` the name of th
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -13,11 +14,12 @@ from typing import Any, Final, NamedTuple, get_args
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, further_head
-from training.model.checkpoint import CheckpointError, label_keys
+from training.model.checkpoint import PAIRS_KEY, TEMPERATURE_KEY, CheckpointError, label_keys
 from training.model.heads import Task, is_classifier, is_further
 
 _DEFAULT_KEY: Final = "albert_default_head"
 _HEADS_KEY: Final = "albert_heads"
+_HEAD_KEYS: Final = (*label_keys([]), PAIRS_KEY, TEMPERATURE_KEY)
 
 
 class Labels(NamedTuple):
@@ -64,7 +66,7 @@ def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
 
 
 def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
-    """Return the keys that name the labels of a classifier, as `label_keys` has them.
+    """Return the keys of a classifier: those of `label_keys`, and its temperature.
 
     Raises:
         CheckpointError: they are no object.
@@ -77,7 +79,7 @@ def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
         raise CheckpointError(
             f"{_HEADS_KEY} of config.json is {reprlib.repr(record)}, not an object"
         )
-    return {key: record[key] for key in label_keys([], pairs=True) if key in record}
+    return {key: record[key] for key in _HEAD_KEYS if key in record}
 
 
 def labels_config(
@@ -96,6 +98,31 @@ def labels_config(
     if default is not None and CLASSIFICATION in records:
         keys[_DEFAULT_KEY] = default
     return keys
+
+
+def with_temperatures(hf: Mapping[str, Any], temperatures: Mapping[Task, float]) -> dict[str, Any]:
+    """Return the keys of `config.json` with the temperatures of classifiers."""
+    keys, further = dict(hf), dict(hf.get(_HEADS_KEY, {}))
+    for head, temperature in temperatures.items():
+        if is_further(head):
+            further[_name_of(head)] = further[_name_of(head)] | {TEMPERATURE_KEY: temperature}
+        else:
+            keys[TEMPERATURE_KEY] = temperature
+    return keys | ({_HEADS_KEY: further} if further else {})
+
+
+def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
+    """Read the temperature of a classifier; 1 if it has none.
+
+    Raises:
+        CheckpointError: it is not a positive number.
+    """
+    temperature = head_record(hf, head).get(TEMPERATURE_KEY, 1.0)
+    if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise CheckpointError(
+            f"{TEMPERATURE_KEY} of config.json is {reprlib.repr(temperature)}; give a number over 0"
+        )
+    return float(temperature)
 
 
 def stored_labels(hf: Mapping[str, Any], heads: Iterable[Task]) -> dict[str, Any]:

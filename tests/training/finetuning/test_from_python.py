@@ -23,6 +23,7 @@ from albert_serve.client import AlbertClient
 from export.job import ExportConfig, export
 from training.commands.finetune import FinetuneConfig, finetune
 from training.errors import RunError, TrainingError
+from training.model.checkpoint import read_config
 from training.options.flags import OptionError
 
 ROWS = [
@@ -73,6 +74,14 @@ def test_a_notebook_goes_from_a_frame_to_answers(
     )
     with AlbertClient.local(exported.bundle.folder, num_threads=1) as albert:
         answers = albert.text_classification(frame["review"])
+        (default,), (raw,), (logit,) = (
+            albert.text_classification([ROWS[0]["review"]], function_to_apply=function)
+            for function in (None, "softmax", "none")
+        )
+    temperature = read_config(trained.best)["albert_temperature"]
+    gap = logit[0].score - logit[1].score
+    assert raw[0].score == pytest.approx(1 / (1 + np.exp(-gap)), abs=1e-6)
+    assert default[0].score == pytest.approx(1 / (1 + np.exp(-gap / temperature)), abs=1e-6)
     labels = [answer[0].label for answer in answers]
     figures = {"accuracy": accuracy_score, "macro_f1": partial(f1_score, average="macro")}
     for name, measure in figures.items():
