@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from operator import itemgetter
 from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
@@ -293,21 +294,23 @@ def rerank_calls(
             method="POST",
             path=f"/{RERANK}",
             body={**content, "texts": content["texts"][start : start + _TEXTS_PER_RERANK]},
-            read=_reader(RerankReply),
+            read=partial(_read_ranked, start),
             start=start,
         )
         for start in range(0, len(content["texts"]), _TEXTS_PER_RERANK)
     ]
 
 
+def _read_ranked(start: int, content: bytes) -> list[RankedText]:
+    """Return the texts of a part, with their indices in the caller's list."""
+    texts: list[RankedText] = _reader(RerankReply)(content)
+    return [text.model_copy(update={"index": text.index + start}) for text in texts]
+
+
 def merge_ranked(replies: Sequence[list[RankedText]], options: RerankOptions) -> list[RankedText]:
-    """Return the texts of all parts in one order, with their indices in the caller's list."""
-    ranked = [
-        item.model_copy(update={"index": item.index + number * _TEXTS_PER_RERANK})
-        for number, reply in enumerate(replies)
-        for item in reply
-    ]
-    return sorted(ranked, key=lambda item: -item.score)[: options.get("top_n")]
+    """Return the texts of all parts in one order."""
+    ranked = chain.from_iterable(replies)
+    return sorted(ranked, key=lambda text: -text.score)[: options.get("top_n")]
 
 
 def with_targets(targets: Sequence[str], options: ScoreTargetsOptions) -> dict[str, Any]:

@@ -1,10 +1,60 @@
 """Data files: their formats, rows and columns, for training and for scoring.
 
-for row in read_rows(file):
-    print(row.place, row.error or row.values)
+The standard library reads lines, one row at a time, so that a bad row is the error of one row.
+pyarrow's readers of CSV and JSON stop at a row with another number of fields, with values of
+another type than before, or with bytes that are not UTF-8. pyarrow reads Parquet and Zstandard.
 """
 
-from albert_serve.tables.reader import read_rows
-from albert_serve.tables.rows import ReadOptions, Row
+from __future__ import annotations
 
-__all__ = ["ReadOptions", "Row", "read_rows"]
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from albert_serve.tables import columnar, delimited, jsonl
+from albert_serve.tables.formats import TableType, detect_type, open_lines
+from albert_serve.tables.rows import ReadOptions, Row, check_characters
+
+__all__ = ["ReadOptions", "Row", "read_rows", "read_unchecked"]
+
+_DEFAULTS: Final = ReadOptions()
+
+
+def read_rows(
+    file: Path,
+    kind: TableType | None = None,
+    options: ReadOptions = _DEFAULTS,
+    before: str | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a file; a row that cannot be read has an error.
+
+    Args:
+        kind: format and compression; None to detect them.
+        before: precedes the line or row in places; None for the file.
+
+    Raises:
+        InvalidInputError: the file is damaged, has no header, has several columns of one name, or
+            is of an unknown format.
+        ConfigError: pyarrow is needed and not installed.
+        OSError: the file cannot be read.
+    """
+    kind = kind or detect_type(file)
+    for row in read_unchecked(file, kind, options, before):
+        yield row if kind.is_columnar else check_characters(row, is_text=kind.has_columns)
+
+
+def read_unchecked(
+    file: Path, kind: TableType, options: ReadOptions = _DEFAULTS, before: str | None = None
+) -> Iterator[Row]:
+    """Yield the rows of a file, as `read_rows`, but texts may hold lone surrogates."""
+    before = f"{file}, " if before is None else before
+    if kind.is_columnar:
+        yield from (row.after(before) for row in columnar.read_rows(file, kind))
+        return
+    with open_lines(file, kind.compression) as (stream, position):
+        if kind.format == "jsonl":
+            rows = jsonl.read_rows(stream, is_strict=options.is_strict)
+        else:
+            rows = delimited.read_rows(file, stream, kind.format, options)
+        for row in rows:
+            yield row.after(before)._replace(position=position())

@@ -88,13 +88,10 @@ def read_columns(
             number += batch.num_rows
 
 
-def read_rows(
-    path: Path, kind: TableType, before: str, columns: Sequence[str] | None = None
-) -> Iterator[Row]:
+def read_rows(path: Path, kind: TableType, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """Yield the rows of a file.
 
     Args:
-        before: precedes the row in a place.
         columns: those that are read; None for all.
 
     Raises:
@@ -106,8 +103,7 @@ def read_rows(
     classes, size = class_names(schema), path.stat().st_size
     for start, share, batch in read_columns(path, kind, columns):
         for number, values in enumerate(plain_rows(batch), start=start + 1):
-            place = f"{before}row {number}"
-            yield Row(place, values, None, str(path), classes, round(share * size))
+            yield Row(f"row {number}", values, None, "the schema", classes, round(share * size))
 
 
 def plain_rows(batch: Any) -> list[dict[str, Any]]:

@@ -32,24 +32,21 @@ _SEP_LINE: Final = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
 
 def read_rows(
-    path: Path, stream: io.BufferedReader, form: Format, options: ReadOptions, before: str
+    path: Path, stream: io.BufferedReader, form: Format, options: ReadOptions
 ) -> Iterator[Row]:
     """Yield the rows of a table that are not blank.
-
-    Args:
-        before: precedes the line in a place.
 
     Raises:
         InvalidInputError: as `read_cells` and `read_names`.
     """
     delimiter, cells = read_cells(path, stream, form, options)
     number, names = read_names(path, cells, options)
-    header = f"{before}line {number}"
+    header = f"line {number}"
     # A first row of one field has another delimiter.
     if options.names_by_order and len(names) > 1 and (by_order := options.names_by_order(names)):
         cells, names = chain([(number, names)], cells), list(by_order)
     for number, fields in cells:
-        place, error = f"{before}line {number}", None
+        place, error = f"line {number}", None
         num_missing = len(names) - len(fields)
         if num_missing < 0 or (num_missing and options.is_strict):
             error = MalformedRequestError(

@@ -15,19 +15,18 @@ from albert_serve.tables.rows import Row
 _MAX_ARRAY_BYTES: Final = 256 << 20
 
 
-def read_rows(stream: BufferedReader, before: str, *, is_strict: bool) -> Iterator[Row]:
+def read_rows(stream: BufferedReader, *, is_strict: bool) -> Iterator[Row]:
     """Yield the objects of the lines that are not blank, or of an array.
 
     Args:
-        before: precedes the line in a place.
         is_strict: whether numbers that JSON does not have are errors.
     """
     loads = _strict_json if is_strict else json.loads
     if stream.peek(1).removeprefix(UTF_8_MARK).lstrip().startswith(b"["):
-        yield from _array_rows(stream, before, loads)
+        yield from _array_rows(stream, loads)
         return
     for number, line in enumerate(bounded_lines(stream), start=1):
-        place = f"{before}line {number}"
+        place = f"line {number}"
         if line is None:
             message = f"{place} has more than {MAX_LINE_BYTES} bytes; make several rows of it"
             yield Row(place, {}, BodyTooLargeError(message))
@@ -39,11 +38,9 @@ def read_rows(stream: BufferedReader, before: str, *, is_strict: bool) -> Iterat
             yield _row(place, line, loads)
 
 
-def _array_rows(
-    stream: BufferedReader, before: str, loads: Callable[[bytes], Any]
-) -> Iterator[Row]:
+def _array_rows(stream: BufferedReader, loads: Callable[[bytes], Any]) -> Iterator[Row]:
     content = stream.read(_MAX_ARRAY_BYTES + 1).removeprefix(UTF_8_MARK)
-    place = f"{before}line 1"
+    place = "line 1"
     if len(content) > _MAX_ARRAY_BYTES:
         message = (
             f"{place} begins an array of more than {_MAX_ARRAY_BYTES:,} bytes; write JSON lines, "
@@ -59,7 +56,7 @@ def _array_rows(
         yield Row(place, {}, MalformedRequestError(message))
         return
     for number, values in enumerate(records, start=1):
-        yield _object_row(f"{before}record {number}", values)
+        yield _object_row(f"record {number}", values)
 
 
 def _row(place: str, line: bytes, loads: Callable[[bytes], Any]) -> Row:

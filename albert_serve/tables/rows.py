@@ -7,12 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from albert_serve.errors import InvalidInputError, RequestError
+from albert_serve.tables.formats import is_utf8
 
 # Maps the first row of a file to the names of its columns; to none if that row is a header.
 NamesByOrder: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
@@ -26,7 +26,7 @@ class Row(NamedTuple):
         place: file and line or row, for messages.
         values: values by column name.
         error: the reason why the row cannot be read; None if it can.
-        header: file, and the line that names the columns.
+        header: file, and the line that names the columns if there is one.
         classes: names of the classes 0, 1, ... by column, where the file has them.
         position: bytes of the file, on disk, up to the end of the row.
     """
@@ -37,6 +37,12 @@ class Row(NamedTuple):
     header: str = ""
     classes: Mapping[str, Sequence[str]] = MappingProxyType({})
     position: int = 0
+
+    def after(self, before: str) -> Row:
+        """Return the row with a text, such as the file, before its places."""
+        error = self.error and type(self.error)(f"{before}{self.error}")
+        place, header = before + self.place, before + self.header
+        return self._replace(place=place, error=error, header=header)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +71,9 @@ def check_names(file: Path, names: Sequence[str]) -> None:
     Raises:
         InvalidInputError: several have the same.
     """
-    name, count = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
-    if count > 1:
-        raise InvalidInputError(f"{file} has several columns {name!r}; rename all but one")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidInputError(f"{file} has several columns {name!r}; rename all but one")
 
 
 def check_characters(row: Row, *, is_text: bool) -> Row:
@@ -76,26 +82,17 @@ def check_characters(row: Row, *, is_text: bool) -> Row:
     Args:
         is_text: whether the values are fields of text, in which lone surrogates stand for bytes.
     """
-    try:
-        json.dumps(row.values, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        clean = _without_surrogates(row.values)
-        name = next(
-            new for old, new in zip(row.values, clean, strict=True) if row.values[old] != clean[new]
-        )
-        reason = "holds half of a surrogate pair, which stands for no character"
-        if is_text:
-            reason = "is not UTF-8; convert the file, as iconv -f CP1252 -t UTF-8 does"
-        error = InvalidInputError(f"{row.place}: the column {name!r} {reason}")
-        return row._replace(values=clean, error=row.error or error)
-    return row
+    content = _json(row.values)
+    if is_utf8(content):
+        return row
+    name = next(name for name in row.values if not is_utf8(_json({name: row.values[name]})))
+    reason = "holds half of a surrogate pair, which stands for no character"
+    if is_text:
+        reason = "is not UTF-8; convert the file, as iconv -f CP1252 -t UTF-8 does"
+    error = InvalidInputError(f"{row.place}: the column {name!r} {reason}")
+    values = json.loads(_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", content))
+    return row._replace(values=values, error=row.error or error)
 
 
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(value[name]) for name in value}
-    return value
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False)

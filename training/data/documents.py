@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.tables import Row, columnar
+from albert_serve.tables import Row, columnar, read_unchecked
 from albert_serve.tables.columnar import read_schema
 from albert_serve.tables.columns import SINGLES, find_column
 from albert_serve.tables.delimited import likely_delimiter
@@ -27,7 +27,6 @@ from albert_serve.tables.formats import (
     open_lines,
     text_lines,
 )
-from albert_serve.tables.reader import read_unchecked
 
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _JSON: Final = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
@@ -148,8 +147,8 @@ def _read_columnar(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     schema, _ = read_schema(file, kind)
     texts = [field.name for field in schema if "string" in str(field.type)]
     column = find(str(file), schema.names, texts)
-    for row in columnar.read_rows(file, kind, f"{file}, ", [column]):
-        yield _checked(row, column), row.position
+    for row in columnar.read_rows(file, kind, [column]):
+        yield _checked(row.after(f"{file}, "), column), row.position
 
 
 def _text_column(named: str | None, place: str, names: Sequence[str], texts: Sequence[str]) -> str:
