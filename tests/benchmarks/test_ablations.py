@@ -1,4 +1,4 @@
-"""An ablation compares like with like, says how sure it is, and loses nothing when stopped."""
+"""Runs of several shapes compare like with like, and lose nothing when stopped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import bert
 from benchmarks.ablations import main
-from tests.training.conftest import one_thread  # noqa: F401 - a fixture
 from tests.training.support import WIKI
 from training.data.preparation import prepare
 
@@ -70,3 +70,39 @@ def test_an_ablation_writes_tables_and_repeats_no_run(
     pairs = [*command, "--tables", "sentence", *start, str(tmp_path / "pairs"), "--seeds", "0"]
     assert main(pairs) == 0
     assert "| nsp trained | 1 |" in (tmp_path / "pairs" / "ablations.md").read_text()
+
+
+STEPS, HIDDEN, LENGTH = 4, 64, 48
+
+
+@pytest.mark.extended
+def test_both_shapes_are_measured_and_trained_once(vocab_dir: Path, tmp_path: Path) -> None:
+    corpus, output = tmp_path / "shards", tmp_path / "out"
+    prepare([WIKI], vocab_dir / "tokenizer.json", corpus)
+    command = [
+        *("--shards", str(corpus), "--validation", str(corpus), "--tokenizer", str(vocab_dir)),
+        *("--models", f"{HIDDEN}x2@{STEPS}", "--length", str(LENGTH), "--batch-size", "4"),
+        *("--held-out-tokens", "3000", "--rounds", "1", "--turn", "1s", "--threads", "1"),
+        *("--no-compile", "--device", "cpu", "--output", str(output)),
+    ]
+    assert bert.main(command) == 0
+    folder = output / "runs" / f"{HIDDEN}x2"
+    albert, other, peer = json.loads((folder / "costs.json").read_bytes()).values()
+    assert albert["parameters"] < other["parameters"]
+    # `transformers` has no map of equal widths.
+    assert peer["parameters"] == other["parameters"] - HIDDEN * (HIDDEN + 1)
+    for costs in (albert, other, peer):
+        assert costs["bytes"] > 4 * costs["parameters"]
+        assert all(value > 0 for value in costs.values())
+
+    runs = [
+        json.loads((folder / f"{HIDDEN}x2-share-{name}-steps-seed0" / "figures.json").read_bytes())
+        for name in (f"all-e32-sop-{STEPS}", f"none-e{HIDDEN}-sop-{STEPS}")
+    ]
+    assert runs[0]["tokens"] == runs[1]["tokens"]
+    longer = round(STEPS * runs[1]["cpu_s"] / runs[0]["cpu_s"])
+    page = (output / "bert.md").read_text()
+    assert f"| ALBERT, as long | {longer} |" in page
+    files = {file: file.stat().st_mtime_ns for file in folder.rglob("*.json")}
+    assert bert.main(command) == 0
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*.json")} == files

@@ -84,8 +84,3 @@ def test_a_bundle_has_the_figures_of_its_checkpoint(
     assert [row[0].split()[0] for row in rows] == names
     assert rows[0][1:4] == rows[1][1:4]
     assert rows[3][1:] == ["", "100.00", "100.00", ""]
-
-
-def test_without_data_there_is_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 1
-    assert "give --stsb, --sick or --banking77" in capsys.readouterr().err

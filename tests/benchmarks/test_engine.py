@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from albert_serve.config import PRESETS
 from benchmarks.engine.__main__ import main
 from benchmarks.engine.contestants import EngineTurn
 from benchmarks.engine.tables import speed_ratio
+from benchmarks.harness.checkpoint import make_checkpoint
+from benchmarks.harness.process import run_in_process
+from benchmarks.score import SpeedJob, measure_engine, measure_peer, measure_score, speed_tables
+from export.bundle import export_bundle
 
 LIMITS = {"int8": 0.1, "fp16": 0.02}  # of fp32 1e-5
 IN_FP16 = ["transformers-fp16", "onnxruntime-fp16", "ours-fp16"]
@@ -64,17 +70,31 @@ def test_ratios_are_medians_of_each_round() -> None:
     assert speed_ratio(turns(1.0, 4.0, 1.0), turns(2.0, 20.0, 4.0)) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--shapes", "4by128"], "no shape; write ROWSxTOKENS"),
-        (["--shapes", "4x1"], "at least 2 tokens"),
-        (["--shapes", "1x1024"], "the model has 512 positions"),
-        (["--texts", "nowhere.txt"], "nowhere.txt"),
-    ],
-)
-def test_refusals(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*options, "--output", str(tmp_path)]) == 1
-    assert message in capsys.readouterr().err.splitlines()[-1]
+TEXTS = ["An earned run.", "A fielding error.", "A long day at the game.", "An earned run."]
+
+
+def test_the_job_the_engine_and_the_pipeline_count_the_same_tokens(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(PRESETS["small"], tmp_path / "checkpoint", "text-classification")
+    bundle = export_bundle(checkpoint, tmp_path / "bundle").bundle.folder
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+
+    def job(name: str, model: Path) -> SpeedJob:
+        return SpeedJob(name=name, model=model, texts=texts, num_threads=1)
+
+    scored = run_in_process(measure_score, job("job fp32", bundle))
+    engine = run_in_process(measure_engine, job("engine fp32", bundle))
+    pipeline = run_in_process(measure_peer, job("pipeline fp32, batch 1", checkpoint))
+    assert scored.num_texts == engine.num_texts == pipeline.num_texts == 4
+    assert engine.num_tokens == pipeline.num_tokens > scored.num_tokens > 0
+    named = [
+        replace(speed, name=name)
+        for speed, names in (
+            (pipeline, ("pipeline fp32, batch 1", "bf16 autocast, batch 8")),
+            (engine, ("engine fp32", "engine int8")),
+            (scored, ("job fp32", "job int8")),
+        )
+        for name in names
+    ]
+    share = 100 * scored.tokens_per_s / engine.tokens_per_s
+    assert f"fp32: the job has {share:.1f}% of the engine's throughput" in speed_tables(named, [])

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from albert_serve.files import sha256_of
+from benchmarks import budgets, overlap
 from benchmarks.results.__main__ import main
 from benchmarks.results.page import chance
 from benchmarks.results.tasks import Figure
-from tests.training.conftest import one_thread  # noqa: F401 - a fixture
 from tests.training.support import REPOSITORY
 from training.data.questions import read_squad
 from training.evaluation.metrics import metric_figures
@@ -90,3 +90,50 @@ def test_chance_is_the_figure_of_one_answer_for_all(metric: Metric) -> None:
     figure = Figure(title="", key=f"text_classification_{metric}")
     expected = metric_figures((metric,), always_one, targets)[metric]
     assert chance(figure, {"text_classification_classes": classes}) == pytest.approx(expected)
+
+
+@pytest.mark.extended
+def test_the_table_has_a_row_for_each_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(DATA / "banking77" / f"{name}.csv") for name in ("train", "test")]
+    assert budgets.main([*files, "--budgets", "1s", "--busy-budget", "", "--few", "8"]) == 0
+    *_, heads, budget, few_heads, few, peer = capsys.readouterr().out.splitlines()
+    for line, title in ((heads, "--head-only"), (budget, "--budget 1s"), (few, "no options, 8")):
+        assert line.startswith(f"| {title}")
+    assert [line.split(" | ")[1] for line in (heads, few_heads, peer)] == ["240", "48", "240"]
+    assert all(float(line.split(" | ")[3]) > 60 for line in (heads, budget, few, peer))
+
+
+WORDS = [f"Word{number}" for number in range(20)]
+
+
+def squad(*contexts: str) -> str:
+    qas = [{"id": "1", "question": "Which?", "answers": [{"text": "x", "answer_start": 0}]}]
+    articles = [{"title": c[:3], "paragraphs": [{"context": c, "qas": qas}]} for c in contexts]
+    return json.dumps({"version": "1.1", "data": articles})
+
+
+@pytest.mark.parametrize(
+    ("context", "is_known"),
+    [
+        (" ".join(WORDS), True),
+        (", ".join(WORDS).upper(), True),  # whatever stands between the words
+        (" ".join([*WORDS[:14], *("other" for _ in range(6))]), True),  # 7 of 13
+        (" ".join([*WORDS[:13], *("other" for _ in range(7))]), False),  # 6 of 13
+        (" ".join(reversed(WORDS)), False),
+        (" ".join(WORDS[:7]), False),  # no 8-gram
+    ],
+)
+def test_contexts_over_the_share_are_those_of_the_corpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], context: str, is_known: bool
+) -> None:
+    (tmp_path / "corpus.txt").write_text("Before. " + " ".join(WORDS) + "; behind.\n")
+    questions, output = tmp_path / "squad.json", tmp_path / "apart.json"
+    questions.write_text(squad(context, "nothing of it"))
+    command = ["--corpus", str(tmp_path / "corpus.txt"), "--questions", str(questions)]
+    assert overlap.main([*command, "--output", str(output)]) == 0
+    assert f"{int(is_known)} of 2 contexts, in {int(is_known)} of 2 articles" in (
+        capsys.readouterr().out
+    )
+    left = json.loads(output.read_text())["data"]
+    expected = json.loads(squad(*([] if is_known else [context]), "nothing of it"))["data"]
+    assert left == expected

@@ -114,13 +114,3 @@ def test_ours_counts_with_the_best_level_that_is_no_slower() -> None:
     result = make_result({1: (8.0, 0.1), 4: (20.0, 0.2), 8: (30.0, 0.3)})
     assert result.best_within(0.25) == pytest.approx((4, 20.0))
     assert result.best_within(0.05) is None
-
-
-def test_texts_that_are_missing_are_reported_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = str(tmp_path / "missing")
-    assert (
-        main(["--quick", "--preset", "small", "--texts", missing, "--output", str(tmp_path)]) == 1
-    )
-    assert "missing" in capsys.readouterr().err.splitlines()[-1]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +17,9 @@ from benchmarks.harness.process import Channel
 from benchmarks.harness.trainers import (
     Stopwatch,
     TrainerJob,
-    TrainerResult,
-    compare_trainers,
     sized_config,
-    trainer_table,
 )
 from benchmarks.pretrain import make_examples
-from tests.training.conftest import one_thread  # noqa: F401 - a fixture
 from tests.training.support import REPOSITORY, WIKI
 from training.data.batch import ExampleBatch
 from training.data.collate import Collator
@@ -33,11 +27,9 @@ from training.data.examples import IGNORED, ExampleSettings
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
 from training.data.preparation import prepare
-from training.loop.step import Run
 
 SHIPPED = REPOSITORY / "models" / "albert-small-en"
 LENGTH = 48
-RATE: tuple[str, Callable[[TrainerResult], str]] = ("rounds", lambda one: str(len(one.turns)))
 FILES: dict[FinetuningTask, Path] = {
     "text-classification": REPOSITORY / "tests/data/banking77/train.csv",
     "question-answering": REPOSITORY / "tests/data/squad.json",
@@ -154,41 +146,3 @@ def test_both_sides_train_and_are_compared(
     for result in case["results"]:
         assert result["turns"][0]["num_tokens"] > 0
         assert result["turns"][0]["seconds"] >= 1
-
-
-class LackingMemory(FinetuningCase):
-    """A model too large for the device."""
-
-    def build_ours(self, job: TrainerJob) -> Run:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
-def test_a_contestant_that_lacks_memory_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
-    tokenizer = AlbertTokenizer.from_file(SHIPPED / "tokenizer.json")
-    task: FinetuningTask = "text-classification"
-    examples = finetune.read_examples(task, [FILES[task]], tokenizer, length=LENGTH, num_examples=8)
-    config = sized_config("small", LENGTH)
-    fits, lacks = (
-        TrainerJob(
-            title="text-classification",
-            case=case(task=task, config=config, length=LENGTH, batch_size=4, examples=examples),
-            hf=None,
-            device="cpu",
-            num_threads=1,
-            compiles=case is LackingMemory,
-        )
-        for case in (FinetuningCase, LackingMemory)
-    )
-    options = Namespace(output=tmp_path, rounds=1, turn=0.1)
-    text = compare_trainers([[fits, lacks]], options, [], lambda case: trainer_table(case, [RATE]))
-    assert "| ours (compiled) | out of memory |" in text
-    assert "| **ours (not compiled)** | 1 |" in text
-    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in text
-
-
-@pytest.mark.parametrize("case", ["base", "tiny@128", "base@128x2"])
-def test_an_unknown_case_is_refused(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert pretrain.main(["--cases", case, "--output", str(tmp_path)]) == 1
-    assert "SHAPE@LENGTH" in capsys.readouterr().err

@@ -108,18 +108,25 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def classifier(pretrained: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint with a classifier of these texts' labels, which a run goes on from."""
     folder = tmp_path_factory.mktemp("classifier") / "run"
-    options = [
-        "--initialize-from",
-        str(pretrained / "checkpoint"),
-        "--length",
-        "64",
-        "--steps",
-        "1",
-    ]
+    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
     options += ["--text-classification", str(labelled), "--device", "cpu", "--lr", "1e-6"]
+    options += ["--adamw-lr", "1e-6", "--steps", "1"]
     options += ["--labels", "negative", "positive"]  # of numbers alone, a new one would begin
-    assert finetune.main([*options, "--adamw-lr", "1e-6", "--output", str(folder)]) == 0
+    assert finetune.main([*options, "--output", str(folder)]) == 0
     return folder / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def start(pretrained: Path) -> list[str]:
+    """A run of six steps of finetuning; its data is left to be named.
+
+    Of an option that is given twice, the last counts.
+    """
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--batch-size", "4", "--steps", "6", "--lr", "1e-2", "--adamw-lr", "1e-2"),
+        *("--precision", "fp32", "--device", "cpu", "--report-every", "2"),
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -130,18 +137,8 @@ def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> lis
         *("--text-classification", str(labelled), "--labels", "negative", "positive"),
         *("--question-answering", str(SQUAD), "--pretraining", str(easy_corpus)),
         *("--length", "64", "--batch-size", "24", "4", "4"),
-        *(
-            "--optimizer",
-            "muon",
-            "--lr",
-            "5e-3",
-            "--adamw-lr",
-            "1e-2",
-            "--report-every",
-            "10",
-            "--device",
-            "cpu",
-        ),
+        *("--optimizer", "muon", "--lr", "5e-3", "--adamw-lr", "1e-2", "--report-every", "10"),
+        *("--device", "cpu"),
     ]
 
 

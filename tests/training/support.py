@@ -276,6 +276,13 @@ def refusal(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
     return error
 
 
+def write(file: Path, content: str | bytes) -> Path:
+    """Write a file of a test, and return its path."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's `metrics.jsonl`."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()

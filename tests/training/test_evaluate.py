@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import pytest
 import torch
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
-from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.task import QuestionAnswering
-from albert_serve.tokenizer import AlbertTokenizer, Encoding
-from tests.training.support import SQUAD, SQUAD_V2, TINY, our_model, randomize
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import SQUAD, SQUAD_V2, TINY, randomize
 from training.commands import pretrain
 from training.commands.evaluate import main
 from training.data.batch import pad
@@ -28,7 +26,6 @@ from training.data.masking import NgramMasking
 from training.data.questions import Question, read_squad
 from training.data.shards import Shards
 from training.evaluation.pretraining import evaluate_pretraining
-from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.squad import SquadScore, mean_score, score_answer, version_of
 from training.evaluation.torch_engine import TorchEngine
 from training.evaluation.validation import held_out, unigram_entropy
@@ -180,26 +177,6 @@ def predictions_by_hand(
     return losses, is_right
 
 
-@pytest.mark.parametrize(("sign", "exact"), [(1, 100.0), (-1, 0.0)])
-def test_unanswerable_questions_may_be_answered_with_nothing(
-    checkpoint: Path, tokenizer: AlbertTokenizer, sign: int, exact: float
-) -> None:
-    """A head whose [CLS] row wins answers nothing, which is right for those alone."""
-    questions = read_squad([SQUAD])[:4]
-    model = load_checkpoint(checkpoint).eval()
-    point_at_cls(model, [tokenizer.encode(q.question, q.context) for q in questions], sign)
-    impossible = [
-        type(q)(id=f"x{i}", question=q.question, context=q.context, answers=(), start=None)
-        for i, q in enumerate(questions)
-    ]
-    alone = question_figures(answer_questions(model, tokenizer, impossible), 0.0)
-    assert alone["question_answering_exact_match"] == alone["question_answering_f1"] == exact
-    both = question_figures(answer_questions(model, tokenizer, [*questions, *impossible]), 0.0)
-    assert both["question_answering_questions"] == 8
-    # Without words nothing is found in the others; with them, a word or two may be right.
-    assert both["question_answering_f1"] == (50.0 if sign > 0 else pytest.approx(5, abs=5))
-
-
 def test_questions_without_an_answer_have_figures_and_a_threshold(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -282,48 +259,14 @@ def test_requests_with_the_recorded_parameters_have_the_figures(
     assert score.exact == pytest.approx(figures["question_answering_exact_match"])
 
 
-@torch.no_grad()
-def point_at_cls(model: AlbertForTasks, encodings: Sequence[Encoding], sign: int) -> None:
-    """Make start and end logits those by which [CLS] is the highest, or the lowest."""
-    cls, others = [], []
-    for encoding in encodings:
-        hidden = model(pad([(encoding.ids[:64], encoding.types[:64])]))[0]
-        cls.append(hidden[0])
-        others.append(hidden[1:].mean(0))
-    direction = torch.stack(cls).mean(0) - torch.stack(others).mean(0)
-    output = model.heads["question-answering"].get_submodule("output")
-    output.get_parameter("weight").copy_(sign * 100 * direction.expand(2, -1))
-    output.get_parameter("bias").zero_()
-
-
-def test_the_engine_keeps_the_order_of_ragged_inputs() -> None:
-    model = our_model(TINY, ("fill-mask", "question-answering"))
-    inputs = [
-        EncoderInput(ids=ids, types=[0] * len(ids), task=task, rows=rows)
-        for ids, task, rows in (
-            ([2, 9, 3], "question-answering", None),
-            ([2, 9, 4, 11, 3], "fill-mask", [2]),
-            ([2, 3], "question-answering", [1, 0]),
-            ([2, 9, 8, 7, 6, 5, 3], "fill-mask", [1, 4]),
-        )
-    ]
-    got = TorchEngine(model, max_batch_tokens=10).run(inputs)
-    assert [logits.shape for logits in got] == [(3, 2), (1, 50), (2, 2), (2, 50)]
-    for encoder_input, logits in zip(inputs, got, strict=True):
-        (alone,) = TorchEngine(model).run([encoder_input])
-        assert np.abs(logits - alone).max() < 1e-4
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "nothing to measure: give --pretraining"),
         (["--question-answering", "none.json"], "none.json does not exist"),
-        (["--pretraining", "none.txt", "--length", "64"], "none.txt does not exist"),
         (["--pretraining", str(SQUAD), "--length", "65"], "--length 65: a sequence has from 8"),
         (["--text-classification", str(SQUAD)], "begins an object of several lines"),
         (["--question-answering", str(SQUAD), str(SQUAD)], "33 ids stand for several questions"),
-        (["--question-answering", str(SQUAD), "--max-answer-length", "513"], "max_answer_len"),
         (["--question-answering", str(SQUAD), "--max-seq-length", "65"], "--max-seq-length 65: a"),
         (["--pretraining", "a.txt", "--predictions", "a.tsv"], "--predictions writes those of tex"),
     ],
@@ -353,26 +296,3 @@ def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Captu
     assert main([str(checkpoint), "--text-classification", str(data), "--truncation"]) == 0
     figures = json.loads((checkpoint / "evaluation.json").read_text())
     assert figures["text_classification_truncated"] == figures["text_classification_texts"] == 1
-
-
-def test_reports_and_predictions_of_one_evaluation(
-    checkpoint: Path, labelled: Path, tmp_path: Path
-) -> None:
-    """In bf16, which changes the loss a little."""
-    output, report = tmp_path / "figures.json", tmp_path / "report"
-    options = [str(checkpoint), "--text-classification", str(labelled), "--output", str(output)]
-    assert main(options) == 0
-    exact = json.loads(output.read_text())
-    more = ["--report", str(report), "--predictions", str(tmp_path / "a.tsv")]
-    assert main([*options, *more, "--precision", "bf16"]) == 0
-    figures = json.loads(output.read_text())
-    loss = "text_classification_loss"
-    assert figures[loss] == pytest.approx(exact[loss], abs=0.1)
-    assert figures[loss] != exact[loss]
-    assert "# Evaluation of" in (report / "report.md").read_text()
-    lines = (tmp_path / "a.tsv").read_text().splitlines()[1:]
-    predicted = [line.split("\t")[1] for line in lines]
-    names = ["negative", "positive"]
-    texts, _ = read_labelled([labelled], names)
-    right = [names.index(each) == text.label for each, text in zip(predicted, texts, strict=True)]
-    assert sum(right) / 40 == figures["text_classification_accuracy"]

@@ -1,4 +1,4 @@
-"""The commands that pretrain and distil work as printed in the documents, at small sizes."""
+"""The commands of documents that train work as printed, at small sizes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from albert_serve.tokenizer import AlbertTokenizer
 from tests.printed import printed_commands, run_printed
-from tests.training.distillation.teachers import make_bert
-from tests.training.distillation.test_pseudo_labels import TEXTS, make_classifier
+from tests.training.distillation.teachers import TEXTS, make_bert, make_classifier
 from tests.training.support import WIKI, read_metrics
 from training.model.checkpoint import load_checkpoint
 from training.model.provenance import read_stages
 
 pytestmark = pytest.mark.slow
+
+
 PRETRAINING = "docs/pretraining.md"
 DISTILLATION = "docs/distillation.md"
 OWN_MODEL = "docs/own-model.md"
@@ -81,3 +83,29 @@ def test_distillation(clone: Path, vocab_dir: Path) -> None:
     stages = read_stages(clone / "runs" / "sentiment" / "checkpoint")
     programs = [stage["program"] for stage in stages]
     assert programs == ["albert-serve distil", "albert-serve finetune"]
+
+
+LANGUAGES = {
+    "german": "Der Bär kommt über die Straße. Die Maus ist schön. Äpfel und Öl sind neu.",
+    "hindi": "यह मेरा घर है। हिन्दी में किताब पढ़ी। वह काम करता है।",
+    "chinese": "今天天气很好。我们去北京。他在上海的学校看书。",
+}
+SIZES = {"german": 44, "hindi": 37, "chinese": 34}
+SMALL = {
+    "pretrain": "--budget 1h --steps 2 --batch-size 2 --length 32 --max-positions 32 "
+    "--embedding-size 16 --hidden-size 32 --layers 1 --heads 2 --no-compile",
+    "export": "--quality-budget 2s",
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_commands_lead_from_a_text_to_a_bundle(language: str, tmp_path: Path) -> None:
+    text = LANGUAGES[language]
+    (tmp_path / f"{language}.txt").write_text("\n\n".join([text] * 30), encoding="utf-8")
+    *commands, serve = printed_commands("docs/languages.md", f"{language}-vocab")
+    small = {**SMALL, "vocab": f"--vocab-size {SIZES[language]}"}
+    run_printed([*commands, serve.replace("serve --bundle", "info")], tmp_path, small)
+    tokenizer = AlbertTokenizer.from_file(tmp_path / "bundles" / language / "tokenizer.json")
+    ids = tokenizer.encode_plain(text).ids
+    assert tokenizer.unk_id not in ids
+    assert tokenizer.decode(ids, keep_special=False) == text

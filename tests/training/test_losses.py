@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,6 @@ from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
 from training.losses import (
     LossSums,
-    Tally,
     choice_loss,
     classification_loss,
     cls_logits,
@@ -147,25 +145,6 @@ def one(loss: float, right: int, count: int) -> LossSums:
     return LossSums(loss=torch.tensor(loss), right=torch.tensor(right), count=count)
 
 
-def test_tallies_are_merged_as_if_they_were_one() -> None:
-    scores = [one(3.0, 1, 1), one(1.5, 0, 3), one(0.25, 2, 2)]
-    whole, first, second, merged = Tally(), Tally(), Tally(), Tally()
-    for each in scores:
-        whole.add(each)
-    first.add(scores[0])
-    second.add(scores[1])
-    second.add(scores[2])
-    merged.merge(first)
-    merged.merge(Tally())
-    merged.merge(second)
-    assert merged.sums == whole.sums
-    assert (merged.loss, merged.accuracy, merged.count) == (whole.loss, whole.accuracy, 6)
-    assert (first.sums, second.sums) == ((3.0, 1.0, 1.0), (1.75, 2.0, 5.0))
-    nothing = Tally()
-    nothing.merge(Tally())
-    assert math.isnan(nothing.loss)
-
-
 def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, float]:
     """Of every sequence by itself, from where its masked tokens and its [CLS] are."""
     assert batch.tokens.packing is not None
@@ -216,21 +195,6 @@ def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     pretrain_loss(model, batch)
     assert 64 < batch.num_masked < 128 < batch.num_tokens
     assert shapes == [(128, 50)]
-
-
-def test_predictions_that_are_right_are_counted() -> None:
-    """A head that always says label 1, and always token 7."""
-    model, batch = our_model(TINY, BOTH), make_batch(ROWS)
-    with torch.no_grad():
-        for task, index in (("fill-mask", 7), ("sentence-order", 1)):
-            head = model.heads[task]
-            name = "decoder" if isinstance(head, FillMaskHead) else "output"
-            bias = head.get_submodule(name).get_parameter("bias")
-            bias.fill_(0.0)
-            bias[index] = 1e4
-    got = pretrain_loss(model, batch)
-    assert got["fill-mask"].right.item() == (batch.targets == 7).sum()
-    assert got["sentence-order"].right.item() == 1
 
 
 def test_code_is_compiled_once_for_any_shape_of_packed_rows(

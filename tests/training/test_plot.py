@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tests.training.support import read_metrics
-from training.commands.plot import draw_curves, main, smooth
+from training.commands.plot import draw_curves, main
 from training.loop.metrics import MetricsWriter
 
 pytestmark = pytest.mark.process
@@ -105,7 +105,6 @@ def write(name: str, content: str) -> Callable[[Path], object]:
         (lambda run: (run / "metrics.jsonl").unlink(), [], r"base has no metrics\.jsonl; give"),
         (write("metrics.jsonl", '{"st'), [], r"metrics\.jsonl is empty"),
         (write("metrics.jsonl", "{step\n"), [], r"metrics\.jsonl is damaged"),
-        (write("metrics.jsonl", '{"step": 1}\n'), [], "base: no figure that can be drawn"),
         (write("run.json", "[]"), [], r"run\.json is not what a run writes"),
         (write("other", ""), ["--output", "curves.doc"], r"curves\.doc: .*\(supported formats"),
         (write("other", ""), ["--output", "no/curves.png"], "No such file or directory: '.*png"),
@@ -128,12 +127,3 @@ def test_what_cannot_be_drawn_is_one_line(
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not list(tmp_path.glob("*.png"))
-
-
-def test_smoothing_is_the_mean_of_neighbours() -> None:
-    values = np.random.default_rng(0).standard_normal(100)
-    smoothed = smooth(values, 0.04)
-    assert smoothed[50] == pytest.approx(values[46:55].mean())
-    assert smoothed[2] == pytest.approx(values[0:5].mean())
-    assert smoothed[0] == values[0]
-    assert smooth(values, 0.0) == pytest.approx(values)

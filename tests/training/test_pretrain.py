@@ -84,12 +84,6 @@ def test_order_is_learned_beside_masked_tokens(pretrain_options: list[str], tmp_
     assert stage["settings"]["sentence_weight"] == 1.0
 
 
-def test_recomputing_changes_no_bit(tiny: Path, tiny_options: list[str], tmp_path: Path) -> None:
-    """With dropout, which is drawn the same the second time."""
-    assert run(tiny_options, tmp_path, "--recompute") == 0
-    assert same_weights(tmp_path, tiny)
-
-
 def test_a_run_begins_with_the_weights_of_a_shallower_model(
     tiny: Path, tiny_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
@@ -149,8 +143,6 @@ def test_text_is_held_out_as_files_or_as_shards(
     ("changes", "message"),
     [
         (["--batch-size", "8"], "batch_size 16, not 8"),
-        (["--seed", "1"], "seed 0, not 1"),
-        (["--layers", "3"], "num_hidden_layers 2, not 3"),
         (["--sharing", "ffn"], "albert_sharing 'all', not 'ffn'"),
         (["--corpus", str(SQUAD)], "corpus [['easy.txt', "),
     ],
@@ -170,16 +162,13 @@ def test_other_options_on_a_run_are_refused(
     ("words", "message"),
     [
         ("--shards shards", "give either --corpus or --shards"),
-        ("--corpus none.txt", "none.txt does not exist"),
         ("--corpus {empty}", "the corpus holds no sentence"),
         ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
         ("--length 65", "--length 65: a sequence has from 8 tokens to the model's 64 positions"),
-        ("--length 7", "--length 7: a sequence has from 8"),
         ("--order-share 0.2 --order-length 65", "--order-length 65: a sequence has from 8"),
         ("--heads 5", "hidden_size 32 is not a multiple of num_heads 5"),
         ("--groups 3", "num_groups 3 is over num_layers 2"),
         ("--parallel fsdp", "muon needs whole matrices; with --parallel fsdp take lamb or adamw"),
-        ("--initialize-from ./nowhere", "./nowhere is not a local folder"),
         ("--initialize-from {start} --hidden-size 64", "hidden_size 64: "),
         ("--initialize-from {start} --preset base", "--preset goes with new weights; --initialize"),
         (

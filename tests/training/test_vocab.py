@@ -53,12 +53,6 @@ def test_the_same_seed_gives_the_same_bytes_in_any_folder(tmp_path: Path) -> Non
     assert train(tmp_path / "three", num_sentences=500, seed=4) != first
 
 
-def test_the_tokenizer_knows_pairs_and_the_mask(spiece: Path) -> None:
-    encoding = build_tokenizer(spiece).encode("The [MASK]", "end")
-    assert encoding.tokens[:4] == ["[CLS]", "▁the", "[MASK]", "[SEP]"]
-    assert encoding.type_ids == [0] * 4 + [1] * (len(encoding) - 4)
-
-
 @pytest.mark.parametrize(
     ("vocab_size", "message"),
     [
@@ -96,17 +90,6 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     file.write_bytes(b"not a model")
     with pytest.raises(VocabError, match="cannot be read"):
         build_tokenizer(file)
-
-
-def test_a_model_that_is_not_albert_s(tmp_path: Path) -> None:
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["some words of text"] * 9),
-        model_prefix=str(tmp_path / "other"),
-        vocab_size=15,
-        minloglevel=2,
-    )
-    with pytest.raises(VocabError, match=r"has no piece \[MASK\] or <mask> \(mask_token\)"):
-        build_tokenizer(tmp_path / "other.model")
 
 
 def test_main_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

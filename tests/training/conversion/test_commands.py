@@ -18,7 +18,6 @@ from albert_serve.bundle.sentence_vectors import (
 )
 from tests.training.conversion.forms import as_pickle
 from tests.training.support import (
-    REPOSITORY,
     TINY,
     assert_close,
     hf_load,
@@ -129,12 +128,6 @@ def test_conversion_repeats_what_transformers_cannot_share(tmp_path: Path, vocab
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["theirs"]
 
 
-def test_conversion_of_a_tensorflow_checkpoint(tmp_path: Path) -> None:
-    source = REPOSITORY / "tests" / "data" / "albert_tensorflow"
-    assert convert.main([str(source), str(tmp_path / "new")]) == 0
-    assert load_checkpoint(tmp_path / "new").tasks == {"fill-mask": 600, "sentence-order": 2}
-
-
 def test_a_conversion_that_fails_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,25 +139,3 @@ def test_a_conversion_that_fails_leaves_nothing(
     assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1
     assert "spiece.model cannot be read as a SentencePiece model" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"intermediate_size": 8}, "has shape"),
-        ({"num_hidden_groups": 2}, "which its config.json asks for"),
-        ({"inner_group_num": 1}, "for which its config.json has no place"),
-        ({"vocab_size": 100}, "fill-mask has 50 outputs; it needs 100"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_a_configuration_that_contradicts_the_weights_is_refused(
-    changes: dict[str, int], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = replace(TINY, num_groups=1, num_inner_layers=2)
-    save_checkpoint(our_model(config, ("fill-mask",)), tmp_path / "ours")
-    file = tmp_path / "ours" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()

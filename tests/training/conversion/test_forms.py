@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import BundleCorruptError
 from albert_serve.tokenizer import AlbertTokenizer
+from tests.albert_serve.support import ROOT
 from tests.training.conversion.forms import (
     FORMS,
     Damage,
@@ -32,8 +36,10 @@ from tests.training.support import (
     our_logits,
     ragged,
 )
+from training.conversion.shipped import write_from_int8
 from training.conversion.source import open_checkpoint
-from training.model.checkpoint import CheckpointError, load_checkpoint
+from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, read_weights
+from training.model.labels import read_labels
 
 
 @pytest.fixture
@@ -92,18 +98,6 @@ def test_the_bias_of_the_decoder_is_the_one_that_transformers_adds(folder: Path)
     with open_checkpoint(folder) as checkpoint:
         ours = load_checkpoint(checkpoint.folder).eval()
     assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
-
-
-def test_a_vocabulary_becomes_the_tokenizer_of_sentencepiece(
-    folder: Path, vocab_dir: Path, tokenizer: AlbertTokenizer
-) -> None:
-    (folder / "spiece.model").write_bytes((vocab_dir / "spiece.model").read_bytes())
-    with open_checkpoint(folder) as checkpoint:
-        converted = AlbertTokenizer.from_file(checkpoint.folder / "tokenizer.json")
-        keys = json.loads((checkpoint.folder / "tokenizer_config.json").read_text())
-    text = "A well-known (but small) model, 2004."
-    assert converted.encode(text).ids == tokenizer.encode(text).ids
-    assert "token_type_ids" in keys["model_input_names"]
 
 
 class Harmful:
@@ -226,6 +220,55 @@ def test_bad_safetensors_are_refused(folder: Path, damage: Damage, message: str)
     assert_refused(folder, message, BundleCorruptError)
 
 
-def test_neither_a_folder_nor_a_name_of_the_hub() -> None:
-    with pytest.raises(CheckpointError, match="nowhere/at/all is not a local folder"):
-        open_checkpoint("nowhere/at/all").__enter__()
+PAIR = ("It rained all night.", "The match was put off.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "version", "last_type"),
+    [
+        ({"tokenizer_class": "AlbertTokenizer"}, transformers.__version__, 0),
+        ({"tokenizer_class": "AlbertTokenizer"}, "4.57.0", 1),
+        ({"tokenizer_class": "BertTokenizer"}, "5.0.0", 1),
+        ({"model_input_names": ["input_ids", "attention_mask"]}, "4.57.0", 0),
+        ({"model_input_names": ["input_ids", "token_type_ids"]}, "5.0.0", 1),
+    ],
+)
+def test_pairs_have_the_types_of_the_folders_settings(
+    vocab_dir: Path, tmp_path: Path, settings: dict[str, Any], version: str, last_type: int
+) -> None:
+    folder = tmp_path / "checkpoint"
+    hf_model(TINY, "AlbertForSequenceClassification").save_pretrained(folder)
+    shutil.copyfile(vocab_dir / "tokenizer.json", folder / "tokenizer.json")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_version": version}))
+
+    with open_checkpoint(folder) as opened:
+        encoding = AlbertTokenizer.from_file(opened.folder / "tokenizer.json").encode(*PAIR)
+    expected = AlbertTokenizer.from_file(folder / "tokenizer.json").encode(*PAIR)
+
+    assert encoding.types[-1] == last_type
+    assert encoding.types == [last_type * each for each in expected.types]
+    assert encoding.ids == expected.ids
+
+
+PACKAGED = ROOT / "albert_serve/models/albert-small-en"
+
+
+def test_the_checkpoint_of_the_wheel_is_the_model_that_ships_but_for_rounding(
+    tmp_path: Path,
+) -> None:
+    write_from_int8(PACKAGED, tmp_path / "checkpoint")
+    with open_checkpoint(None) as shipped, open_checkpoint(tmp_path / "checkpoint") as packaged:
+        assert shipped.folder == shipped_bundle()
+        exact, rounded = read_weights(shipped.folder), read_weights(packaged.folder)
+        assert exact.keys() == rounded.keys()
+        for name, weight in exact.items():
+            step = float(weight.abs().max()) / 127
+            # Two adjacent weights share the steps, which doubles them at most. Smoothed matrices
+            # have larger steps where an input is an outlier.
+            worst = 5 if any(part in name for part in ("ffn", "pooler")) else 1.01
+            torch.testing.assert_close(rounded[name], weight, rtol=0, atol=worst * step)
+        configs = [read_config(each.folder) for each in (shipped, packaged)]
+        labels = [read_labels(config, 2, "text-classification") for config in configs]
+    assert labels[0] == labels[1]

@@ -12,18 +12,13 @@ from albert_serve.api.schemas import ChoiceQuestion, MultipleChoiceParameters
 from albert_serve.config import AlbertConfig
 from albert_serve.tasks import MultipleChoice, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import RACE, TINY
+from tests.training.support import RACE, TINY, write
 from training.data import choices
 from training.data.choices import choice_examples, choice_stream
 from training.data.corpus import CorpusError
 from training.data.labelled.choices import ChoiceText, groups_of, read_choices
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import race_files
-
-
-def write(file: Path, content: str) -> Path:
-    file.write_text(content, encoding="utf-8")
-    return file
 
 
 def content(questions: list[ChoiceText]) -> list[tuple[Any, ...]]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.albert_serve.scoring.jobs import write_dataset
+from tests.training.support import write
 from training.data.corpus import (
     CorpusError,
     CorpusPosition,
@@ -37,11 +38,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".bz2": bz2.compress,
     ".zst": zstandard.ZstdCompressor().compress,
 }
-
-
-def write(file: Path, content: bytes | str) -> Path:
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
-    return file
 
 
 def write_parquet(file: Path, texts: list[Any], kind: Any = None) -> Path:

@@ -13,18 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.albert_serve.scoring.jobs import write_dataset
+from tests.training.support import write
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import files_of_split, labelled_files
 from training.data.labelled.texts import read_labelled, read_splits, read_texts
 
 MULTI: Final = "multi_label_classification"
-
-
-def write(file: Path, content: str) -> Path:
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(content)
-    return file
 
 
 def errors_of(folder: Path, file: Path, *arguments: Any, **options: Any) -> list[str]:
@@ -148,8 +143,7 @@ def test_bad_files_are_named(
     tmp_path: Path, name: str, content: str | bytes | None, messages: Sequence[str]
 ) -> None:
     if content is not None:
-        content = content.encode() if isinstance(content, str) else content
-        (tmp_path / name).write_bytes(content)
+        write(tmp_path / name, content)
     errors = errors_of(tmp_path, tmp_path / name)
     for error, message in zip(errors, messages, strict=True):
         assert message in error

@@ -151,12 +151,6 @@ def test_no_two_draws_are_of_one_stream(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(set(states)) == len(states)
 
 
-def test_a_row_has_at_most_so_many_sequences() -> None:
-    """Ever so short ones: what is padded is one of them."""
-    counts = np.bincount(pack(np.full(4 * (MAX_IN_ROW - 1) + 2, 3), 512))
-    assert counts.tolist() == [MAX_IN_ROW - 1] * 4 + [2]
-
-
 def test_no_example_at_all() -> None:
     for shards in (make_shards(), make_shards(make_part([])), make_shards(*[make_part([])] * 2)):
         plan = Plan(shards=shards, settings=ExampleSettings(length=32), seed=0)

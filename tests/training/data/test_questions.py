@@ -13,15 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import SQUAD
+from tests.training.support import SQUAD, write
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
 from training.data.questions import Question, locate_answers, read_squad, span_examples
-
-
-def write(file: Path, content: str) -> Path:
-    file.write_text(content)
-    return file
 
 
 def squad(*entry: dict[str, Any]) -> str:

@@ -37,6 +37,13 @@ _EASY: Final = (
     "They won two games in May. Her father had been a king."
 )
 
+# Texts that a classifier labels in different ways.
+TEXTS: Final = [
+    *("The school is in the city.", "They won two games in May."),
+    *("A river was named after him.", "Her father had been a king."),
+    *("Many people came to play music.", "The king came to the school."),
+]
+
 
 @cache
 def articles() -> tuple[str, ...]:
@@ -59,6 +66,22 @@ def make_bert(folder: Path, *, text: str = "", **changes: Any) -> Path:
     transformers.BertTokenizer(vocab=vocab).save_pretrained(folder)
     sizes = {"vocab_size": len(vocab), "max_position_embeddings": 64, **SIZES, **changes}
     return _save(transformers.BertModel(transformers.BertConfig(**sizes)), folder)
+
+
+def make_classifier(folder: Path, **changes: Any) -> Path:
+    """A BERT with a classifier of three labels whose logits differ from text to text."""
+    make_bert(folder)
+    config = transformers.BertConfig.from_pretrained(folder)
+    labels = {0: "school", 1: "king", 2: "river"}
+    config.update({"id2label": labels, "label2id": {v: k for k, v in labels.items()}, **changes})
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=2.0 if "classifier" in name else 0.3)
+    model.save_pretrained(folder)
+    return folder
 
 
 def _words(text: str) -> list[str]:

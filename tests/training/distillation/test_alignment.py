@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 from tests.training.distillation.teachers import articles, letters_by_span
 from training.distillation.alignment import (
     AlignedSequence,
     Aligner,
-    SpanMeans,
     align,
-    span_means,
 )
 from training.distillation.teacher import PieceRange, Teacher
 
@@ -131,37 +128,3 @@ def test_special_and_unknown_tokens_are_spans_of_their_own(
     assert sequence.student_spans.tolist() == list(range(7))
     first = len(expected) - len(the) - 1
     assert sequence.teacher_types.tolist() == [0] * first + [1] * (len(the) + 1)
-
-
-@st.composite
-def sequences(draw: st.DrawFn) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Spans of the student's and the teacher's tokens, and the teacher's positions."""
-    ours = draw(st.lists(st.integers(1, 3), min_size=1, max_size=12))
-    theirs = [1, *(draw(st.integers(0, 3)) for _ in ours[1:])]
-    students, teachers = (np.repeat(np.arange(len(sizes)), sizes) for sizes in (ours, theirs))
-    return students, teachers, draw(st.integers(1, len(teachers) + 2))
-
-
-def naive_means(means: SpanMeans, states: NDArray[np.float64]) -> dict[int, float]:
-    sums: dict[int, float] = {}
-    for row, span, weight in zip(means.rows, means.spans, means.weights, strict=True):
-        sums[int(span)] = sums.get(int(span), 0.0) + float(weight) * states[row]
-    return sums
-
-
-@given(sequences())
-def test_means_over_spans_are_those_of_a_loop(
-    given_spans: tuple[NDArray[np.int64], NDArray[np.int64], int],
-) -> None:
-    """Of the spans that the teacher has whole within its positions, and of no others."""
-    ours, theirs, max_teacher = given_spans
-    expected: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    for span in range(int(ours[-1]) + 1):
-        rows = np.flatnonzero(theirs == span)
-        if not len(rows) or rows[-1] >= max_teacher:
-            continue
-        name = int(np.flatnonzero(ours == span)[0])
-        expected[0][name] = float(np.flatnonzero(ours == span).mean())
-        expected[1][name] = float(rows.mean())
-    for means, mean in zip(span_means(ours, theirs, max_teacher), expected, strict=True):
-        assert naive_means(means, np.arange(100.0)) == pytest.approx(mean, rel=1e-6)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import typing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
-from tests.training.distillation.teachers import make_bert
+from tests.training.distillation.teachers import TEXTS, make_classifier
 from tests.training.support import read_metrics, validations
 from training.commands import finetune
 from training.distillation.pseudo_labels import (
@@ -27,32 +26,11 @@ from training.model.checkpoint import load_checkpoint, read_config
 
 Capture = pytest.CaptureFixture[str]
 ALONE = World()
-TEXTS = [
-    *("The school is in the city.", "They won two games in May."),
-    *("A river was named after him.", "Her father had been a king."),
-    *("Many people came to play music.", "The king came to the school."),
-]
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_classifier(tmp_path_factory.mktemp("classifier"))
-
-
-def make_classifier(folder: Path, **changes: Any) -> Path:
-    """A BERT with a classifier of three labels whose logits differ from text to text."""
-    make_bert(folder)
-    config = transformers.BertConfig.from_pretrained(folder)
-    labels = {0: "school", 1: "king", 2: "river"}
-    config.update({"id2label": labels, "label2id": {v: k for k, v in labels.items()}, **changes})
-    torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(std=2.0 if "classifier" in name else 0.3)
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

@@ -1,18 +1,24 @@
-"""Metrics against values by hand and in the literature, and the figures of constant answers."""
+"""Figures against official scripts, values by hand and in the literature, and constant answers."""
 
 from __future__ import annotations
 
+import json
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
+from training.data.questions import Question, read_squad
 from training.evaluation.metrics import chance_level, metric_figures
+from training.evaluation.squad import Outcome, find_best_threshold, mean_score, score_answer
 from training.glue.tasks import Metric
 
 # 6 right positives, 1 missed, 2 false, 3 right negatives.
@@ -102,3 +108,95 @@ def test_the_best_constant(
         num_labels = 2
     level = chance_level(figure, np.array(targets), num_labels, problem, partial(measure, figure))
     assert level == pytest.approx(expected)
+
+
+DATA = Path(__file__).resolve().parents[2] / "data/squad_dev"
+OFFICIAL = json.loads((DATA / "figures.json").read_text())
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((DATA / name).read_text(encoding="utf-8"))
+    return content
+
+
+def outcomes(side: int) -> list[Outcome]:
+    """The scores of the recorded predictions of v2.0, by exact match (0) or F1 (1)."""
+    predictions, null_scores = read("predictions-v2.0.json"), read("na_prob-v2.0.json")
+    return [
+        Outcome(
+            score=score_answer(question, predictions[question.id], "2.0")[side],
+            is_empty=not predictions[question.id],
+            null_score=null_scores[question.id],
+            has_answer=bool(question.answers),
+        )
+        for question in read_squad([DATA / "dev-v2.0.json"])
+    ]
+
+
+def test_figures_are_those_of_the_script_of_v1_1() -> None:
+    questions = read_squad([DATA / "dev-v1.1.json"])
+    predictions = read("predictions-v1.1.json")
+    score = mean_score([score_answer(each, predictions[each.id], "1.1") for each in questions])
+    expected = OFFICIAL["1.1"]
+    assert len(questions) == expected["total"]
+    assert score == pytest.approx((expected["exact_match"], expected["f1"]))
+
+
+@pytest.mark.parametrize("part", ["", "HasAns_", "NoAns_"])
+def test_figures_are_those_of_the_script_of_v2_0(part: str) -> None:
+    predictions = read("predictions-v2.0.json")
+    chosen = [
+        question
+        for question in read_squad([DATA / "dev-v2.0.json"])
+        if not part or bool(question.answers) is (part == "HasAns_")
+    ]
+    score = mean_score([score_answer(each, predictions[each.id], "2.0") for each in chosen])
+    assert len(chosen) == OFFICIAL["2.0"][f"{part}total"]
+    expected = OFFICIAL["2.0"]
+    assert score == pytest.approx((expected[f"{part}exact"], expected[f"{part}f1"]))
+
+
+@pytest.mark.parametrize(("side", "name"), [(0, "exact"), (1, "f1")])
+def test_the_best_threshold_is_that_of_the_script(side: int, name: str) -> None:
+    expected = OFFICIAL["2.0"]
+    best, threshold = find_best_threshold(outcomes(side))
+    assert best == pytest.approx(expected[f"best_{name}"])
+    assert threshold == expected[f"best_{name}_thresh"]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Outcome,
+            score=st.sampled_from([0.0, 0.5, 1.0]),
+            is_empty=st.booleans(),
+            null_score=st.integers(-3, 3).map(float),
+            has_answer=st.booleans(),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(deadline=None)
+def test_no_threshold_is_better_than_the_best(given_outcomes: list[Outcome]) -> None:
+    def at(threshold: float) -> float:
+        """The mean score of a model that answers nothing where the null score is over it."""
+        scores = [
+            float(not one.has_answer)
+            if one.null_score > threshold
+            else (one.score if one.has_answer else float(one.is_empty))
+            for one in given_outcomes
+        ]
+        return 100 * sum(scores) / len(scores)
+
+    best, threshold = find_best_threshold(given_outcomes)
+    assert at(threshold) == pytest.approx(best)
+    assert max(at(place / 2) for place in range(-9, 9)) == pytest.approx(best)
+
+
+def test_answers_without_words_differ_between_the_versions() -> None:
+    """v2.0 does not count them as answers; v1.1 gives them no F1."""
+    dot = Question(id="a", question="?", context="", answers=(".", "the strike"), start=0)
+    assert score_answer(dot, "", "1.1") == (1, 0)
+    assert score_answer(dot, "", "2.0") == (0, 0)
+    assert score_answer(dot, "strike", "2.0") == (1, 1)

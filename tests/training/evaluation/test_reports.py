@@ -19,7 +19,6 @@ from training.data.labelled.texts import LabelledText
 from training.data.questions import Question
 from training.evaluation.choices import ChoicePredictions
 from training.evaluation.classification import TextPredictions
-from training.evaluation.markdown import cell
 from training.evaluation.prediction_files import write_choices, write_glue, write_squad
 from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
 from training.evaluation.report import Evaluation, write_report
@@ -82,12 +81,6 @@ def rows_under(report: str, title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
-def test_cells_are_text() -> None:
-    assert cell("a|b\n`c` <i>") == r"a\|b \`c\` &lt;i&gt;"
-    assert cell(1234) == "1,234"
-    assert len(cell("x" * 1000)) == 300
-
-
 QUESTIONS = [
     Question(id="a", question="Who?", context="Ann left.", answers=("Ann",), start=0),
     Question(id="b", question="When?", context="Ann left.", answers=(), start=None),
@@ -101,15 +94,6 @@ def answered(*null_scores: float) -> list[AnsweredQuestion]:
             question=question, n_best=[("Ann", 0.7)], no_answer=0.3, null_score=null_score
         )
         for question, null_score in zip(QUESTIONS, null_scores, strict=True)
-    ]
-
-
-def test_a_report_of_questions(tmp_path: Path) -> None:
-    answers = answered(-1.0, 2.0, -3.0)
-    evaluation = Evaluation(figures=question_figures(answers, 0.0), questions=answers)
-    report = write_report(evaluation, "a", tmp_path).read_text()
-    assert rows_under(report, "Worst questions") == [
-        ["0.0000", "0.7000", "Why?", "Ann", "left", "c"]
     ]
 
 
@@ -164,22 +148,6 @@ def test_figures_of_choices_are_those_of_each_group() -> None:
         assert figures[f"multiple_choice{name}_accuracy"] == pytest.approx(np.mean(right[of]))
         assert figures[f"multiple_choice{name}_questions"] == len(losses[of])
     assert figures["multiple_choice_truncated"] == 0
-
-
-def test_a_report_of_choices(tmp_path: Path) -> None:
-    answers = chosen(("high", "middle"))
-    evaluation = Evaluation(figures=answers.figures(), choices=answers)
-    report = write_report(evaluation, "a", tmp_path).read_text()
-    worst = rows_under(report, "Worst questions of multiple choice")
-    losses = sorted(answers.losses_Q.tolist(), reverse=True)[:20]
-    assert [row[0] for row in worst] == [f"{loss:,.4f}" for loss in losses]
-    index = int(answers.losses_Q.argmax())
-    question = answers.questions[index]
-    assert worst[0][1:4] == [
-        question.choices[question.label],
-        question.choices[int(answers.logits[index].argmax())],
-        question.question or "",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Samples of real text have the forms that the tasks know."""
+"""Text is read as far as it is needed, and samples of it have the forms that the tasks know."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,10 @@ from albert_serve.tokenizer import AlbertTokenizer
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
 from training.data.corpus import read_documents, split_sentences
+from training.data.preparation import prepare
 from training.errors import EvaluationError
 from training.evaluation import samples as samples_module
-from training.evaluation.real_text import RealData
+from training.evaluation.real_text import RealData, read_real_text
 from training.evaluation.samples import Sample
 
 SQUAD = WIKI.with_name("squad.json")
@@ -176,18 +177,6 @@ def test_texts_too_long_are_left_out_and_counted(
         draw(source, tokenizer, "text-classification", data)
 
 
-def test_an_impossible_question_is_left_out(
-    source: Source, tokenizer: AlbertTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = json.loads(SQUAD.read_text(encoding="utf-8"))
-    content["data"][0]["paragraphs"][0]["qas"][0]["question"] = " "
-    file = tmp_path / "squad.json"
-    file.write_text(json.dumps(content))
-    sample = draw(source, tokenizer, "question-answering", RealData(text=(), questions=(file,)))
-    assert len(sample.items) == 32
-    assert "1 of 33 questions are left out" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("num_unanswerable", "num_empty"), [(0, 0), (1, 33)])
 def test_no_answer_is_one_where_a_question_has_none(
     source: Source,
@@ -227,3 +216,41 @@ def test_data_for_a_head_that_is_not_there(
 ) -> None:
     with pytest.raises(EvaluationError, match=f"{message}, only for fill-mask; leave the file out"):
         draw(source, tokenizer, "fill-mask", data)
+
+
+ALL = 1 << 30
+
+
+def test_tokens_are_those_that_pretraining_reads(real_checkpoint: Path, tmp_path: Path) -> None:
+    tokenizer_file = real_checkpoint / "tokenizer.json"
+    [expected] = prepare([WIKI], tokenizer_file, tmp_path / "shards").parts
+
+    part = read_real_text([WIKI], ALL).tokenize(AlbertTokenizer.from_file(tokenizer_file))
+
+    assert part.tokens.tolist() == expected.tokens.tolist()
+    assert part.sentences.tolist() == expected.sentences.tolist()
+    assert part.documents.tolist() == expected.documents.tolist()
+
+
+def test_reading_stops_at_the_number_of_characters(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join([f"{name}{name} one."] * 20))
+    text = read_real_text([tmp_path], 250)
+    assert text.files == ["a.txt", "b.txt"]
+    assert sum(map(len, chain.from_iterable(text.paragraphs))) <= 250
+
+
+def test_sentences_are_each_there_once(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("One is here. Two is there. One is here.\n\nOne is here.")
+    text = read_real_text([file], ALL)
+    assert text.sentences == ["One is here.", "Two is there."]
+    assert [len(each) for each in text.paragraphs] == [3, 1]
+
+
+def test_files_without_text_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.txt"
+    file.write_text("\n\n")
+    with pytest.raises(EvaluationError, match=r"no text in .*empty\.txt"):
+        read_real_text([file], ALL)
+    assert read_real_text([], ALL).documents == []

@@ -1,25 +1,26 @@
-"""Held-out text is asked about in the same way each time, without changing what is measured."""
+"""Held-out text is asked about in the same way each time, and sentence order in both orders."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from tests.training.support import TINY, make_part, make_shards, our_model
-from training.data.batch import PretrainBatch
-from training.data.examples import IGNORED, ExampleSettings, build_examples
+from tests.training.support import TINY, make_part, make_shards, our_model, randomize
+from training.data.batch import PretrainBatch, pad
+from training.data.examples import IGNORED, Example, ExampleSettings, build_examples
 from training.data.masking import NgramMasking
-from training.data.shards import Shards
+from training.data.shards import Shard, Shards
+from training.evaluation.sentence_order import order_figures, probe_accuracy
 from training.evaluation.validation import held_out, measure, unigram_entropy
 from training.losses import Objective, pretrain_loss
-from training.model.heads import Task
+from training.model.heads import AlbertForTasks, Task, head_sizes
 
 CPU = torch.device("cpu")
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
@@ -63,25 +64,6 @@ def test_measuring_has_no_dropout_and_changes_nothing() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_should_stop_interrupts_the_validation() -> None:
-    model = our_model(TINY, BOTH).train()
-    batches = 5 * all_batches()
-    calls: Counter[str] = Counter()
-    model.albert.register_forward_hook(lambda *_: calls.update(["batches"]))
-
-    def stop_after(number: int) -> Callable[[], bool]:
-        calls.clear()
-        return lambda: calls["batches"] >= number
-
-    for number in (0, 3):
-        stop = stop_after(number)
-        assert measure(Objective(model, CPU), batches, BOTH, CPU, should_stop=stop) is None
-        assert calls["batches"] == number
-        assert model.training
-    stop = stop_after(len(batches))
-    assert measure(Objective(model, CPU), batches, BOTH, CPU, should_stop=stop) is not None
-
-
 def test_a_compiled_objective_is_not_compiled_again() -> None:
     """Held-out batches have other shapes, and no gradients."""
     model = our_model(TINY, BOTH).train()
@@ -111,3 +93,76 @@ def test_the_entropy_of_frequencies() -> None:
     by_hand = replace(part, tokens=np.array([7, 7, 8, 9], np.uint16))
     assert unigram_entropy(make_shards(by_hand), 50) == pytest.approx(1.5 * math.log(2))
     assert unigram_entropy(SHARDS, TINY.vocab_size) == pytest.approx(loss_of_frequencies(SHARDS))
+
+
+OF_PAIRS = ExampleSettings(length=64, sentence_task="pairs", short_rate=0.0)
+
+
+@pytest.fixture
+def model() -> AlbertForTasks:
+    torch.manual_seed(0)
+    config = replace(TINY, vocab_size=800, max_positions=64)
+    model = AlbertForTasks(config, head_sizes(config, ("fill-mask", "sentence-order"))).eval()
+    randomize(model, seed=0)
+    return model
+
+
+def shards_of(documents: list[list[NDArray[np.int64]]]) -> Shards:
+    sentences = [sentence for document in documents for sentence in document]
+    part = Shard(
+        tokens=np.concatenate(sentences).astype(np.int32),
+        sentences=np.cumsum([0, *map(len, sentences)]),
+        documents=np.cumsum([0, *map(len, documents)]),
+    )
+    return Shards(parts=(part,), tokenizer_sha256="", fingerprint="")
+
+
+@torch.no_grad()
+def test_figures_are_those_of_each_pair_alone(model: AlbertForTasks, shards: Shards) -> None:
+    figures = order_figures(model, shards, replace(OF_PAIRS, sentence_task="sop"), "fp32")
+    odds: list[list[float]] = []
+    for number, part in enumerate(shards.parts):
+        examples = build_examples(part, OF_PAIRS, seed=12345, epoch=0, number=number)
+        for a, b, c, d in examples.bounds.tolist():
+            odds.append([])
+            for bounds in ((a, b, c, d), (c, d, a, b)):
+                ids, second = Example(0, 0, 0, bounds, 0).tokens(part)
+                types = (np.arange(len(ids)) >= second).astype(int)
+                hidden = model(pad([(ids.tolist(), types.tolist())]))
+                logits = model.logits("sentence-order", hidden[:, 0])[0]
+                odds[-1].append(float(logits[0] - logits[1]))
+    in_order, swapped = np.array(odds).T
+    assert figures["sentence_order_pairs"] == len(odds) > 100
+    losses = np.log1p(np.exp([-in_order, swapped]))
+    assert figures["sentence_order_loss"] == pytest.approx(losses.mean(), rel=1e-4)
+    right = np.array([in_order > 0, swapped < 0]).mean()
+    assert figures["sentence_order_accuracy"] == pytest.approx(right)
+    paired = (in_order > swapped).mean()
+    assert figures["sentence_order_paired_accuracy"] == pytest.approx(paired)
+    assert figures["sentence_order_probe_accuracy"] == probe_accuracy(shards, OF_PAIRS)
+
+
+def test_the_probe_finds_words_that_say_which_segment_is_first() -> None:
+    """Documents whose first half has low tokens, and whose second half has high ones."""
+    rng = np.random.default_rng(0)
+    documents = [
+        [rng.integers(5, 100, 10) for _ in range(3)] + [rng.integers(80, 180, 10) for _ in range(3)]
+        for _ in range(100)
+    ]
+    assert probe_accuracy(shards_of(documents), OF_PAIRS) > 0.85
+
+
+def test_the_probe_is_at_chance_where_words_say_nothing_of_order() -> None:
+    """Though it could fit the pairs that it is given: their tokens are more than they are."""
+    rng = np.random.default_rng(0)
+    documents = [[rng.integers(5, 700, 10) for _ in range(6)] for _ in range(300)]
+    assert abs(probe_accuracy(shards_of(documents), OF_PAIRS) - 0.5) < 0.09
+
+
+def test_without_pairs_there_is_no_figure(model: AlbertForTasks) -> None:
+    alone = shards_of([[np.arange(5, 12)], [np.arange(7, 20)]])
+    figures = order_figures(model, alone, OF_PAIRS)
+    assert figures.pop("sentence_order_pairs") == 0
+    assert all(math.isnan(value) for value in figures.values())
+    few = shards_of([[np.arange(5, 12), np.arange(7, 20)]] * 4)
+    assert math.isnan(probe_accuracy(few, OF_PAIRS))

@@ -164,7 +164,6 @@ def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None
             "no column a or b; its columns are anchor",
         ),
         (["unlike.tsv"], "line 2: 'very' in column score is no number"),
-        (["missing.tsv"], "missing.tsv"),
     ],
 )
 def test_what_cannot_be_learnt_is_refused(

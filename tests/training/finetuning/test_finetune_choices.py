@@ -10,7 +10,6 @@ import pytest
 
 from tests.training.support import (
     RACE,
-    SQUAD,
     best_step,
     read_metrics,
     run_command,
@@ -19,9 +18,8 @@ from tests.training.support import (
 )
 from training.commands import evaluate
 from training.commands.finetune import main
-from training.model.checkpoint import load_checkpoint, read_config
+from training.model.checkpoint import read_config
 
-Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
 
 
@@ -88,22 +86,3 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
     config = read_config(folder / "best")
     assert "AlbertForMultipleChoice" in config["architectures"]
     assert "id2label" not in config
-
-
-def test_it_takes_the_place_of_a_classifier_beside_other_tasks(
-    finetuned: Path, start: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    file = tmp_path / "own.csv"
-    file.write_text("sent1,ending0,ending1,label\nIt rained.,We got wet.,We flew.,0\n")
-    options = [*start, "--initialize-from", str(finetuned / "checkpoint"), "--batch-size", "2"]
-    options += ["--multiple-choice", str(file), "--question-answering", str(SQUAD)]
-    assert run(options, tmp_path / "run", "--steps", "2") == 0
-    notice = "the checkpoint's head of text-classification is replaced by one of multiple-choice\n"
-    assert notice in capsys.readouterr().out
-    checkpoint = tmp_path / "run" / "checkpoint"
-    assert load_checkpoint(checkpoint).tasks == {
-        "fill-mask": 800,
-        "sentence-order": 2,
-        "question-answering": 2,
-        "multiple-choice": 1,
-    }

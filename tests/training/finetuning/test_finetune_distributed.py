@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.training.distillation.test_pseudo_labels import make_classifier
+from tests.training.distillation.teachers import make_classifier
 from tests.training.processes import (
     Ended,
     before_step,
@@ -32,7 +32,6 @@ from tests.training.support import (
 
 PROGRAM = "training.commands.finetune"
 STEPS = 6
-OFTEN = ("--save-every", "0.0001s")
 # What sets the runs apart is the order of sums. Measured in fp32 after these 6 steps, which move
 # weights by 1e-2 and more: 2e-7 to 1e-6 between weights.
 CLOSE = 1e-5
@@ -50,21 +49,17 @@ together = partial(run_world, program=PROGRAM)
 
 
 @pytest.fixture
-def start(pretrained: Path) -> list[str]:
+def exact(start: list[str]) -> list[str]:
     """A run of six steps without dropout; its data is left to be named."""
-    return [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
-        *("--steps", str(STEPS), "--optimizer", "adamw", "--lr", "3e-3"),
-        *("--dropout", "0", "--classifier-dropout", "0", "--precision", "fp32"),
-        *("--device", "cpu", "--report-every", "1", "--keep", "20"),
-    ]
+    rates = ("--optimizer", "adamw", "--lr", "3e-3", "--dropout", "0", "--classifier-dropout", "0")
+    return [*start, *rates, "--report-every", "1", "--keep", "20"]
 
 
 @pytest.fixture
-def texts(start: list[str], labelled: Path) -> list[str]:
+def texts(exact: list[str], labelled: Path) -> list[str]:
     """The run on labelled texts, 13 a step, validated amidst and at the end, by a metric of all."""
     data = ["--text-classification", str(labelled), "--validation", str(labelled)]
-    return [*start, *data, "--batch-size", "13", "--validate-every", "4", "--metric", "macro_f1"]
+    return [*exact, *data, "--batch-size", "13", "--validate-every", "4", "--metric", "macro_f1"]
 
 
 def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
@@ -127,10 +122,10 @@ MAIN = ("questions", "several")
     "task",
     [name if name in MAIN else pytest.param(name, marks=pytest.mark.extended) for name in TASKS],
 )
-def test_two_processes_train_as_one_does(start: list[str], tmp_path: Path, task: str) -> None:
+def test_two_processes_train_as_one_does(exact: list[str], tmp_path: Path, task: str) -> None:
     """Of batches that two do not divide evenly, where the task allows it."""
     (tmp_path / "data").mkdir()
-    options = [*start, "--batch-size", "5", *TASKS[task](tmp_path / "data")]
+    options = [*exact, "--batch-size", "5", *TASKS[task](tmp_path / "data")]
     assert alone(options, tmp_path / "one").status == 0
     check_ended(together(options, tmp_path / "two"))
     check_close(tmp_path / "one", tmp_path / "two", without_gradient=WITHOUT_GRADIENT.get(task, ()))
@@ -164,11 +159,11 @@ def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_p
     check_close(run, whole)
 
 
-def test_an_error_in_the_data_is_reported_once(start: list[str], tmp_path: Path) -> None:
+def test_an_error_in_the_data_is_reported_once(exact: list[str], tmp_path: Path) -> None:
     """By the main process; if it reads other data, by the one that has it."""
     file = tmp_path / "bad.tsv"
     file.write_text("text\tmood\na city\t1\na war\t0\n")
-    options = [*start, "--text-classification", str(file)]
+    options = [*exact, "--text-classification", str(file)]
     first, second = together(options, tmp_path / "run")
     assert (first.status, second.status) == (1, 1)
     assert "bad.tsv" in first.err

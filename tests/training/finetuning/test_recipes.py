@@ -55,13 +55,6 @@ def test_the_papers_values(name: str) -> None:
     assert (got["optimizer"], got["schedule"]) == ("adamw", "linear")
 
 
-def test_each_value_can_be_given(rte: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"lr": 1.0, "batch_size": (4,), "dropout": 0.0, "length": 64}
-    settings = settled(**rte, **given, steps=9)
-    assert {name: getattr(settings, name) for name in given} == given
-    assert (settings.steps, settings.optimizer) == (9, "adamw")
-
-
 @pytest.mark.parametrize("end", [{"epochs": 3.0}, {"budget": 60.0}])
 def test_another_end_replaces_the_recipes_steps(rte: dict[str, Any], end: dict[str, float]) -> None:
     settings = settled(**rte, **end)

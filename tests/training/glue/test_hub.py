@@ -86,18 +86,6 @@ def test_the_hub_s_files_of_every_task_are_read(glue: Path, name: str) -> None:
         assert text.label == ROWS[name]["label"]
 
 
-@pytest.mark.parametrize("name", ["mrpc", "mnli", "stsb", "cola"])
-def test_validation_in_tsv_goes_with_the_hub_s_files(glue: Path, name: str) -> None:
-    """With the columns that the Hub's files have."""
-    task, row = TASKS[name], ROWS[name]
-    content = "\n".join("\t".join(map(str, cells)) for cells in (row.keys(), row.values()))
-    (glue / name / "val.tsv").write_text(content)
-    files = training_files(task, glue / name)
-    assert [file.name for file in files.validation] == ["val.tsv"]
-    texts = read_task(task, {"training": files.train, "validation": files.validation}).texts
-    assert len({(t.text, t.pair, t.label) for its in texts.values() for t in its}) == 1
-
-
 @pytest.mark.extended
 def test_a_task_without_its_folder_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     expected = {"training": ["A."], "matched": ["A."], "mismatched": ["A."]}

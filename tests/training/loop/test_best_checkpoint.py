@@ -40,7 +40,7 @@ run = partial(run_command, main)
 
 
 @pytest.fixture
-def start(classifier: Path, labelled: Path) -> list[str]:
+def of_texts(classifier: Path, labelled: Path) -> list[str]:
     """A run that keeps one checkpoint beside the best; its end and validation are not given."""
     return [
         *("--initialize-from", str(classifier), "--length", "64"),
@@ -51,12 +51,12 @@ def start(classifier: Path, labelled: Path) -> list[str]:
 
 
 def test_the_best_of_other_texts_is_refused(
-    start: list[str], labelled: Path, tmp_path: Path, capsys: Capture
+    of_texts: list[str], labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """By their content, wherever they are; and the best checkpoint stays."""
     texts, folder = tmp_path / "dev.tsv", tmp_path / "run"
     shutil.copy(labelled, texts)
-    options = [*start, "--steps", "4", "--validation", str(texts)]
+    options = [*of_texts, "--steps", "4", "--validation", str(texts)]
     assert run(options, folder) == 0
     best = best_step(folder)
     text = texts.read_text()
@@ -72,7 +72,7 @@ def test_the_best_of_other_texts_is_refused(
 
 
 def test_training_without_validation_keeps_the_best_until_there_is_another(
-    start: list[str], labelled: Path, tmp_path: Path, capsys: Capture
+    of_texts: list[str], labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """On texts with the other label, training makes the loss worse."""
     others = tmp_path / "others.tsv"
@@ -80,14 +80,14 @@ def test_training_without_validation_keeps_the_best_until_there_is_another(
     lines = labelled.read_text().splitlines()
     others.write_text("\n".join(line[:-1] + flipped.get(line[-1], line[-1]) for line in lines))
     folder, held_out = tmp_path / "run", ("--validation", str(others), "--metric", "loss")
-    assert run(start, folder, "--steps", "2", *held_out) == 0
-    assert run(start, folder, "--steps", "5") == 0
+    assert run(of_texts, folder, "--steps", "2", *held_out) == 0
+    assert run(of_texts, folder, "--steps", "5") == 0
     assert best_step(folder) == 2
     assert (folder / "best/model.safetensors").is_file()
     other = ("--validation", str(others), "--metric", "accuracy")
-    assert run(start, folder, "--steps", "7", *other) == 1
+    assert run(of_texts, folder, "--steps", "7", *other) == 1
     assert "the run selects its best checkpoint by loss of " in capsys.readouterr().err
-    assert run(start, folder, "--steps", "7", *held_out) == 0
+    assert run(of_texts, folder, "--steps", "7", *held_out) == 0
     losses = validations(folder, "text-classification", "loss")
     assert list(losses) == [2, 6, 7]
     assert losses[best_step(folder)] == min(losses.values())
@@ -105,7 +105,7 @@ def test_the_first_of_the_best(
     figure: str, values: list[float], best_steps: list[int | None]
 ) -> None:
     selection = BestValidation(figure=figure)
-    for step, (value, expected) in enumerate(zip(values, best_steps, strict=True), start=1):
+    for step, (value, expected) in enumerate(zip(values, best_steps, strict=True), of_texts=1):
         is_best = selection.take(step, {figure: value, "other": 9.0})
         assert selection.best_step == expected
         assert is_best == (expected == step)
@@ -130,14 +130,10 @@ f1 = partial(validations, task="question-answering", figure="f1")
 
 
 @pytest.fixture
-def of_questions(pretrained: Path) -> list[str]:
+def of_questions(start: list[str]) -> list[str]:
     """A run of 12 steps with three validations, whose file is left to be named."""
-    return [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
-        *("--question-answering", str(SQUAD), "--batch-size", "8", "--steps", "12"),
-        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--validate-every", "4"),
-        *("--precision", "fp32", "--device", "cpu"),
-    ]
+    data = ("--question-answering", str(SQUAD), "--batch-size", "8")
+    return [*start, *data, "--steps", "12", "--validate-every", "4"]
 
 
 @pytest.mark.parametrize(("file", "name"), [(SQUAD, "f1"), (SQUAD_V2, "best_f1")])
@@ -170,10 +166,10 @@ apart = partial(run_in_process, program="training.commands.finetune")
 
 
 @pytest.fixture
-def seven(start: list[str], labelled: Path) -> list[str]:
+def seven(of_texts: list[str], labelled: Path) -> list[str]:
     """The run with seven steps, nearly four epochs, that is validated on its own texts."""
     held_out = ("--validation", str(labelled), "--metric", "loss")
-    return [*start, *held_out, "--steps", "7", "--adamw-lr", "1e-2"]
+    return [*of_texts, *held_out, "--steps", "7", "--adamw-lr", "1e-2"]
 
 
 def test_the_end_is_validated_also_where_its_step_was_skipped(

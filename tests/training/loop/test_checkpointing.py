@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,51 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.loop.damages import DAMAGES, Damage, flip_a_byte, linked_step, names
+from tests.training.processes import (
+    before_step,
+    die_before_change,
+    run_in_process,
+    sleep,
+    start,
+    write_no_file_over,
+)
+from tests.training.support import read_metrics, same_weights
 from training.errors import RunError
-from training.loop.checkpointing import Checkpoints, load_state, step_of
+from training.loop.checkpointing import Checkpoints, find_damage, load_state, step_of
+
+Damage = Callable[[Path], object]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def linked_step(folder: Path) -> int:
+    """The step of the checkpoint that the link is to, which is whole."""
+    link = folder / "checkpoint"
+    assert link.is_symlink()
+    assert find_damage(link) is None
+    return step_of(link.resolve())
+
+
+def flip_a_byte(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "a byte": (flip_a_byte, "model.safetensors has changed since it was written"),
+    "truncated": (lambda path: os.truncate(path / "state.pt", 100), "state.pt has changed since"),
+    "no state": (lambda path: (path / "state.pt").unlink(), "No such file or directory"),
+    "no hashes": (lambda path: (path / "hashes.json").unlink(), "No such file or directory"),
+    "no hash of the state": (
+        lambda path: (path / "hashes.json").write_text("{}"),
+        "hashes.json does not name state.pt",
+    ),
+}
+
 
 Capture = pytest.CaptureFixture[str]
 
@@ -78,32 +123,6 @@ def full_disk(folder: Path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
-def torn_file(folder: Path) -> None:
-    raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 1 vs 0\nframes")
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (full_disk, "No space left on device"),
-        (torn_file, "[enforce fail at inline_container.cc:672] . unexpected pos 1 vs 0"),
-    ],
-)
-def test_a_failed_write_leaves_the_last_checkpoint(
-    tmp_path: Path, write: Callable[[Path], None], message: str
-) -> None:
-    checkpoints = Checkpoints(folder=tmp_path)
-    for last in ("there is none before it", f"the last one, {tmp_path}/checkpoints/step-00000001"):
-        with pytest.raises(RunError) as caught:
-            checkpoints.save(1_234, write, {})
-        start = f"the checkpoint of step 1,234 could not be written: {message}; {last}"
-        assert str(caught.value).startswith(start)
-        assert "\n" not in str(caught.value)
-        assert "step-00001234" not in " ".join(names(tmp_path))
-        save(tmp_path, 1)
-    assert linked_step(tmp_path) == 1
-
-
 OPERATIONS = st.sampled_from(["save", "fail", "die", "damage", "damage the oldest", "go on"])
 
 
@@ -140,3 +159,116 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
             if is_whole[victim]:
                 flip_a_byte(checkpoints.at(victim))
             is_whole[victim] = False
+
+
+STEPS = list(range(1, 9))
+
+
+OFTEN = ("--save-every", "0.0001s")
+
+
+def test_a_run_is_trained_by_one_command_at_a_time(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    """Also by one whose helpers outlive it for a moment."""
+    folder = tmp_path / "run"
+    first = start([*tiny_options, "--workers", "1"], folder, fate=partial(before_step, 3, sleep))
+    first.wait_for(folder / "metrics.jsonl")
+    (folder / "checkpoints" / "step-00000001.partial").mkdir()  # what the first is writing
+    second = run_in_process(tiny_options, folder)
+    assert second.status == 1
+    assert second.err == (
+        f"error: another process trains the run in {folder}; end it first, or wait for its end\n"
+    )
+    assert (folder / "checkpoints" / "step-00000001.partial").is_dir()
+    first.send(signal.SIGKILL)
+    assert first.wait().status == -signal.SIGKILL
+    assert run_in_process(tiny_options, folder).status == 0
+    assert same_weights(folder, tiny)
+
+
+def killed_at(options: list[str], folder: Path, numbers: Iterator[int], tiny: Path) -> int:
+    """Kill the run before each of these changes to its folder, go on, compare; how many died."""
+    for killed, number in enumerate(numbers):
+        run = folder / str(number)
+        fate = partial(die_before_change, number, run)
+        status = run_in_process(options, run, fate=fate).status
+        if status == 0:
+            return killed
+        assert status == -signal.SIGKILL
+        if (run / "checkpoint").is_symlink():
+            linked_step(run)
+        ended = run_in_process(options, run)
+        assert (ended.status, ended.err) == (0, ""), number
+        assert same_weights(run, tiny), number
+        assert [line["step"] for line in read_metrics(run)] == [1, 2, 3]
+        assert len(names(run)) == 1
+        assert not list(run.rglob("*.partial"))
+        shutil.rmtree(run)
+    raise AssertionError("the numbers ended before the run did")
+
+
+@pytest.fixture(scope="module")
+def shortest(tiny_options: list[str]) -> list[str]:
+    """A run that saves after each of its three steps, and removes the one before."""
+    return [*tiny_options, "--steps", "3", "--keep", "1", *OFTEN]
+
+
+@pytest.fixture(scope="module")
+def shortest_run(shortest: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shortest") / "run"
+    assert run_in_process(shortest, folder).status == 0
+    return folder
+
+
+def test_a_run_killed_while_it_writes_goes_on_to_the_same_weights(
+    shortest: list[str], shortest_run: Path, tmp_path: Path
+) -> None:
+    assert killed_at(shortest, tmp_path, count(3, 13), shortest_run) > 10
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_any_change_to_its_folder_goes_on_to_the_same_weights(
+    shortest: list[str], shortest_run: Path, tmp_path: Path
+) -> None:
+    assert killed_at(shortest, tmp_path, count(1), shortest_run) > 130
+
+
+def test_a_run_whose_newest_is_damaged_goes_on_to_the_same_weights(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    """The last two of a finished run, though their steps come again."""
+    folder = tmp_path / "run"
+    assert run_in_process(tiny_options, folder, *OFTEN, "--keep", "3").status == 0
+    for step, (damage, _) in zip((8, 7), DAMAGES.values(), strict=False):
+        damage(folder / "checkpoints" / f"step-0000000{step}")
+    ended = run_in_process(tiny_options, folder)
+    assert ended.status == 0
+    assert "resuming from step 6\n" in ended.out
+    assert ended.err.count("warning: passed over ") == 2
+    assert same_weights(folder, tiny)
+    assert linked_step(folder) == 8
+    assert [line["step"] for line in read_metrics(folder)] == STEPS
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        (30_000, "Error while serializing: I/O error: File too large (os error 27)"),  # weights
+        (300_000, "File too large"),  # tokenizer.json
+    ],
+)
+def test_a_disk_that_is_full_stops_the_run(
+    tiny: Path, tiny_options: list[str], tmp_path: Path, limit: int, reason: str
+) -> None:
+    folder = tmp_path / "run"
+    fate = partial(before_step, 5, partial(write_no_file_over, limit))
+    ended = run_in_process(tiny_options, folder, *OFTEN, fate=fate)
+    assert ended.status == 1
+    assert ended.err == (
+        f"error: the checkpoint of step 5 could not be written: {reason}; "
+        f"the last one, {folder}/checkpoints/step-00000004, is whole\n"
+    )
+    assert names(folder) == ["step-00000003", "step-00000004"]
+    assert run_in_process(tiny_options, folder).status == 0
+    assert same_weights(folder, tiny)

@@ -134,22 +134,11 @@ def test_a_step_that_lacks_memory_is_made_of_smaller_micro_batches(
 
 
 def test_texts_that_lack_memory_are_trained_on_in_smaller_micro_batches(
-    pretrained: Path, labelled: Path, tmp_path: Path
+    start: list[str], labelled: Path, tmp_path: Path
 ) -> None:
-    options = [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--text-classification"),
-        *(str(labelled), "--batch-size", "13", "--steps", "4", "--length", "64"),
-        *(
-            "--validation-split",
-            "0",
-            *("--dropout", "0", "--classifier-dropout", "0"),
-            "--precision",
-            "fp32",
-            "--device",
-            "cpu",
-            "--no-compile",
-        ),
-    ]
+    options = [*start, "--text-classification", str(labelled), "--validation-split", "0"]
+    options += ["--batch-size", "13", "--steps", "4", "--lr", "2e-4", "--adamw-lr", "2e-4"]
+    options += ["--dropout", "0", "--classifier-dropout", "0"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     finetuned = partial(run_in_process, options, program="training.commands.finetune")
     assert finetuned(whole).status == 0

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from tests.training.support import TINY, pretend_bf16, stop_at
 from training.commands import pretrain
-from training.errors import RunError
 from training.loop.distributed import World
-from training.loop.progress import record_run
 from training.loop.reproducibility import reproducible, run_precision
 from training.model.albert import Embeddings
+from training.system import precision as precision_module
+from training.system.precision import cpu_has_bf16, cpu_is_faster_in_bf16, precision, product_dtype
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 4096
@@ -71,21 +72,6 @@ def test_sums_by_index_are_the_same_to_the_bit_each_time(threads: int, compiles:
     assert len(first) == 7
 
 
-def test_the_precision_of_a_run_is_measured_at_its_first_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_bf16(monkeypatch, True)
-    assert run_precision("auto", tmp_path, World()) == "bf16"
-    record_run(tmp_path, {"precision": "bf16"})
-    monkeypatch.setattr("training.system.precision.cpu_is_faster_in_bf16", lambda: False)
-    assert run_precision("auto", tmp_path, World()) == "bf16"
-    assert run_precision("bf16", tmp_path, World()) == "bf16"
-    assert run_precision("auto", tmp_path / "new", World()) == "fp32"
-    assert run_precision("bf16", tmp_path / "new", World()) == "bf16"
-    with pytest.raises(RunError, match="holds a run with precision 'bf16', not 'fp32'"):
-        run_precision("fp32", tmp_path, World())
-
-
 def test_a_cpu_that_emulates_bf16_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,3 +99,66 @@ def test_a_run_that_is_resumed_keeps_its_precision(
     assert "holds a run with precision 'bf16', not 'fp32'" in capsys.readouterr().err
     assert pretrain.main(options) == 0
     assert json.loads((tmp_path / "run.json").read_text())["precision"] == "bf16"
+
+
+WITH_BF16: list[dict[str, Any]] = [
+    {"architecture": "x86_64", "avx2": True, "avx512_f": True, "avx512_bf16": True},
+    {"architecture": "x86_64", "avx2": True, "amx_bf16": True, "avx512_bf16": False},
+    {"architecture": "arm64", "neon": True, "bf16": True, "sve_max_length": 0},
+]
+WITHOUT_BF16: list[dict[str, Any]] = [
+    {"architecture": "x86_64", "avx2": True, "avx512_f": True, "avx512_vnni": True},
+    {"architecture": "arm64", "neon": True, "bf16": False, "sve_bf16": False},
+]
+CASES = [(each, torch.bfloat16) for each in WITH_BF16]
+CASES += [(each, torch.float32) for each in WITHOUT_BF16]
+
+
+@pytest.fixture(autouse=True)
+def measured_anew() -> Iterator[None]:
+    cpu_is_faster_in_bf16.cache_clear()
+    yield
+    cpu_is_faster_in_bf16.cache_clear()
+
+
+@pytest.mark.parametrize(("capabilities", "dtype"), CASES)
+def test_without_instructions_bf16_is_not_measured(
+    capabilities: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[torch.dtype] = []
+    seconds = {torch.bfloat16: 1.0, torch.float32: 2.0}
+
+    def product_s(dtype: torch.dtype) -> float:
+        measured.append(dtype)
+        return seconds[dtype]
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(precision_module, "_product_s", product_s)
+    assert cpu_has_bf16() == (dtype == torch.bfloat16)
+    assert product_dtype(CPU) == dtype
+    assert set(measured) == (set(seconds) if cpu_has_bf16() else set())
+    matrix = torch.ones(2, 2)
+    with precision(CPU):
+        assert (matrix @ matrix).dtype == dtype
+    assert (matrix @ matrix).dtype == torch.float32
+    assert len(measured) <= 2, "measured once"
+
+
+def test_a_cpu_slower_in_bf16_multiplies_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {torch.bfloat16: 2.0, torch.float32: 1.0}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: WITH_BF16[0])
+    monkeypatch.setattr(precision_module, "_product_s", seconds.__getitem__)
+    assert product_dtype(CPU) == torch.float32
+
+
+def test_a_gpu_multiplies_bf16_whatever_its_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: WITHOUT_BF16[0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert product_dtype(torch.device("cuda")) == torch.bfloat16
+
+
+def test_the_capabilities_are_this_cpus() -> None:
+    """Under the names that torch has for it: one of them is known on each architecture."""
+    names = torch.cpu.get_capabilities().keys()
+    assert {"avx512_bf16", "amx_bf16"} <= names or "bf16" in names
+    assert product_dtype(CPU) in (torch.bfloat16, torch.float32)

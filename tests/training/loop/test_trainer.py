@@ -1,11 +1,14 @@
-"""A run that was killed, stopped or measured ends as one that was not."""
+"""A run that was killed, stopped or measured ends as one that was not, and when it shall."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +35,11 @@ from tests.training.support import (
     same_weights,
     validations,
 )
+from training.errors import RunError
+from training.loop.progress import Progress, is_known_run
 from training.optim.optimizers import Schedule
+from training.options import values
+from training.system.signals import StopFlag
 
 OFTEN = ("--save-every", "0.0001s")
 NEVER = ("--save-every", "10h")
@@ -201,3 +208,36 @@ def test_a_budget_is_the_length_of_the_schedule(budgeted: list[str], tmp_path: P
     assert run_in_process(budgeted, tmp_path / "run", fate=tick).status == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
     assert reports(tmp_path / "run")[-1]["step"] == 20
+
+
+def test_progress_is_that_of_the_nearer_end() -> None:
+    assert Progress(num_steps=10, budget_s=None, step=3).done == 0.3
+    assert Progress(num_steps=None, budget_s=100, elapsed_s=25).done == 0.25
+    assert Progress(num_steps=10, budget_s=100, step=3, elapsed_s=25).done == 0.3
+    assert Progress(num_steps=10, budget_s=100, step=3, elapsed_s=75).done == 0.75
+    assert Progress(num_steps=10, budget_s=None, step=12).done == 1.0
+
+
+def test_a_second_signal_ends_the_process() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+SETTINGS: dict[str, Any] = {"settings": {"seed": 0, "lr": 0.1, "budget": None}, "files": ["a"]}
+
+
+def test_a_damaged_note(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunError, match=r"run\.json is not JSON: .*give another --output"):
+        is_known_run(tmp_path, SETTINGS)
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "-1s", "0s", "infh", "nans", "1d"])
+def test_a_duration_has_a_unit(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="90s, 25m"):
+        values.parse_duration(text)

@@ -31,9 +31,11 @@ from tests.training.support import (
 )
 from training.model.checkpoint import CheckpointError, find_tasks, load_checkpoint, save_checkpoint
 from training.model.hf_names import parameters
+from training.model.provenance import read_stages
 from training.model.resizing import cut_positions, expand_for_hf, grow_depth
 
 pytestmark = pytest.mark.process
+
 
 GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)
 
@@ -280,3 +282,16 @@ def test_a_save_that_fails_leaves_the_old_file(
         save_checkpoint(our_model(TINY, ("fill-mask",), seed=5), tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
     load_checkpoint(tmp_path)
+
+
+def test_a_bundle_has_the_stages_in_its_manifest(tmp_path: Path) -> None:
+    stages = [{"program": "albert-serve pretrain", "steps": 5}]
+    manifest = {"provenance": {"training": {"stages": stages}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert read_stages(tmp_path) == stages
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"stages": 3}'])
+def test_foreign_files_of_that_name_hold_no_stages(content: str, tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_text(content)
+    assert read_stages(tmp_path) == []

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,9 +29,10 @@ from tests.training.support import (
     our_model,
     ragged,
 )
-from training.model.albert import Albert, ModelInputs, attend
+from training.model.albert import Albert, Attention, ModelInputs, attend
 from training.model.heads import AlbertForTasks, head_sizes
 from training.model.hf_names import parameters
+from training.model.initialization import start_local
 
 
 @each_class
@@ -200,3 +202,42 @@ def test_models_have_the_paper_s_sizes(
     sizes = [p.numel() for p in unique.values()]
     assert sum(sizes) == config.num_backbone_params
     assert sum(sizes) == pytest.approx(num_millions * 1e6, rel=0.03)
+
+
+COUNTS = np.arange(50) ** 2
+CONFIG = replace(
+    TINY, embedding_size=64, hidden_size=128, num_heads=4, num_groups=2, max_positions=32
+)
+
+
+@pytest.fixture
+def model() -> AlbertForTasks:
+    torch.manual_seed(0)
+    made = AlbertForTasks(CONFIG, {"fill-mask": 50})
+    start_local(made, COUNTS)
+    return made.eval()
+
+
+@torch.no_grad()
+def test_it_predicts_the_corpus_frequencies(model: AlbertForTasks) -> None:
+    logits = model.logits("fill-mask", model(ragged((16, 16))).flatten(0, 1))
+    smoothed = torch.from_numpy((COUNTS + 1) / (COUNTS + 1).sum()).float()
+    predicted = logits.softmax(-1).mean(0)
+    entropy = -(smoothed * smoothed.log()).sum()
+    assert -(smoothed * predicted.log()).sum() < 1.1 * entropy
+
+
+@torch.no_grad()
+def test_each_head_looks_at_one_neighbour(model: AlbertForTasks) -> None:
+    """Head 0 one back, head 1 one ahead, head 2 two back, head 3 two ahead."""
+    batch = ragged((32, 32, 32))
+    x_bsh = model.albert.embeddings(batch.ids, batch.types, None)
+    for block in model.albert.encoder.attentions:
+        assert isinstance(block, Attention)
+        query, key = (
+            part(x_bsh).unflatten(-1, (4, -1)).transpose(1, 2) for part in (block.query, block.key)
+        )
+        seen = (query @ key.transpose(-1, -2)).argmax(-1)[:, :, 2:-2]
+        offsets = seen - torch.arange(2, 30)
+        for head, expected in enumerate((-1, 1, -2, 2)):
+            assert (offsets[:, head] == expected).float().mean() > 0.9

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from itertools import permutations
-from typing import get_args
+from typing import Any, Final, get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from tests.training.support import TINY, our_model
+from tests.training.support import TINY, our_model, pretend_bf16
 from training.model.heads import AlbertForTasks
 from training.optim.lamb import Lamb
+from training.optim.muon import Muon
 from training.optim.optimizers import (
     OptimizerError,
     OptimizerName,
@@ -178,3 +181,51 @@ def test_only_lamb_has_a_figure(model: AlbertForTasks, name: OptimizerName) -> N
     expected = sum(ratios) / len(ratios)
     assert optimizers.figures() == {"trust_ratio": pytest.approx(expected, rel=1e-3)}
     assert isinstance(optimizers.parts[0], Lamb)
+
+
+# Square, wide, tall, and of a single row and column.
+SHAPES: Final = [(24, 24), (24, 40), (40, 24), (1, 7), (7, 1)]
+
+
+def random(shape: tuple[int, int], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_matrices() -> list[nn.Parameter]:
+    return [nn.Parameter(random(shape, seed)) for seed, shape in enumerate(SHAPES)]
+
+
+def torch_s(matrices: Sequence[nn.Parameter], **changes: Any) -> Optimizer:
+    """The optimizer that ours follows."""
+    options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
+    return torch.optim.Muon(matrices, **{**options, **changes})
+
+
+def our_muon(matrices: Sequence[nn.Parameter]) -> Muon:
+    return Muon(matrices, lr=0.02, weight_decay=0.3)
+
+
+def train(optimizer: Optimizer, steps: Sequence[int]) -> None:
+    """The steps of these numbers; sizes of gradients and rates differ from step to step."""
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / (step + 1)
+            for number, parameter in enumerate(group["params"]):
+                parameter.grad = random(parameter.shape, 100 * step + number) * 10.0 ** (step - 2)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("has_bf16", "rounding"),
+    [pytest.param(True, 2**-8, id="bf16"), pytest.param(False, 0.03, id="fp32")],
+)
+def test_steps_are_torch_s(
+    has_bf16: bool, rounding: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to a rounding of the way; in fp32 up to the several that torch's bf16 adds up."""
+    pretend_bf16(monkeypatch, has_bf16)
+    first, mine, theirs = make_matrices(), make_matrices(), make_matrices()
+    train(our_muon(mine), range(5))
+    train(torch_s(theirs), range(5))
+    for start, one, other in zip(first, mine, theirs, strict=True):
+        assert (one - other).norm() < rounding * (other - start).norm(), one.shape

@@ -1,4 +1,4 @@
-"""Configurations: flags, the Python API, and the records by which runs are resumed."""
+"""Configurations: flags, and the Python API."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from training.commands.distil import DistilConfig
 from training.commands.finetune import FinetuneConfig
 from training.commands.pretrain import PretrainConfig, pretrain
 from training.errors import TrainingError
+from training.options.device import parse_device
 from training.options.flags import Options, add_flags
 
 
@@ -107,3 +108,20 @@ def test_the_help_names_every_flag_with_its_default(config: type[Options]) -> No
     assert "--precision {auto,fp32,bf16,fp16}" in help_
     if config is FinetuneConfig:
         assert "with muon of the layers' matrices (0.0002; of a hidden size over 384" in help_
+
+
+@pytest.mark.parametrize(("has_gpu", "expected"), [(False, "cpu"), (True, "cuda")])
+def test_auto_is_the_gpu_where_there_is_one(
+    has_gpu: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert parse_device("auto") == torch.device(expected)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu:x", "meta", "cuda:99"])
+def test_a_device_that_cannot_be_used_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="give auto, cpu, cuda") as refused:
+        parse_device(name)
+    assert str(refused.value).startswith(f"{name!r} cannot be used: ")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300

@@ -1,14 +1,23 @@
-"""The paper's recipe is what the paper and the original code say, number by number."""
+"""The recipes of pretraining are what papers say; a job divides its steps among masks and pairs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from albert_serve.config import PRESETS, preset
+from albert_serve.config import AlbertConfig, preset
+from training.commands.pretrain import PretrainConfig
 from training.data.masking import NgramMasking
+from training.data.shards import Shards
+from training.errors import RunError
+from training.loop.distributed import World
+from training.pretraining.config import Start
+from training.pretraining.job import PretrainingJob
 from training.pretraining.recipes import RECIPES, scaled_lr
 
 PAPER = RECIPES["paper"]
@@ -73,7 +82,70 @@ def test_dropout_of_the_released_models(name: str, v1: float) -> None:
     assert replace(PAPER, dropout="v2").dropout_of(config) == 0.0
 
 
-def test_the_small_recipe_fits_the_small_preset() -> None:
-    """And not one of the paper's, which come first."""
-    assert list(PRESETS)[:4] == ["base", "large", "xlarge", "xxlarge"]
-    assert preset("small").max_positions == RECIPES["small"].length == 128
+JOB_SIZES = AlbertConfig(
+    vocab_size=800,
+    embedding_size=16,
+    hidden_size=32,
+    num_layers=1,
+    num_heads=2,
+    max_positions=64,
+)
+
+
+def make_job(
+    shards: Shards, vocab_dir: Path, world: World | None = None, **values: Any
+) -> PretrainingJob:
+    config = PretrainConfig(
+        output=Path("unused"),
+        shards=Path("open"),
+        tokenizer=vocab_dir,
+        steps=32,
+        workers=0,
+        **{"length": 32, "batch_size": 64, "order_share": 0.5, "device": "cpu", **values},
+    )
+    return PretrainingJob(
+        config=config,
+        recipe=config.changed(RECIPES["small"]),
+        architecture=JOB_SIZES,
+        start=Start(folder=None, name=None, tokenizer=vocab_dir),
+        shards=shards,
+        world=world or World(),
+        precision="auto",
+        compiles=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_size", "rows"),
+    [(None, 16), (64, 16), (16, 4), (8, 2), (4, 1), (1, 1)],
+)
+def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
+    shards: Shards, vocab_dir: Path, micro_batch_size: int | None, rows: int
+) -> None:
+    """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
+    job = make_job(shards, vocab_dir, micro_batch_size=micro_batch_size)
+    slicing = job.pair_stream().slicing
+    assert (slicing.num_rows, slicing.rows_a_batch) == (16, rows)
+
+
+def test_a_count_that_does_not_divide_is_refused(shards: Shards, vocab_dir: Path) -> None:
+    job = make_job(shards, vocab_dir, World(size=8), order_batch_size=4)
+    with pytest.raises(RunError, match="--order-batch-size 4 is no multiple of the 8 processes"):
+        job.pair_stream()
+
+
+def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(
+    shards: Shards, vocab_dir: Path
+) -> None:
+    """Nor do its weights decay in them, or go on by moments of the steps on pairs."""
+    job = make_job(shards, vocab_dir, batch_size=8, warmup=0.0, schedule="wsd", optimizer="adamw")
+    run = job.build()
+    parts = (run.model.heads["sentence-order"], run.model.pooler)
+    mine = [each for part in parts if part is not None for each in part.parameters()]
+    has_changed = {"pretraining": set[bool](), "sentence-order": set[bool]()}
+    for number in range(12):
+        before, steps = [each.detach().clone() for each in mine], run.num_steps.copy()
+        run.step(done=number / 32)
+        (stream,) = run.num_steps - steps
+        has_changed[stream].add(not all(map(torch.equal, before, mine)))
+    assert has_changed == {"pretraining": {False}, "sentence-order": {True}}

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from recipes.albert_small_en import finetune_teacher, sentences
+from tests.training.distillation.teachers import make_bert
 from training.commands import finetune
 
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> Path:
+def named(tmp_path: Path) -> Path:
     """Texts whose label is a word of theirs."""
     lines = ["sentence\tlabel"]
     lines += [f"The {place} is in the {where}.\t{label}"
@@ -27,10 +28,10 @@ def labelled(tmp_path: Path) -> Path:
 
 
 def test_a_finetuned_teacher_labels_texts_for_a_student(
-    teacher_dir: Path, pretrained: Path, labelled: Path, tmp_path: Path, capsys: Capture
+    pretrained: Path, named: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "teacher"
-    words = [str(teacher_dir), "--train", str(labelled), "--dev", str(labelled)]
+    words = [str(make_bert(tmp_path / "bert")), "--train", str(named), "--dev", str(named)]
     words += ["--labels", "plain", "named", "--epochs", "30", "--batch-size", "8", "--lr", "1e-2"]
     assert finetune_teacher.main([*words, "--output", str(folder)]) == 0
     assert "100.0% of 32 held-out texts" in capsys.readouterr().out
@@ -55,21 +56,3 @@ def test_sentences_of_reviews(tmp_path: Path, capsys: Capture) -> None:
     assert sentences.main([str(reviews), "--output", str(written)]) == 0
     assert written.read_text() == "It was a long film.\nI liked all of it.\n"
     assert "2 sentences" in capsys.readouterr().out
-
-
-def test_some_of_the_sentences_are_drawn_at_random(tmp_path: Path) -> None:
-    reviews = tmp_path / "reviews.txt"
-    texts = [f"This is the film number {number}." for number in range(40)]
-    reviews.write_text("\n\n".join(texts))
-
-    def draw(*options: str) -> list[str]:
-        output = tmp_path / "sentences.txt"
-        assert sentences.main([str(reviews), *options, "--output", str(output)]) == 0
-        return output.read_text().splitlines()
-
-    some = draw("--max-sentences", "9")
-    assert len(set(some)) == 9
-    assert set(some) < set(texts)
-    assert some == draw("--max-sentences", "9")
-    assert some != draw("--max-sentences", "9", "--seed", "1")
-    assert draw("--max-sentences", "41") == texts
