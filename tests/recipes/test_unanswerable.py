@@ -70,15 +70,6 @@ def test_the_nearest_paragraph_without_the_answer_is_taken(tmp_path: Path) -> No
     assert (near.id, near.context) == ("q-same-article", texts[-2])
 
 
-@pytest.mark.parametrize("suffix", [".json", ".json.xz"])
-def test_the_same_command_writes_the_same_bytes(tmp_path: Path, suffix: str) -> None:
-    files = [tmp_path / f"{name}{suffix}" for name in ("one", "other", "third")]
-    for file, seed in zip(files, ("3", "3", "4"), strict=True):
-        made(file, "--seed", seed)
-    one, other, third = (file.read_bytes() for file in files)
-    assert one == other != third
-
-
 def lone(context: str) -> str:
     """Return a file with one question."""
     answer = {"text": "A", "answer_start": 0}

@@ -281,11 +281,10 @@ def test_impossible_evaluations_are_refused(
 
 
 def test_a_checkpoint_without_the_head(pretrained: Path, labelled: Path, capsys: Capture) -> None:
-    arguments = [str(pretrained / "checkpoint"), "--text-classification", str(labelled)]
-    assert main(arguments) == 1
-    assert "error: the checkpoint has no head for text-classification; it has fill-mask, " in (
-        capsys.readouterr().err
-    )
+    command = [str(pretrained / "checkpoint"), "--text-classification", str(labelled)]
+    assert main(command) == 1
+    message = "error: the checkpoint has no head for text-classification; it has fill-mask, "
+    assert message in capsys.readouterr().err
 
 
 def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -36,13 +36,12 @@ def clone(tmp_path: Path) -> Path:
 
 
 def test_pretraining(clone: Path) -> None:
-    plots = printed_commands(PRETRAINING, "serve plot")
     commands = [
         *printed_commands(PRETRAINING, "serve prepare"),
         *printed_commands(PRETRAINING, "--recipe paper"),
-        *(command for command in plots if command.startswith("albert-serve")),
+        printed_commands(PRETRAINING, "serve plot")[0],
     ]
-    assert len(commands) == 6
+    assert len(commands) == 5
     appended = {
         "vocab": "--vocab-size 800",
         "pretrain": f"{TINY_SIZES} {TWO_STEPS} --validate-every 1",
@@ -57,13 +56,12 @@ def test_pretraining(clone: Path) -> None:
         assert [line["step"] for line in read_metrics(clone / "runs" / name)][-1] == 2
         assert load_checkpoint(clone / "runs" / name / "checkpoint").config.vocab_size == 800
     order = printed_commands(PRETRAINING, "--order-share 0.25")
-    spans = printed_commands(PRETRAINING, "serve spans")
+    spans = printed_commands(PRETRAINING, "albert_small_en.spans")
     few = "--batch-size 2 2 --steps 2 --report-every 1"
     run_printed([*order, *spans], clone, {"pretrain": TWO_STEPS, "finetune": few})
     model = load_checkpoint(clone / "runs" / "spans" / "checkpoint")
     assert {"fill-mask", "sentence-order", "question-answering"} <= model.tasks.keys()
-    for name in ("curves.png", "layers.png"):
-        assert (clone / name).read_bytes().startswith(b"\x89PNG")
+    assert (clone / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_distillation(clone: Path, vocab_dir: Path) -> None:

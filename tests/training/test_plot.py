@@ -61,13 +61,6 @@ def test_there_is_a_panel_for_each_figure(run: Path) -> None:
     assert list(np.asarray(by_label(loss)["entropy of tokens"].get_ydata())) == [6.8, 6.8]
 
 
-def test_several_runs_are_drawn_over_each_other(run: Path, pretrained: Path) -> None:
-    figure = draw_curves([run, pretrained])
-    lines = by_label(panels(figure)["fill-mask/loss"])
-    assert lines[str(run)].get_color() != lines[str(pretrained)].get_color()
-    assert list(by_label(panels(figure)["grad_norm"])) == [str(pretrained)]
-
-
 @pytest.mark.parametrize(
     ("x", "label", "first", "last"),
     [
@@ -87,10 +80,14 @@ def test_the_x_axis_shows_steps_tokens_or_hours(
     assert {ax.get_xlabel() for ax in figure.axes} == {label}
 
 
-def test_a_real_run_can_be_drawn(pretrained: Path, tmp_path: Path) -> None:
-    ax = panels(draw_curves([pretrained]))["fill-mask/loss"]
+def test_a_real_run_is_drawn_over_another(run: Path, pretrained: Path, tmp_path: Path) -> None:
+    figure = draw_curves([run, pretrained])
+    drawn = by_label(panels(figure)["fill-mask/loss"])
     lines = [line for line in read_metrics(pretrained) if "fill-mask/loss" in line]
-    assert points(ax.get_lines()[0]) == [(line["step"], line["fill-mask/loss"]) for line in lines]
+    losses = [(line["step"], line["fill-mask/loss"]) for line in lines]
+    assert points(drawn[str(pretrained)]) == losses
+    assert drawn[str(run)].get_color() != drawn[str(pretrained)].get_color()
+    assert list(by_label(panels(figure)["grad_norm"])) == [str(pretrained)]
     assert main([str(pretrained), "--output", str(tmp_path / "curves.png")]) == 0
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 

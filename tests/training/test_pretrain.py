@@ -46,17 +46,16 @@ def test_the_loss_falls_below_the_unigram_entropy(pretrained: Path) -> None:
     assert 0 < metrics[-1]["lr_factor"] < 0.3
 
 
-def test_the_checkpoint_is_one_of_transformers(pretrained: Path) -> None:
+def test_the_checkpoint_is_one_of_transformers_and_says_where_it_comes_from(
+    pretrained: Path,
+) -> None:
     folder = pretrained / "checkpoint"
     model = hf_load("AlbertForPreTraining", folder)
     inputs = transformers.AutoTokenizer.from_pretrained(folder)("The school", return_tensors="pt")
     with torch.no_grad():
         assert model(**inputs).prediction_logits.isfinite().all()
     assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
-
-
-def test_the_checkpoint_says_where_it_comes_from(pretrained: Path) -> None:
-    (stage,) = json.loads((pretrained / "checkpoint" / "training.json").read_text())["stages"]
+    (stage,) = json.loads((folder / "training.json").read_text())["stages"]
     assert stage["program"] == "albert-serve pretrain"
     assert stage["corpus"] == ["easy.txt"]
     assert (stage["steps"], stage["settings"]["batch_size"]) == (80, 16)

@@ -115,14 +115,8 @@ def test_it_says_which_words_become_equal(
 ) -> None:
     corpus = tmp_path / "german.txt"
     corpus.write_text("Der Tag war schon lang, der Abend schön und die Nacht kurz.\n" * 9)
-    arguments = [
-        "--corpus",
-        str(corpus),
-        "--vocab-size",
-        str(35 + 4 * len(options[:1])),
-        "--output",
-        str(tmp_path / "new"),
-    ]
+    arguments = ["--corpus", str(corpus), "--output", str(tmp_path / "new")]
+    arguments += ["--vocab-size", str(35 + 4 * len(options[:1]))]
     assert main([*arguments, *options]) == 0
     said = capsys.readouterr().err
     assert "become equal" not in said if message is None else re.search(message, said)

@@ -13,8 +13,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tasks import MultipleChoice, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import RACE, TINY, write
-from training.data import choices
-from training.data.choices import choice_examples, choice_stream
+from training.data.choices import choice_examples
 from training.data.corpus import CorpusError
 from training.data.labelled.choices import ChoiceText, groups_of, read_choices
 from training.data.labelled.columns import Columns
@@ -168,26 +167,3 @@ def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: Albert
 def config(tokenizer: AlbertTokenizer) -> AlbertConfig:
     values = {**TINY.to_hf(), "vocab_size": tokenizer.vocab_size, "max_position_embeddings": 128}
     return AlbertConfig.from_hf(values)
-
-
-def test_the_choices_of_a_question_are_in_one_batch_without_padding_between(
-    tokenizer: AlbertTokenizer, config: AlbertConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choices, "_TOKENS_A_PASS", 900)
-    texts = read_choices([RACE])
-    examples, _ = choice_examples(texts, tokenizer, length=128, truncation=True)
-    stream = choice_stream(examples, tokenizer, config, batch_size=8, seed=0)
-    assert stream.steps_an_epoch == 2
-    batches = stream.step()
-    assert len(batches) > 1
-    assert sum(batch.counts["multiple-choice"] for batch in batches) == 8
-    for batch in batches:
-        assert isinstance(batch, choices.ChoiceBatch)
-        assert int(batch.num_choices.sum()) == len(batch.firsts)
-        assert batch.num_tokens == int(batch.sizes.sum())
-        assert len(batch.targets) == batch.counts["multiple-choice"]
-        assert (batch.targets < batch.num_choices).all()
-    again = choice_stream(examples, tokenizer, config, batch_size=8, seed=0)
-    again.restore(stream.state())
-    for one, other in zip(stream.step(), again.step(), strict=True):
-        assert one.tokens.ids.tolist() == other.tokens.ids.tolist()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.training.support import corpora, make_part
 from training.data.examples import (
     IGNORED,
-    Example,
     Examples,
     ExampleSettings,
     SentenceTask,
@@ -190,25 +189,6 @@ def next_places(
         is_whole = b - a == bounds[cut] - begin or b - a + d - c == room
         if label == 1 and begin <= a < b <= bounds[cut] and is_whole:
             yield cut
-
-
-@each_task
-@settings(deadline=None, max_examples=40)
-@given(corpora, st.integers(8, 300), st.integers(0, 2**70), st.integers(0, 9))
-def test_no_example_is_over_its_length(
-    task: SentenceTask, documents: list[list[int]], length: int, seed: int, epoch: int
-) -> None:
-    part = make_part(documents)
-    chosen = ExampleSettings(length=length, sentence_task=task, short_rate=0.5)
-    examples = build_examples(part, chosen, seed=seed, epoch=epoch)
-    assert len(examples) >= len(documents)
-    sizes = examples.bounds[:, 1::2] - examples.bounds[:, ::2]
-    assert (sizes[:, 0] > 0).all()
-    assert ((sizes[:, 1] > 0) == (examples.labels != IGNORED)).all()
-    assert (examples.sizes <= length).all()
-    for number, (bounds, label) in enumerate(rows(examples)):
-        tokens, _ = Example(0, epoch, number, bounds, label).tokens(part)
-        assert len(tokens) == examples.sizes[number]
 
 
 def test_truncation_takes_from_both_ends_of_the_longer_segment() -> None:

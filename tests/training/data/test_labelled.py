@@ -149,23 +149,6 @@ def test_bad_files_are_named(
         assert message in error
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "sep=;\nText;Label\na;x\nb;y\n".encode("utf-16"),
-        b"Text,Label\ra,x\rb,y\r",
-        b'text|label\n"a"|x\nb|y\n',
-        b'[{"text": "a", "LABEL": "x"}, {"Sentence": "b", "label": "y"}]',
-    ],
-    ids=["sep", "cr", "delimiter", "array"],
-)
-def test_files_of_other_programs_are_read(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / ("a.json" if content.startswith(b"[") else "a.csv")
-    file.write_bytes(content)
-    examples, names = read_labelled([file])
-    assert ([example.text for example in examples], names) == (["a", "b"], ["x", "y"])
-
-
 def test_of_columns_that_differ_in_case_the_one_in_lower_case_is_read(tmp_path: Path) -> None:
     examples, _ = read_labelled([write(tmp_path / "b.csv", "Text,text,label\na,b,x\n")])
     assert examples[0].text == "b"

@@ -57,32 +57,6 @@ def test_each_epoch_has_every_example_once(count: int, size: int, seed: int) -> 
         assert max(sizes) <= min(size, min(sizes) + 1)
 
 
-@settings(deadline=None, max_examples=80)
-@given(
-    st.lists(st.integers(1, 30), min_size=4, max_size=40),
-    st.integers(1, 4),
-    st.one_of(st.none(), st.integers(1, 50)),
-)
-def test_processes_divide_a_step(
-    sizes: list[int], world_size: int, micro_batch_size: int | None
-) -> None:
-    """Each example goes to one process, in micro-batches of limited and like sizes."""
-    divisions = [
-        Division(rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
-        for rank in range(world_size)
-    ]
-    parts = divisions[0].parts(list(enumerate(sizes)), lambda each: each[1])
-    own = [parts[division.own] for division in divisions]
-    assert all(own)
-    numbers = [number for mine in own for part in mine for number, _ in part]
-    assert sorted(numbers) == list(range(len(sizes)))
-    assert max(map(len, parts)) <= (micro_batch_size or len(sizes))
-    if micro_batch_size is None:
-        assert len(parts) == world_size
-    totals = [sum(size for _, size in part) for part in parts]
-    assert max(totals) - min(totals) <= max(sizes)
-
-
 def test_the_loss_by_length_is_that_of_one_pass() -> None:
     examples = [
         TokenisedExample(ids=[2, *[7] * size, 3], types=[0] * (size + 2), target=size % 2)

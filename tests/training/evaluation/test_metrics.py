@@ -55,19 +55,6 @@ def test_a_label_that_is_only_predicted_counts_in_macro_f1() -> None:
     assert figures["macro_f1"] == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
-def test_correlations_by_hand() -> None:
-    """IQ and hours of television, Wikipedia's example of Spearman's correlation."""
-    iq = np.array([106, 100, 86, 101, 99, 103, 97, 113, 112, 110], np.float64)
-    hours = np.array([7, 27, 2, 50, 28, 29, 20, 12, 6, 17], np.float64)
-    figures = metric_figures(("pearson", "spearman"), hours[:, None], iq)
-    assert figures["spearman"] == pytest.approx(-29 / 165)
-    deviations = (iq - iq.mean(), hours - hours.mean())
-    expected = (deviations[0] * deviations[1]).sum() / math.prod(
-        math.sqrt((each**2).sum()) for each in deviations
-    )
-    assert figures["pearson"] == pytest.approx(expected)
-
-
 def test_a_constant_prediction_has_no_correlation() -> None:
     figures = metric_figures(("pearson", "spearman"), np.ones((3, 1)), np.array([1.0, 2.0, 3.0]))
     assert all(math.isnan(value) for value in figures.values())

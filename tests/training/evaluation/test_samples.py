@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from albert_serve.bundle.manifest import TaskEntry
@@ -175,33 +173,6 @@ def test_texts_too_long_are_left_out_and_counted(
     rows(file, f"{'good ' * 90}\t1")
     with pytest.raises(EvaluationError, match=r"dev\.tsv: nothing to ask text-classification"):
         draw(source, tokenizer, "text-classification", data)
-
-
-@pytest.mark.parametrize(("num_unanswerable", "num_empty"), [(0, 0), (1, 33)])
-def test_no_answer_is_one_where_a_question_has_none(
-    source: Source,
-    tokenizer: AlbertTokenizer,
-    tmp_path: Path,
-    num_unanswerable: int,
-    num_empty: int,
-) -> None:
-    content = json.loads(SQUAD.read_text(encoding="utf-8"))
-    for question in content["data"][0]["paragraphs"][0]["qas"][:num_unanswerable]:
-        question["answers"] = []
-    file = tmp_path / "squad.json"
-    file.write_text(json.dumps(content))
-
-    sample = draw(source, tokenizer, "question-answering", RealData(text=(), questions=(file,)))
-
-    answers = []
-    for item in sample.items:
-        logits = [
-            np.zeros((len(encoder_input.ids), 2), np.float32) for encoder_input in item.inputs
-        ]
-        for each in logits:
-            each[0] = 30  # [CLS], which stands for no answer
-        answers += [answer.text for answer in item.read(logits)]
-    assert answers.count("") == num_empty
 
 
 @pytest.mark.parametrize(

@@ -162,17 +162,13 @@ def test_a_state_of_another_optimizer_is_refused(
         optimizers.load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_only_lamb_has_a_figure(model: AlbertForTasks, name: OptimizerName) -> None:
-    optimizers = build_optimizers(model, OptimizerSettings(name=name, lr=0.01, weight_decay=0.0))
+def test_lamb_has_the_mean_trust_ratio_as_a_figure(model: AlbertForTasks) -> None:
+    optimizers = build_optimizers(model, OptimizerSettings(name="lamb", lr=0.01, weight_decay=0.0))
     assert optimizers.figures() == {}
     matrices = [p for p in model.parameters() if p.ndim == 2]
     lengths = [p.norm().item() for p in matrices]
     set_gradients(model, 0)
     optimizers.step(1.0)
-    if name != "lamb":
-        assert optimizers.figures() == {}
-        return
     # At the first step every number of u is 0.1 over the root of 0.001, but for epsilon.
     ratios = [
         length / (0.1 / 0.001**0.5 * p.numel() ** 0.5)
