@@ -97,15 +97,12 @@ def files(
             "--class-weights requires one label per text; this is multi_label_classification",
         ),
         # multiple choice
-        ("RACE --class-weights balanced", "-choice cannot be combined with --class-weights"),
         ("TEXTS CHOICES", "--multiple-choice cannot be combined with --text-classification"),
         # continued pretraining
         ("CORPUS --order-share 1", "--order-share 1 leaves no step to masked tokens; give less"),
         ("CORPUS --order-length 65", "--order-length 65: a pair has from 8 tokens to the model's"),
         ("TEXTS --mask-rate 0.3", "--mask-rate requires --pretraining"),
         # a teacher
-        ("QUESTIONS --teacher nowhere", "--teacher requires --text-classification"),
-        ("TEXTS --teacher nowhere --labels a b", "--teacher cannot be combined with --labels"),
         ("TEXTS --teacher /nowhere", "teacher /nowhere cannot be loaded: "),
         # further classifiers
         ("TEXTS --head a", "--head a is a classifier of texts; give its data after it"),
@@ -115,11 +112,8 @@ def files(
             "--metric loss: with several classifiers validated",
         ),
         ("TEXTS --head a TEXTS --batch-size 1 2 3", "text-classification/a"),
-        ("CHOICES --head a TEXTS", "--multiple-choice cannot be combined with --head"),
         ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head is of the"),
-        ("--labels sad glad --label-column b --head a TEXTS", "--labels requires --text-class"),
         # the fitted head
-        ("TEXTS --head-only", "--head-only cannot be combined with --steps"),
         ("QUESTIONS --head-only", "--head-only requires --text-classification or --task or --he"),
     ],
 )

@@ -105,7 +105,7 @@ def test_the_first_of_the_best(
     figure: str, values: list[float], best_steps: list[int | None]
 ) -> None:
     selection = BestValidation(figure=figure)
-    for step, (value, expected) in enumerate(zip(values, best_steps, strict=True), of_texts=1):
+    for step, (value, expected) in enumerate(zip(values, best_steps, strict=True), start=1):
         is_best = selection.take(step, {figure: value, "other": 9.0})
         assert selection.best_step == expected
         assert is_best == (expected == step)
