@@ -1,32 +1,34 @@
-"""Both sides of training are given the same, and turns are timed as they should be."""
+"""Both sides of training are given the same, and turns and FLOPs are counted as they should be."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from albert_serve.compute import train_flops_per_token
+from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks import finetune, pretrain
 from benchmarks.finetune import FinetuningCase, FinetuningTask
+from benchmarks.harness.flops import data_sheet_flops
 from benchmarks.harness.hf_trainer import PadRows
 from benchmarks.harness.process import Channel
-from benchmarks.harness.trainers import (
-    Stopwatch,
-    TrainerJob,
-    sized_config,
-)
+from benchmarks.harness.trainers import Stopwatch, TrainerJob, sized_config
 from benchmarks.pretrain import make_examples
-from tests.training.support import REPOSITORY, WIKI
+from tests.training.support import REPOSITORY, TINY, WIKI, our_model
 from training.data.batch import ExampleBatch
 from training.data.collate import Collator
 from training.data.examples import IGNORED, ExampleSettings
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import Plan
 from training.data.preparation import prepare
+from training.model.albert import ModelInputs
 
 SHIPPED = REPOSITORY / "models" / "albert-small-en"
 LENGTH = 48
@@ -146,3 +148,57 @@ def test_both_sides_train_and_are_compared(
     for result in case["results"]:
         assert result["turns"][0]["num_tokens"] > 0
         assert result["turns"][0]["seconds"] >= 1
+
+
+CONFIGS: dict[str, AlbertConfig] = {
+    "shared": TINY,
+    "narrow feed-forward": replace(TINY, ffn_size=8),
+    "inner": replace(TINY, num_inner_layers=3),
+    "groups": replace(TINY, num_groups=2, num_inner_layers=2),
+    "sharing nothing": replace(TINY, sharing="none"),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(("length", "num_masked"), [(16, 3), (7, 7), (1, 1)])
+def test_the_flops_of_a_token_are_those_that_torch_counts(
+    config: AlbertConfig, length: int, num_masked: int
+) -> None:
+    """In a forward and backward pass over one sequence."""
+    model: Any = our_model(config, ("fill-mask", "sentence-order")).train()
+    ids = torch.arange(length)[None] % config.vocab_size
+    with FlopCounterMode(display=False) as counter:
+        hidden_BSH = model(ModelInputs(ids=ids, types=torch.zeros_like(ids)))
+        loss = model.logits("fill-mask", hidden_BSH[0, :num_masked]).sum()
+        (loss + model.logits("sentence-order", hidden_BSH[:, 0]).sum()).backward()
+    formula = train_flops_per_token(config, length=length, masked_rate=num_masked / length)
+    assert formula * length == pytest.approx(counter.get_total_flops(), rel=1e-12)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_last_layer_is_paid_for_the_tokens_that_are_read(config: AlbertConfig) -> None:
+    model: Any = our_model(config, ("fill-mask",)).train()
+    ids = torch.arange(16)[None]
+    with FlopCounterMode(display=False) as counter:
+        hidden_RH = model(
+            ModelInputs(ids=ids, types=torch.zeros_like(ids)), torch.tensor([2, 5, 9, 0])
+        )
+        model.logits("fill-mask", hidden_RH).sum().backward()
+    formula = train_flops_per_token(
+        config, length=16, masked_rate=0.25, num_sentence_outputs=0, read_rate=0.25
+    )
+    assert formula * 16 == pytest.approx(counter.get_total_flops(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", None),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_the_peaks_of_data_sheets(name: str, teraflops: float | None) -> None:
+    flops = data_sheet_flops(name)
+    assert flops == (None if teraflops is None else pytest.approx(teraflops * 1e12))
