@@ -312,7 +312,9 @@ def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
     assert list(measured) == [2, 4, 6]
     best = best_step(folder)
     assert best == min(step for step in measured if measured[step] == max(measured.values()))
-    assert evaluate.main([str(folder / "best"), "--task", "race", "--data", str(RACE)]) == 0
+    command = [str(folder / "best"), "--task", "race", "--data", str(RACE)]
+    assert evaluate.main([*command, "--report", str(tmp_path)]) == 0
+    assert "## Worst questions of multiple choice\n" in (tmp_path / "report.md").read_text()
     figures = json.loads((folder / "best" / "evaluation.json").read_text())
     assert figures["multiple_choice_task"] == "RACE"
     assert figures["multiple_choice_accuracy"] == pytest.approx(measured[best])
