@@ -151,7 +151,6 @@ def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
     [
         ("query,answer\na,b\n", [], "has pairs, not scored pairs"),
         ("sentence1,sentence2,score\n,b,1\n", [], "no text in column sentence1"),
-        ("", [], "no texts in"),
         (f"sentence1,sentence2,score\n{'run ' * 3000},b,1\n", [], "--truncation cuts it"),
     ],
 )
