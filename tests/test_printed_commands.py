@@ -1,4 +1,4 @@
-"""The commands of README.md, pretraining and finetuning that lead to a service work as printed."""
+"""The commands of the documents, from training to a service, and the notebooks run as printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import shlex
 from pathlib import Path
 
 import httpx
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests.albert_serve.support import running_service
 from tests.printed import printed_commands, run_printed
@@ -99,3 +101,23 @@ def test_the_readmes_road_leads_from_a_csv_to_a_reply(tmp_path: Path) -> None:
     assert manifest["precision"] == "int8"
     assert reply[0][0]["label"] in manifest["tasks"]["text-classification"]["labels"]
     assert len(manifest["tasks"]["text-classification"]["labels"]) == 6
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.extended
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["quickstart", "own_model"])
+def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tests").symlink_to(EXAMPLES.parent / "tests")
+    monkeypatch.setenv("PYTHONPATH", os.fspath(EXAMPLES.parent))
+    monkeypatch.setenv("ALBERT_SERVE_CACHE", os.fspath(tmp_path / "cache"))
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in cells)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert {"quickstart": "image/png", "own_model": "text/html"}[name] in {
+        kind for output in outputs for kind in output.get("data", ())
+    }

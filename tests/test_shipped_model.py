@@ -1,12 +1,16 @@
-"""The bundle in `models/`, its card, and the README's examples, held against each other."""
+"""The model that ships, in `models/` and in the wheel: its card, figures, examples and versions."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -14,12 +18,14 @@ import transformers
 
 from albert_serve.bundle.manifest import Bundle, TaskEntry
 from albert_serve.bundle.weights import TaskName
+from albert_serve.client import AlbertClient
 from albert_serve.config import AlbertConfig
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import TASKS, prepare_request, shape_reply
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
+from tests.albert_serve.support import running_service
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.evaluation.samples import draw_samples
 from training.evaluation.torch_engine import predict
@@ -74,6 +80,20 @@ def test_an_embedding_is_that_of_transformers(bundle: Bundle) -> None:
         np.testing.assert_allclose(embedding, expected.numpy(), rtol=0, atol=1e-4)
 
 
+def test_the_client_describes_it() -> None:
+    with AlbertClient.local(num_threads=1) as albert:
+        info = albert.info()
+    described = (
+        rf"{info.model_id}: an ALBERT in fp32, revision {info.revision}\nlicense: cc-by-sa-4\.0\n"
+        r"language: en\nbase model: .+\nsizes: 5,338,470 parameters in 21\.4 MB, 6 layers of .+"
+        r"\n  text-classification \(negative, positive\): accuracy \d\d\.\d % of 872 .+"
+        r"\ntraining:\n  training\.pretrain, 719 steps, 2,827,727 tokens, 943 s, on shards"
+        r"\n  training\.finetune, 5,489 steps, .+ on train-00\.jsonl\.xz, .+, 11 more\n.+"
+        r"\nlimits: 512 tokens a text, 1,024 items and 4,194,304 bytes a request"
+    )
+    assert re.fullmatch(described, str(info), re.DOTALL)
+
+
 def test_the_graphs_hold_no_weights(bundle: Bundle) -> None:
     graphs = list(bundle.folder.glob("*.onnx"))
     assert sum(graph.stat().st_size for graph in graphs) < 40_000
@@ -89,7 +109,6 @@ def test_the_card_states_the_figures_of_the_manifest(bundle: Bundle) -> None:
         assert f"{figures[name]:,.{num_decimals}f}" == text, name
 
 
-@pytest.mark.process
 def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> None:
     """On the text of this repository that export measured it on; a draw has a few more or less."""
     stated = bundle.manifest.quality["fill-mask"]
@@ -132,3 +151,66 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [rounded(each) for each in value]
     return round(value, 3) if isinstance(value, float) else value
+
+
+PACKAGED = ROOT / "albert_serve/models/albert-small-en"
+
+
+def clean_environment(folder: Path) -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if "ALBERT_SERVE" not in name},
+        "BENTOML_DO_NOT_TRACK": "True",
+        "BENTOML_HOME": str(folder / "home"),
+    }
+
+
+def python_with_lowest_versions(folder: Path, extras: str) -> Path:
+    uv = [sys.executable, "-m", "uv", "--quiet", "--no-config"]
+    python = folder / "bin/python"
+    subprocess.run([*uv, "venv", "--python", sys.executable, str(folder)], check=True)
+    install = ["pip", "install", "--resolution", "lowest-direct", "--python", str(python)]
+    subprocess.run([*uv, *install, f"{ROOT}{extras}"], check=True)
+    return python
+
+
+def test_the_packaged_bundle_is_the_int8_form_of_the_one_in_models() -> None:
+    packaged, shipped = Bundle.open(PACKAGED).manifest, Bundle.open(shipped_bundle()).manifest
+    assert packaged.precision == "int8"
+    assert packaged.provenance["training"] == shipped.provenance["training"]
+    assert packaged.evaluation == shipped.evaluation
+    assert {*packaged.tasks} == {*shipped.tasks}
+    assert sum(file.stat().st_size for file in PACKAGED.iterdir()) < 8_000_000
+
+
+@pytest.mark.extended
+def test_the_wheel_serves_its_own_bundle(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
+    subprocess.run([*build, tmp_path / "dist"], cwd=ROOT, check=True, capture_output=True)
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    subprocess.run([*install, tmp_path / "site", wheel], check=True, capture_output=True)
+    environment = {**clean_environment(tmp_path), "PYTHONPATH": str(tmp_path / "site")}
+    with running_service(environment, tmp_path, ("albert_serve", "serve")) as service:
+        info = httpx.get(f"{service.url}/info").json()
+        asked = {"inputs": "She was [MASK] in London in 1950.", "parameters": {"top_k": 1}}
+        [best] = httpx.post(f"{service.url}/fill-mask", json=asked, timeout=30).json()
+    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert [info["version"]] == [wheel.name.split("-")[1]] == cited
+    assert info["precision"] == "int8"
+    assert best["token_str"] == "born"
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the lowest versions are for Python 3.11")
+def test_service_and_client_run_with_the_lowest_declared_versions(tmp_path: Path) -> None:
+    client = python_with_lowest_versions(tmp_path / "client", "")
+    server = python_with_lowest_versions(tmp_path / "server", "[serve]")
+    command = ("albert_serve", "serve")
+    with running_service(clean_environment(tmp_path), tmp_path, command, server) as service:
+        for script in ("fill_mask", "question_answering", "sentence_order", "batch_stream"):
+            example = str(ROOT / f"examples/{script}.py")
+            run = [str(client), "-W", "error", example, "--url", service.url]
+            done = subprocess.run(run, capture_output=True, text=True, check=False)
+            assert (done.stderr, done.returncode) == ("", 0)
+            assert re.search(r"[01]\.\d{4}", done.stdout)
+    assert "Warning" not in service.log

@@ -15,14 +15,8 @@ import torch
 from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
 from export.bundle import export_bundle
-from tests.albert_serve.support import ROOT, Running, running_service, service_environment
-from tests.albert_serve.task_fixtures import (  # noqa: F401 - fixtures for all tests here
-    answer,
-    engine,
-    sentences,
-    task_setup,
-    tokenizer,
-)
+from tests.albert_serve.support import ROOT, Running, served
+from tests.albert_serve.task_fixtures import answer, engine, sentences, task_setup, tokenizer  # noqa: F401 - fixtures for all tests here
 from training.data.corpus import read_documents
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -79,8 +73,7 @@ def int8_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def service(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A running service of the small bundle."""
-    environment = service_environment(bundle_dir, tmp_path_factory.mktemp("service-home"))
-    with running_service(environment, tmp_path_factory.mktemp("service")) as started:
+    with served(bundle_dir, tmp_path_factory.mktemp("service")) as started:
         yield started
 
 
@@ -112,8 +105,7 @@ def choice_service(
     choice_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A running service of its bundle."""
-    environment = service_environment(choice_bundle, tmp_path_factory.mktemp("choice-home"))
-    with running_service(environment, tmp_path_factory.mktemp("choice-service")) as started:
+    with served(choice_bundle, tmp_path_factory.mktemp("choice-service")) as started:
         yield started
 
 

@@ -106,6 +106,20 @@ def running_service(
             raise
 
 
+@contextlib.contextmanager
+def served(
+    bundle_dir: Path,
+    folder: Path,
+    command: tuple[str, ...] = ("bentoml", "serve", SERVICE),
+    **settings: str,
+) -> Iterator[Running]:
+    """Serve a bundle from a folder. Settings are those of `ALBERT_SERVE_`, by the rest."""
+    variables = {f"ALBERT_SERVE_{name}": value for name, value in settings.items()}
+    environment = service_environment(bundle_dir, folder / "home") | variables
+    with running_service(environment, folder, command) as running:
+        yield running
+
+
 def wait_until_ready(running: Running) -> None:
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < give_up_s:

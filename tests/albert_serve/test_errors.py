@@ -7,13 +7,7 @@ import re
 import pytest
 
 from albert_serve import errors
-from albert_serve.errors import (
-    AlbertServeError,
-    InvalidInputError,
-    QueueFullError,
-    RequestError,
-    request_error,
-)
+from albert_serve.errors import AlbertServeError, InvalidInputError, RequestError, request_error
 from tests.albert_serve.support import ROOT
 
 
@@ -32,13 +26,6 @@ def test_an_unknown_type_falls_back_to_the_status() -> None:
 @pytest.mark.parametrize("status", [418, 502])
 def test_a_status_of_no_error_is_a_plain_request_error(status: int) -> None:
     assert type(request_error(status, "why")) is RequestError
-
-
-def test_a_full_queue_says_when_to_come_back() -> None:
-    assert QueueFullError("full", retry_after_s=2.5).retry_after_s == 2.5
-    error = request_error(429, "full")
-    assert isinstance(error, QueueFullError)
-    assert error.retry_after_s == 1.0
 
 
 def test_the_documents_table_has_every_error_that_a_client_can_meet() -> None:

@@ -44,17 +44,6 @@ def test_a_known_total_has_a_share_and_the_time_that_is_left(
     assert reports[-1].startswith("hashing: 100%, 4 of 4 files in 00:00, 00:00 left")
 
 
-def test_messages_stand_between_the_lines(
-    lines: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with progress_bar(title="training", total=1.0, line_format="{percentage:.0f}%{postfix}") as bar:
-        bar.set_postfix_str("loss 2.0", refresh=False)
-        bar.update(0.25)
-        bar.write("a message", file=sys.stderr)
-        bar.update(0.5)
-    assert lines() == ["25%, loss 2.0", "a message", "75%, loss 2.0"]
-
-
 def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(progress(range(100), title="adding")) == 4950
     with progress_bar(title="nothing", total=3) as bar:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
 from huggingface_hub import ModelCard
 
 from albert_serve.bundle.manifest import FileEntry, Manifest, Quality, TaskEntry
@@ -68,16 +67,6 @@ def test_requests_of_questions_have_the_figures() -> None:
     assert '`"parameters": {"handle_impossible_answer": true, "max_answer_len": 30}`' in line
     assert '`"null_score_diff_threshold": -1.25`' in line
     assert "The figures of question answering" not in model_card(manifest(), "rte")
-
-
-def test_people_read_the_tables() -> None:
-    _, metadata, text = model_card(manifest(), "rte").split("---\n", 2)
-    assert yaml.safe_load(metadata)["tags"] == ["albert", "text-classification"]
-    assert r"| text-classification | multi\_label\_classification | a\|b, c |" in text
-    assert "| text-classification: accuracy | 0.7123 |" in text
-    assert "| feature-extraction: MRR at 10 | 0.5000 |" in text
-    assert "## What precision and depth cost" in text
-    assert "| text-classification | accuracy | 71.2000 | 70.8000 | 277 |" in text
 
 
 def test_the_card_sums_the_stages_of_training() -> None:

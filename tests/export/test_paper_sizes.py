@@ -13,7 +13,7 @@ from albert_serve.config import preset
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from export.bundle import export_bundle
-from tests.albert_serve.support import running_service, service_environment
+from tests.albert_serve.support import served
 from training.model.albert import ModelInputs
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
@@ -34,8 +34,7 @@ def test_a_size_of_the_paper_is_exported_and_served(name: str, tmp_path: Path) -
     files = [file for file in bundle.iterdir() if file.is_file()]
     assert os.path.samefile(weights, checkpoint / "model.safetensors")
     assert sum(file.stat().st_size for file in files if file != weights) < 3e6
-    environment = service_environment(bundle, tmp_path / "home")
-    with running_service(environment, tmp_path) as service:
+    with served(bundle, tmp_path) as service:
         reply = httpx.post(f"{service.url}/{TASK}", json={"inputs": TEXT}, timeout=300)
     assert reply.status_code == 200, reply.text
     scores = {each["label"]: each["score"] for each in reply.json()[0]}

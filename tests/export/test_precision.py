@@ -20,16 +20,11 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
 from albert_serve.bundle.manifest import Bundle, Part
-from albert_serve.bundle.weights import (
-    SCALE_SUFFIX,
-    check_shapes,
-    expected_shapes,
-    read_header,
-)
+from albert_serve.bundle.weights import SCALE_SUFFIX, check_shapes, expected_shapes, read_header
 from albert_serve.errors import BundleCorruptError
 from export.bundle import export_bundle
 from export.errors import ExportError
-from export.precision import PARTS, part_of, quantize, write_weights
+from export.precision import part_of, quantize, write_weights
 from export.source import read_source
 from tests.albert_serve.support import ROOT
 from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
@@ -150,24 +145,6 @@ def integer_product(int8_IO: np.ndarray) -> onnx.ModelProto:
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def test_each_matrix_of_note_belongs_to_one_part() -> None:
-    tasks = {"fill-mask": 50, "sentence-order": 2, "question-answering": 2}
-    shapes = expected_shapes(CONFIG, tasks)
-    parts = {name: part_of(name) for name in shapes}
-    assert {name for name, part in parts.items() if part == "embeddings"} == {
-        WORDS,
-        "albert.encoder.embedding_hidden_mapping_in.weight",
-    }
-    assert sum(part == "attention" for part in parts.values()) == 4
-    assert sum(part == "ffn" for part in parts.values()) == 2
-    assert {name for name, part in parts.items() if part == "heads"} == {
-        "albert.pooler.weight",
-        "predictions.dense.weight",
-    }
-    assert all(len(shapes[name]) == 2 for name, part in parts.items() if part)
-    assert set(PARTS) == set(get_args(Part))
 
 
 @pytest.mark.parametrize("kept", [*((part,) for part in get_args(Part)), get_args(Part)])

@@ -12,7 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from albert_serve.bundle.manifest import Bundle, TaskExample
 from export.__main__ import main
+from export.errors import ExportError
+from export.examples import read_examples
 from tests.export.exporting import write_checkpoint, write_tokenizer
 from training.evaluation.questions import BEST_F1_THRESHOLD
 
@@ -120,3 +123,45 @@ def test_a_threshold_without_a_head_for_questions(
     assert main([*options, "--null-score-diff-threshold", "1"]) == 1
     assert "the bundle has fill-mask, --tasks names others" in capsys.readouterr().err
     assert main(options) == 0
+
+
+def test_examples_go_into_the_manifest_if_the_bundle_has_their_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint", tasks=("fill-mask",))
+    arguments = [str(tmp_path / "checkpoint"), str(tmp_path / "bundle"), "--no-quality"]
+    file = tmp_path / "examples.json"
+    file.write_text('{"text-classification": [{"inputs": "a"}]}')
+    assert main([*arguments, "--examples", str(file)]) == 1
+    assert "there are examples of text-classification" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+    file.write_text('{"fill-mask": [{"inputs": "a [MASK]", "label": "One", "expected": ["b"]}]}')
+    assert main([*arguments, "--examples", str(file)]) == 0
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert manifest.examples == {"fill-mask": [TaskExample(inputs="a [MASK]", label="One")]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"translation": [{"inputs": "a"}]},
+            "translation is no task with examples; there are fill-mask",
+        ),
+        ({"fill-mask": []}, "must be a list of 1 to 20 examples"),
+        ({"fill-mask": [{"label": "a"}]}, r"fill-mask\[0\]: inputs is missing"),
+        ({"fill-mask": [{"inputs": 3}]}, r"fill-mask\[0\]: inputs must be a valid string"),
+        ({"fill-mask": [{"inputs": ["a"]}]}, r"fill-mask\[0\]: inputs is a list"),
+        (
+            {"question-answering": [{"inputs": {"question": "a"}}]},
+            r"question-answering\[0\]: inputs.context is missing",
+        ),
+    ],
+)
+def test_an_example_that_the_task_would_refuse_is_named(
+    tmp_path: Path, content: Any, message: str
+) -> None:
+    file = tmp_path / "examples.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ExportError, match=message):
+        read_examples(file)

@@ -1,4 +1,4 @@
-"""The checks of a new bundle find wrong weights, graphs and outputs."""
+"""The checks of a new bundle find wrong weights, graphs and outputs; graphs stay small."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ import torch
 from onnx import numpy_helper
 
 from albert_serve.bundle.manifest import Precision
-from albert_serve.bundle.weights import read_header
+from albert_serve.bundle.weights import (
+    SCALE_SUFFIX,
+    Shape,
+    StoredTensor,
+    expected_shapes,
+    read_header,
+)
+from albert_serve.config import preset
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from export.bundle import export_bundle
 from export.encoder import build_encoder
 from export.errors import ExportError
-from export.graph import Compute
+from export.graph import CUDA_FORM, Compute
+from export.heads import build_head
+from export.precision import part_of
 from export.source import read_source
-from export.verify import (
-    check_parity,
-    check_references,
-    measure_parity,
-)
+from export.verify import check_parity, check_references, measure_parity
 from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
 from training.model.checkpoint import save_checkpoint
 
@@ -141,3 +146,33 @@ def test_a_value_that_only_a_special_token_has_is_found(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle").exists()
     for compute in ("bf16", "fp32"):
         export_bundle(folder, tmp_path / compute, cuda_precision=compute)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "I8"])
+@pytest.mark.parametrize("size", ["base", "large", "xlarge", "xxlarge"])
+def test_the_graphs_of_a_bundle_are_under_100_kb(size: str, dtype: str) -> None:
+    config = preset(size)
+    tasks = {"fill-mask": config.vocab_size, "question-answering": 2}
+    tasks |= {"sentence-order": 2, "text-classification": 2}
+    stored = pretend(expected_shapes(config, tasks), dtype)
+    models = [
+        build_encoder(config, stored),
+        build_encoder(config, stored, CUDA_FORM),
+        *(build_head(config, task, size, stored) for task, size in tasks.items()),
+    ]
+    assert sum(model.ByteSize() for model in models) < 100_000
+    for model in models:
+        assert all(t.ByteSize() < 4096 for t in model.graph.initializer if not t.external_data)
+
+
+def pretend(shapes: dict[str, Shape], dtype: str) -> dict[str, StoredTensor]:
+    """Places in a file of weights that is not there."""
+    stored: dict[str, StoredTensor] = {}
+    for name, shape in shapes.items():
+        kind = dtype if part_of(name) else "F32"
+        turned = shape[::-1] if kind == "I8" else shape
+        stored[name] = StoredTensor(dtype=kind, shape=turned, offset=1 << 29, num_bytes=1 << 28)
+        stored[name + SCALE_SUFFIX] = StoredTensor(
+            dtype="F32", shape=shape[:1], offset=1 << 29, num_bytes=1 << 28
+        )
+    return stored

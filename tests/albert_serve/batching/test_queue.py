@@ -68,27 +68,6 @@ async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
     assert engine.batches == [[[1]]]
 
 
-@pytest.mark.parametrize(
-    ("max_batch_tokens", "inputs", "num_inputs"),
-    [
-        pytest.param(4, [[POISON, 0, 0, 0], *[[7]] * 50], [1, 1], id="in later batches"),
-        pytest.param(64, [[POISON]] * 4, [1, 4, 2, 1], id="in its batch"),
-    ],
-)
-@on_event_loop
-async def test_the_rest_of_a_failed_request_is_not_computed(
-    max_batch_tokens: int, inputs: list[list[int]], num_inputs: list[int]
-) -> None:
-    engine = FakeEngine(max_batch_tokens)
-    batcher = make_batcher(engine)
-    async with busy(engine, batcher):
-        failing = asyncio.create_task(batcher.run([make_input(ids) for ids in inputs], 10.0))
-        await asyncio.sleep(0)
-    with pytest.raises(EngineError, match="poison"):
-        await failing
-    assert list(map(len, engine.batches)) == num_inputs
-
-
 def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     engine = FakeEngine()
     engine.open.clear()

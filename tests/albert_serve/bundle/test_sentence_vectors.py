@@ -36,28 +36,6 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "vectors",
-    [
-        SentenceVectors(),
-        SentenceVectors(pooling="cls", max_length=128),
-        SentenceVectors(pooling="max", normalize=True),
-    ],
-)
-def test_what_is_written_is_read_again(folder: Path, vectors: SentenceVectors) -> None:
-    write_sentence_vectors(vectors, folder, hidden_size=8)
-
-    assert read_sentence_vectors(folder) == vectors
-
-
-def test_version_6_has_the_limit_in_the_tokenizer_and_one_name_of_the_pooling(folder: Path) -> None:
-    _write(folder / "1_Pooling/config.json", {"pooling_mode": "cls", "embedding_dimension": 8})
-    _write(folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
-    _write(folder / "tokenizer_config.json", {"model_max_length": 100})
-
-    assert read_sentence_vectors(folder) == SentenceVectors(pooling="cls", max_length=100)
-
-
 def test_a_cross_encoder_has_no_vectors_of_sentences(folder: Path) -> None:
     _write(folder / "modules.json", _modules("Transformer"))
 

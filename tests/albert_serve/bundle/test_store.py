@@ -107,20 +107,6 @@ def test_latest_is_the_bundle_that_was_imported_last(
     assert store.locate(Path("bentoml:tiny:2")) == home / "models/tiny/2"
 
 
-def test_a_damaged_bundle_is_not_imported(
-    bundle_dir: Path, home: Path, tmp_path: Path, failure: Callable[..., str]
-) -> None:
-    folder = tmp_path / "damaged"
-    shutil.copytree(bundle_dir, folder)
-    weights = bytearray((folder / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").write_bytes(weights)
-    assert "model.safetensors has SHA-256" in failure("import", folder)
-    assert "manifest.json is not there" in failure("import", tmp_path / "none")
-    assert not leftovers(home)
-
-
 @pytest.mark.parametrize(
     "tag", ["Reviews", "reviews:", "reviews:latest", "../reviews", "a:b:c", "-", "a" * 64, "a b"]
 )

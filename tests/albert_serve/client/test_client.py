@@ -1,4 +1,4 @@
-"""The methods of both clients against the running service, and their options."""
+"""The methods of both clients against the running service, their options and their types."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import asyncio
 import inspect
 import logging
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, get_type_hints
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, assert_type, get_type_hints
 
 import httpx
+import numpy as np
 import pytest
 
 from albert_serve.api import schemas
 from albert_serve.api.embeddings import FeatureExtractionParameters
+from albert_serve.api.schemas import Coherence, InfoReply, LabelScore, Order
 from albert_serve.client import AlbertClient, AsyncAlbertClient, requests
-from albert_serve.errors import ConfigError, InvalidInputError, NoMaskError, TextTooLongError
+from albert_serve.errors import (
+    ConfigError,
+    InvalidInputError,
+    NoMaskError,
+    RequestError,
+    TextTooLongError,
+)
 from scripts.unasync import generated
 from tests.albert_serve.client.cases import CASES, assert_same, kinds
 from tests.albert_serve.client.twins import URL, Twin
-from tests.albert_serve.support import MAX_ITEMS, Running
+from tests.albert_serve.support import MAX_ITEMS, ROOT, Running
 
 MakeTwin = Callable[..., Twin]
 
@@ -63,14 +70,6 @@ def test_targets_are_all_scored_by_default_and_as_wholes(albert: Any) -> None:
     assert max(len(item.tokens) for item in result) > 1
     [one] = albert.score_targets("a [MASK]", targets, top_k=1)
     assert one.tokens == result[0].tokens
-
-
-def test_an_embedding_is_the_mean_of_the_tokens_features(albert: AlbertClient) -> None:
-    tokens = albert.token_features("We stayed in.")
-    means = [sum(column) / len(tokens) for column in zip(*tokens, strict=True)]
-    assert means == pytest.approx(albert.feature_extraction("We stayed in."), abs=1e-5)
-    unit = albert.feature_extraction("We stayed in.", normalize=True)
-    assert sum(number**2 for number in unit) == pytest.approx(1)
 
 
 def test_info(albert: Any) -> None:
@@ -119,13 +118,6 @@ def test_the_callers_http_client_stays_open() -> None:
         with AlbertClient(URL, http_client=http):
             pass
         assert not http.is_closed
-
-
-def test_many_threads_share_a_client(albert: AlbertClient) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        first, *others = threads.map(albert.fill_mask, ["a [MASK]"] * 8)
-    for other in others:
-        assert_same(other, first)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +175,41 @@ def test_a_service_on_this_machine_needs_no_proxy(
     if "http_proxy" not in variables:
         with pytest.raises(ConfigError, match=r"the proxy variables \(http_proxy, .*trust_env"):
             twin("http://albert.example")
+
+
+def check_sync(albert: AlbertClient, rows: Iterator[str]) -> None:
+    assert_type(albert.text_classification("a film", top_k=1), list[LabelScore])
+    assert_type(albert.text_classification(["a film", "another"]), list[list[LabelScore]])
+    assert_type(albert.text_classification(np.array(["a film"])), list[list[LabelScore]])
+    with albert.text_classification_stream(rows, truncation=True) as answers:
+        for answer in answers:
+            assert_type(answer, list[LabelScore])
+    for order in albert.sentence_order_stream([{"text": "a", "text_pair": "b"}]).with_errors():
+        assert_type(order, Order | RequestError)
+    assert_type(albert.info(), InfoReply)
+    assert_type(albert.health(), bool)
+    albert.wait_until_ready(timeout_s=5)
+
+
+async def check_async(albert: AsyncAlbertClient, rows: AsyncIterator[list[str]]) -> None:
+    assert_type(await albert.sentence_order({"text": "a", "text_pair": "b"}), Order)
+    async with albert.coherence_stream(rows) as answers:
+        async for answer in answers:
+            assert_type(answer, Coherence)
+    async for answer_or_error in albert.coherence_stream([["a", "b"]]).with_errors():
+        assert_type(answer_or_error, Coherence | RequestError)
+    await albert.wait_until_ready()
+    assert_type(await albert.info(), InfoReply)
+
+
+def check_that_wrong_uses_are_found(albert: AlbertClient) -> None:
+    albert.text_classification_stream(["a"], topk=1)  # type: ignore[call-arg]
+    albert.sentence_order_stream(["a"])  # type: ignore[list-item]
+    label: int = albert.text_classification("a")[0].label  # type: ignore[assignment]
+    for answer in albert.text_classification_stream(["a"]).with_errors():
+        answer[label]  # type: ignore[index]
+
+
+def test_checkers_read_the_types_of_the_installed_package() -> None:
+    """As PEP 561 has it."""
+    assert (ROOT / "albert_serve/py.typed").is_file()

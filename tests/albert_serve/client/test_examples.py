@@ -1,8 +1,8 @@
-"""The scripts of examples/ run as they are, on a model in this process and against a service."""
+"""The scripts of examples/ and the programs of docs/client.md run as they are printed."""
 
 from __future__ import annotations
 
-import json
+import inspect
 import re
 import runpy
 import sys
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from albert_serve.client import AlbertClient
 from tests.albert_serve.support import ROOT, Running
 
 EXAMPLES = ROOT / "examples"
@@ -80,42 +81,44 @@ def test_a_script_runs_against_a_service(
     assert_output("fill_mask", run("fill_mask"))
 
 
-def test_options_of_scripts(bundle_dir: Path, run: Run) -> None:
-    local = ("--local", str(bundle_dir))
-    for script, options, num_lines in (
-        ("fill_mask", ("[MASK] and [MASK]", "--top-k", "2"), 4),
-        ("fill_mask", ("A [MASK].", "--targets", "the", "a house"), 2),
-        ("question_answering", ("Who?", "Ada came.", "--allow-none", "--top-k", "2"), 2),
-    ):
-        assert len(run(script, *local, *options)) == num_lines
+PAGE = (ROOT / "docs/client.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ADDRESS = "http://127.0.0.1:3000"
+METHODS = [
+    name
+    for name, _ in inspect.getmembers(AlbertClient, inspect.isfunction)
+    if not name.startswith("_") and not name.endswith("_stream") and name != "close"
+]
 
 
-def test_a_row_that_is_refused_has_its_error(bundle_dir: Path, tmp_path: Path, run: Run) -> None:
-    file = tmp_path / "rows.jsonl"
-    texts = ["a film", "a long text " * 200, "another film"]
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    local = ("--local", str(bundle_dir), str(file))
-    for options, errors in (((), [None, "too_long", None]), (("--truncate",), [None] * 3)):
-        rows = [json.loads(line) for line in run("batch_stream", *local, *options)]
-        assert [row["text"] for row in rows] == texts
-        assert [row.get("error_type") for row in rows] == errors
-        assert ["label" in row for row in rows] == [error is None for error in errors]
+def row_of(name: str) -> list[str]:
+    """The cells of a table's row that begins with this name."""
+    [line] = re.findall(rf"^\| `{name}` \|(.*)\|$", PAGE, re.MULTILINE)
+    return [cell.strip() for cell in line.split(" | ")]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--local", "/nowhere"], "/nowhere/manifest.json is not there"),
-        (["--url", "http://127.0.0.1:9"], "is the service running?"),
-        ([], "there is no address; pass base_url"),
-    ],
-)
-def test_an_error_is_one_line(
-    options: list[str], reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_a_program_runs_as_printed(
+    number: int, service: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("ALBERT_URL", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        run("fill_mask", *options)
-    assert str(ended.value).startswith("error: ")
-    assert reason in str(ended.value)
-    assert "\n" not in str(ended.value)
+    program = PROGRAMS[number]
+    assert ADDRESS in program
+    exec(compile(program.replace(ADDRESS, service.url), "docs/client.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_row(method: str) -> None:
+    assert row_of(method)
+
+
+def test_the_options_of_the_client_have_their_defaults() -> None:
+    for name, parameter in inspect.signature(AlbertClient).parameters.items():
+        default = row_of(name)[0].strip("`")
+        assert default == (
+            ""
+            if parameter.default is parameter.empty
+            else f"{parameter.default:g}"
+            if isinstance(parameter.default, float)
+            else str(parameter.default)
+        )

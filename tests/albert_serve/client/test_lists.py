@@ -10,14 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import httpx
 import pytest
 
 from albert_serve.api import wire
-from albert_serve.client import AlbertClient
 from albert_serve.errors import (
     BodyTooLargeError,
     InvalidInputError,
@@ -27,9 +25,10 @@ from albert_serve.errors import (
     RequestError,
 )
 from tests.albert_serve.client import twins
+from tests.albert_serve.client.cases import assert_same
 from tests.albert_serve.client.twins import (
-    URL,
     Scripted,
+    Twin,
     numbers_of,
     orders,
     pairs,
@@ -37,7 +36,7 @@ from tests.albert_serve.client.twins import (
     refused,
     replying,
 )
-from tests.albert_serve.support import ROOT
+from tests.albert_serve.support import MAX_ITEMS, ROOT, Running
 
 MakeService = Callable[..., tuple[Any, Scripted]]
 
@@ -120,16 +119,6 @@ def test_an_item_that_is_refused_has_its_index_in_the_whole_list(
     assert sent(received) == parts
 
 
-def test_a_list_may_be_longer_than_any_request() -> None:
-    most = wire.MAX_ITEMS
-    responses = [limits(most, 1 << 30), replies(*[0] * most), replies(1, 1)]
-    client, received = replying(*responses, timeout_s=600.0)
-    assert numbers_of(client.sentence_order(pairs(most + 2))) == [0] * most + [1, 1]
-    assert [len(part) for part in sent(received)] == [most, 2]
-    with pytest.raises(InvalidInputError, match=rf"^inputs\[{most + 1}\]\.text_pair"):
-        client.sentence_order([*pairs(most + 1), {"text": "a"}])
-
-
 def test_a_short_list_needs_no_limits() -> None:
     client, received = replying(replies(5))
     assert numbers_of(client.sentence_order(pairs(1))) == [5]
@@ -188,23 +177,6 @@ def test_the_error_is_the_one_that_came_first_in_the_list(scripted: MakeService)
     assert sorted(service.sent) == [[0], [1]]
 
 
-def test_what_is_under_way_at_a_failure_is_not_waited_for(scripted: MakeService) -> None:
-    over = threading.Event()
-
-    def answer(numbers: list[int]) -> tuple[int, Any]:
-        if numbers == [0]:
-            assert service.wait_until_open(2)
-            return refused(0)
-        assert over.wait(20)
-        return orders(numbers)
-
-    client, service = scripted(answer, max_concurrency=2)
-    with pytest.raises(InvalidInputError):
-        client.sentence_order(pairs(2))
-    assert service.num_open == 1
-    over.set()
-
-
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_429_is_no_retry_while_other_parts_are_answered(
     scripted: MakeService, status: int
@@ -237,23 +209,24 @@ def test_a_429_is_counted_while_no_other_part_is_answered() -> None:
     assert sent(received) == [[0], [1], [1], [1]]
 
 
-def test_each_request_is_sent_in_the_callers_context() -> None:
-    trace: ContextVar[str] = ContextVar("trace", default="none")
-    seen: list[str] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        seen.append(trace.get())
-        return limits(1) if request.url.path == "/info" else replies(0)
-
-    trace.set("caller's")
-    with httpx.Client(transport=httpx.MockTransport(handle)) as http:
-        AlbertClient(URL, http_client=http).sentence_order(pairs(5))
-    assert seen == ["caller's"] * 6
+def test_a_list_of_questions_is_split_by_its_choices(
+    twin: Callable[..., Twin], choice_service: Running
+) -> None:
+    """Each choice counts as an item."""
+    question = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
+    client = twin(choice_service.url)
+    alone, answers = (client.multiple_choice(rows) for rows in (question, [question] * MAX_ITEMS))
+    assert len(answers) == MAX_ITEMS
+    for answer in answers:
+        assert_same(answer, alone)
+    with pytest.raises(InvalidInputError, match=r"inputs\[1\].choices must hold at least 2"):
+        client.multiple_choice([question, {"context": "a", "choices": ["b"]}])
 
 
 INTERRUPTED = """
 import sys, threading, time
 import httpx
+from albert_serve.api import wire
 from albert_serve.client import AlbertClient
 from tests.albert_serve.client.twins import limits, pairs
 
@@ -288,3 +261,13 @@ def test_an_interrupted_program_ends_without_waiting_for_replies() -> None:
         process.wait()
     assert errors.rstrip().endswith("KeyboardInterrupt"), errors
     assert process.returncode != 0
+
+
+def test_a_list_may_be_longer_than_any_request() -> None:
+    most = wire.MAX_ITEMS
+    responses = [limits(most, 1 << 30), replies(*[0] * most), replies(1, 1)]
+    client, received = replying(*responses, timeout_s=600.0)
+    assert numbers_of(client.sentence_order(pairs(most + 2))) == [0] * most + [1, 1]
+    assert [len(part) for part in sent(received)] == [most, 2]
+    with pytest.raises(InvalidInputError, match=rf"^inputs\[{most + 1}\]\.text_pair"):
+        client.sentence_order([*pairs(most + 1), {"text": "a"}])

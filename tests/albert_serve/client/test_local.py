@@ -300,8 +300,3 @@ def test_what_cannot_be_opened_is_one_clear_error(
         gc.collect()
         time.sleep(0.05)
     assert set(threading.enumerate()) <= threads_before
-
-
-def test_the_default_is_the_model_that_ships() -> None:
-    with AlbertClient.local(num_threads=1) as albert:
-        assert albert.info().model_id == "albert-small-en"

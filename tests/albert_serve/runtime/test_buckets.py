@@ -14,11 +14,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime.encoder_pool import OpenEncoder
 from albert_serve.runtime.encoders import BucketedEncoder, CpuEncoder, PaddedBatch, bucket_shape
 from albert_serve.runtime.engine import Engine
-from albert_serve.runtime.ort import (
-    encoder_options,
-    head_options,
-    open_session,
-)
+from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
 from tests.albert_serve.runtime.inputs import some_inputs
 
@@ -83,25 +79,6 @@ def test_an_engine_runs_on_buckets(bundle: Bundle, engine: Engine) -> None:
     inputs = some_inputs(engine.tasks) * 3
     for expected, got in zip(reference.run(inputs), engine.run(inputs), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((1, 1), (1, 32)),
-        ((1, 32), (1, 32)),
-        ((2, 33), (2, 64)),
-        ((3, 512), (4, 512)),
-        ((1, 600), (1, 640)),
-        ((1, 700), (1, 700)),
-        ((65, 32), (128, 32)),
-        ((129, 32), None),
-        ((33, 480), None),
-        ((9, 300), None),
-    ],
-)
-def test_bucket_shapes(shape: tuple[int, int], expected: tuple[int, int] | None) -> None:
-    assert bucket_shape(*shape, max_positions=700) == expected
 
 
 @pytest.mark.parametrize(("max_positions", "most"), [(100, 27), (512, 79), (4096, 160)])

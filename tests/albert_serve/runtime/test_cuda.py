@@ -21,11 +21,7 @@ import pytest
 from filelock import FileLock
 
 from albert_serve.bundle.manifest import Precision
-from albert_serve.bundle.weights import (
-    SCALE_SUFFIX,
-    expected_shapes,
-    read_header,
-)
+from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
 from albert_serve.config import AlbertConfig, preset
 from albert_serve.settings import METRICS_VARIABLE
 from export.encoder import build_encoder

@@ -1,8 +1,10 @@
-"""The engine's numbers against torch, any mix of tasks and lengths, and what it refuses."""
+"""The engine's numbers against torch, any mix of inputs, ONNX Runtime's options, and refusals."""
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +15,14 @@ import pytest
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.weights import read_header
-from albert_serve.errors import (
-    BundleCorruptError,
-    EngineError,
-    InvalidInputError,
-    NotFoundError,
-)
+from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputError, NotFoundError
+from albert_serve.runtime.cuda import NO_DRIVER, no_cuda_reason
 from albert_serve.runtime.engine import Engine
-from albert_serve.settings import RuntimeOptions
+from albert_serve.runtime.ort import encoder_options, head_options, open_session, return_free_memory
+from albert_serve.server.process.memory import num_anonymous_bytes
+from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks import EncoderInput
+from tests.albert_serve.runtime.inputs import some_inputs
 from tests.albert_serve.support import copy_with
 from tests.albert_serve.task_fixtures import TorchEngine
 from training.model.checkpoint import load_checkpoint
@@ -132,7 +133,6 @@ def test_nothing_gives_nothing_and_warming_up_runs(engine: Engine) -> None:
     [
         ({"task": "translation"}, NotFoundError, "no task 'translation'; it has fill-mask, "),
         ({"ids": [2, 1000]}, InvalidInputError, "id 1000 is out of range; allowed are 0 to 999"),
-        ({"ids": [2, -1]}, InvalidInputError, "id -1 is out of range"),
         ({"types": [0, 2]}, InvalidInputError, "token type 2 is out of range"),
         ({"types": [0]}, InvalidInputError, "2 ids but 1 token types"),
         ({"rows": [2]}, InvalidInputError, "row 2 is out of range"),
@@ -141,7 +141,6 @@ def test_nothing_gives_nothing_and_warming_up_runs(engine: Engine) -> None:
             InvalidInputError,
             "129 tokens; the model takes 1 to 128",
         ),
-        ({"ids": [], "types": []}, InvalidInputError, "0 tokens"),
     ],
 )
 def test_refusals_say_what_was_given_and_what_is_allowed(
@@ -170,3 +169,69 @@ def test_a_graph_that_the_runtime_refuses_names_its_file(bundle_dir: Path, tmp_p
     folder = copy_with(bundle_dir, tmp_path / "bad", name, b"no graph")
     with pytest.raises(BundleCorruptError, match=f"{name} cannot be loaded"):
         Engine.open(folder)
+
+
+def test_batches_beside_each_other_give_the_same_numbers(
+    bundle_dir: Path, options: RuntimeOptions
+) -> None:
+    bundle = Bundle.open(bundle_dir)
+    one = Engine.open(bundle, RuntimeOptions(num_threads=1))
+    several = Engine.open(bundle, replace(options, num_threads=3))
+    several.max_batch_tokens = one.max_batch_tokens = 64
+    inputs = some_inputs(one.tasks) * 4
+    for expected, got in zip(one.run(inputs), several.run(inputs), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+    with pytest.raises(InvalidInputError, match="an input of 0 tokens"):
+        several.run([*inputs, EncoderInput(ids=[], types=[], task=one.tasks[0], rows=[])])
+    assert len(several.run(inputs)) == len(inputs)
+
+
+def test_int8_answers_do_not_depend_on_the_texts_beside_them(int8_dir: Path) -> None:
+    engine = Engine.open(int8_dir, RuntimeOptions(num_threads=1))
+    inputs = some_inputs(engine.tasks)
+    inputs += [EncoderInput(ids=[999] * 16, types=[1] * 16, task=engine.tasks[0], rows=[0])]
+    together = engine.run(inputs)
+    for alone, expected in zip(inputs, together, strict=True):
+        np.testing.assert_array_equal(engine.run([alone])[0], expected)
+
+
+def test_the_fusion_that_is_slower_does_not_happen(bundle_dir: Path, tmp_path: Path) -> None:
+    made = encoder_options(RuntimeOptions(num_threads=1))
+    made.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    open_session(bundle_dir / "encoder.onnx", made)
+    optimized = (tmp_path / "optimized.onnx").read_bytes()
+    assert b"SkipLayerNormalization" not in optimized
+    assert b"LayerNormalization" in optimized
+    assert b"FastGelu" in optimized
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_head_keeps_no_memory_of_the_sizes_that_it_had(bundle_dir: Path) -> None:
+    head = open_session(bundle_dir / "fill-mask.onnx", head_options(), folds=False)
+    hidden_BSH = np.zeros((1, 1, 64), np.float32)
+    before = num_anonymous_bytes()
+    for num_rows in range(500, 8001, 500):  # up to 32 MB of logits, 272 MB together
+        head.run(None, {"hidden_states": hidden_BSH, "rows": np.zeros(num_rows, np.int64)})
+    return_free_memory()
+    after = num_anonymous_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before < 16 << 20
+
+
+def test_without_a_driver_auto_says_so_and_cuda_by_name_is_an_error(
+    bundle_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if no_cuda_reason() != NO_DRIVER:
+        pytest.skip("there is an NVIDIA driver here")
+    caplog.set_level(logging.INFO, "albert_serve")
+    cases: tuple[tuple[Device, list[tuple[int, str]]], ...] = (
+        ("cpu", []),
+        ("auto", [(logging.INFO, "running on the CPU: no NVIDIA driver is installed")]),
+    )
+    for device, lines in cases:
+        caplog.clear()
+        assert Engine.open(bundle_dir, RuntimeOptions(num_threads=1, device=device)).device == "cpu"
+        assert [(record.levelno, record.getMessage()) for record in caplog.records] == lines
+    with pytest.raises(EngineError, match=r"CUDA is asked for and cannot be used: .*serve-gpu"):
+        Engine.open(bundle_dir, RuntimeOptions(device="cuda"))

@@ -1,18 +1,29 @@
-"""`albert-serve score`: its summary, its key file, and how it ends."""
+"""`albert-serve score`: its summary, how it ends, and the examples of schedules."""
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import filelock
+import kubernetes_validate
 import pytest
+import yaml  # type: ignore[import-untyped]
 
-from albert_serve.cli import main
-from tests.albert_serve.scoring.jobs import write_jsonl
+from albert_serve.cli import command_parser, main
+from albert_serve.cli.score import read_score_options
+from albert_serve.scoring.errors import JobError
+from tests.albert_serve.scoring.jobs import read_table, write_csv, write_jsonl
+from tests.albert_serve.support import ROOT
 
 Command = Callable[..., int]
 
@@ -107,15 +118,6 @@ def test_columns_to_keep_are_listed_by_commas(
     assert list(read(tmp_path / "out.jsonl")) == [*kept, "output"]
 
 
-@pytest.mark.parametrize(("options", "num_labels"), [([], 1), (["--all-scores"], 2)])
-def test_the_best_label_is_answered_unless_all_are_asked_for(
-    options: list[str], num_labels: int, command: Command, tmp_path: Path
-) -> None:
-    assert command(*options) == 0
-    first = (tmp_path / "out.jsonl").read_text().splitlines()[0]
-    assert len(json.loads(first)["output"]) == num_labels
-
-
 def test_a_key_file_that_is_not_text_is_one_line(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +135,31 @@ def test_without_pyarrow_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert command() == 1
     assert "score needs pyarrow: pip install 'albert-serve[score]'" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        pytest.param([], 0, id="empty"),
+        pytest.param(["text,label", "a,b"], 1, id="none"),
+        pytest.param(["text,label", '{"text": "a [MASK]"}'], 0, id="one"),
+    ],
+)
+def test_score_fails_if_no_row_was_answered(
+    rows: list[str],
+    status: int,
+    bundle_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, output = tmp_path / "in", tmp_path / "out.jsonl"
+    source.write_text("".join(f"{row}\n" for row in rows))
+    options = ["--task", "fill-mask", "--bundle", str(bundle_dir), "--threads", "1"]
+    assert main(["score", *options, str(source), str(output)]) == status
+    assert len(output.read_text().splitlines()) == len(rows)
+    if status:
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert line.startswith(f"error: no row of {source} was answered; the first error: line 1 ")
 
 
 REFUSED: list[tuple[str, int, str]] = [
@@ -159,3 +186,102 @@ def test_options_that_cannot_be_are_one_line(
         ended = usage.code
     assert ended == status
     assert message in error_of(capsys)
+
+
+EXAMPLES = ROOT / "examples/scoring"
+JOB = yaml.safe_load((EXAMPLES / "kubernetes-job.yaml").read_text())
+CONTAINER = JOB["spec"]["template"]["spec"]["containers"][0]
+
+
+def parsed(command: list[str]) -> Any:
+    """The options of a command; a usage error ends the test."""
+    assert command[0] == "albert-serve"
+    options = command_parser(command[1]).parse_args(command[2:])
+    return read_score_options(options)
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.37"])
+def test_the_kubernetes_job_is_valid(version: str) -> None:
+    kubernetes_validate.validate(JOB, version, strict=True)
+
+
+def test_each_pod_has_its_shard_and_its_output() -> None:
+    assert CONTAINER["command"] == ["python", "-m", "albert_serve", "score"]
+    count = JOB["spec"]["completions"]
+    shards, outputs = set(), set()
+    for index in range(count):
+        arguments = arguments_of(index)
+        shards.add(parsed(["albert-serve", "score", *arguments]).shard)
+        outputs.add(arguments[-1])
+    assert shards == {(index, count) for index in range(count)}
+    assert len(outputs) == count
+
+
+def arguments_of(index: int) -> list[str]:
+    """The arguments in the pod of an index, as Kubernetes fills them in."""
+    return [text.replace("$(JOB_COMPLETION_INDEX)", str(index)) for text in CONTAINER["args"]]
+
+
+def statuses() -> set[int]:
+    return {kind.exit_status for kind in JobError.__subclasses__()} | {1, 2}
+
+
+def test_schedules_repeat_what_a_repetition_mends() -> None:
+    final = {1, 2, 3, 4}
+    (rule,) = [rule for rule in JOB["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert set(rule["onExitCodes"]["values"]) == final
+    module = ast.parse((EXAMPLES / "airflow_dag.py").read_text())
+    (passing,) = [
+        ast.literal_eval(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PASSING"
+    ]
+    assert passing | final == statuses() | {130}
+    documented = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs/batch.md").read_text(), re.M)
+    assert {int(one) for text in documented for one in text.split(",")} == statuses() | {0, 130}
+
+
+@pytest.mark.process
+def test_the_line_of_cron_runs_as_printed(bundle_dir: Path, tmp_path: Path) -> None:
+    lines = (EXAMPLES / "crontab").read_text().splitlines()
+    (line,) = [line for line in lines if not line.startswith("#")]
+    minute, hour, *_, command = line.split(maxsplit=5)
+    assert (minute, hour) == ("15", "2-4")
+    # Cron's own escape, and the folders of a machine.
+    command = command.replace("\\%", "%").replace("/data/", f"{tmp_path}/")
+    command = command.replace("/var/log/", f"{tmp_path}/")
+    for days in (0, 1):  # the day may end before the command begins
+        folder = tmp_path / f"reviews/{date.today() - timedelta(days=days)}"
+        folder.mkdir(parents=True)
+        write_csv(folder / "a.csv", [{"review": "A fine film."}, {"review": "A long one."}])
+    program = tmp_path / "bin/albert-serve"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m albert_serve "$@"\n')
+    program.chmod(0o755)
+    environment = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "ALBERT_SERVE_BUNDLE": str(bundle_dir),
+        "ALBERT_SERVE_THREADS": "1",
+    }
+    for _ in range(2):
+        subprocess.run(["/bin/sh", "-c", command], env=environment, cwd=tmp_path, check=True)
+    first, second = (tmp_path / "albert-score.log").read_text().splitlines()
+    assert "2 rows, 0 with errors, in " in first
+    assert "2 rows, 0 with errors, 2 from an earlier run, in " in second
+    (done,) = tmp_path.glob("scored/*/_SUCCESS")
+    assert len(read_table(done.with_name("part-000000.parquet"))) == 2
+    assert json.loads(done.parent.with_suffix(".json").read_text())["status"] == "complete"
+
+
+def test_the_command_of_airflow_is_parsed() -> None:
+    source = (EXAMPLES / "airflow_dag.py").read_text()
+    (call,) = [
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "command"
+    ]
+    words = eval(ast.unparse(call), {"ds": "2026-01-01"})
+    assert parsed(words).max_errors == 1000
+    assert Path(words[-1]).suffix == ".parquet"

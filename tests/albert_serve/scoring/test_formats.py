@@ -18,14 +18,7 @@ from albert_serve.scoring.inputs import RowBatch
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
-from albert_serve.tasks import TASKS
-from tests.albert_serve.scoring.jobs import (
-    SUFFIXES,
-    HashScorer,
-    read_any,
-    read_jsonl,
-    write_jsonl,
-)
+from tests.albert_serve.scoring.jobs import SUFFIXES, HashScorer, read_any, read_jsonl, write_jsonl
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 # A name with a tab or a line break is not read back from TSV.
@@ -56,12 +49,6 @@ def test_rows_are_read_as_they_were_written(suffix: str, rows: list[dict[str, st
         score_files(HashScorer(), [table], again, options)
         scored = read_jsonl(again)
     assert [{name: values[name] for name in rows[0]} for values in scored] == rows
-
-
-def test_every_task_is_scored() -> None:
-    assert list(SCORED_TASKS) == list(TASKS)
-    for scored in SCORED_TASKS.values():
-        assert {field for some in scored.required for field in some} <= set(scored.fields)
 
 
 @pytest.mark.parametrize(

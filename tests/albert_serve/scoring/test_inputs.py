@@ -238,15 +238,6 @@ def test_text_of_parquet_that_is_not_utf8_ends_the_job(tmp_path: Path) -> None:
         score(source, tmp_path / "out.csv")
 
 
-def test_a_page_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
-    table, source = pyarrow.table({"text": ["a", "bbbb"]}), tmp_path / "in.parquet"
-    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
-    parquet.write_table(table, source, write_page_checksum=True, **options)
-    source.write_bytes(source.read_bytes().replace(b"bbbb", b"bbbc"))
-    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete: .*CRC"):
-        score(source, tmp_path / "out.csv")
-
-
 def zstandard_of(content: bytes) -> bytes:
     packed: bytes = pyarrow.compress(content, codec="zstd", asbytes=True)
     return packed
@@ -354,3 +345,12 @@ def test_a_line_without_end_is_a_rows_error(end: bytes, tmp_path: Path) -> None:
     assert [row["id"] for row in others] == [1] * bool(end)
     assert summary.num_errors == 1
     assert peak < 60 << 20
+
+
+def test_a_page_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
+    table, source = pyarrow.table({"text": ["a", "bbbb"]}), tmp_path / "in.parquet"
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    parquet.write_table(table, source, write_page_checksum=True, **options)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", b"bbbc"))
+    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete: .*CRC"):
+        score(source, tmp_path / "out.csv")

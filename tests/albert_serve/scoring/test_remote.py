@@ -162,14 +162,6 @@ def test_rows_are_answered_in_order_with_bounded_concurrency(
     assert 1 < service_double.max_running <= 3
 
 
-def test_requests_of_a_long_list_count_as_any(score: Score, service_double: Service) -> None:
-    inputs = [{"text": f"text {number}"} for number in range(5 * INFO["max_items"])]
-    first, _ = score([{"inputs": inputs}, {"inputs": inputs[1:]}], num_concurrent=2)
-    assert first["output"] == [labels_of(item["text"]) for item in inputs]
-    assert service_double.num_requests > 2
-    assert service_double.max_running <= 2
-
-
 OVERLOADED: Reply = (429, {"Retry-After": "0"}, {"error": "full", "error_type": "overloaded"})
 DRAINING: Reply = (503, {}, {"error": "draining", "error_type": "not_ready"})
 LATE: Reply = (504, {}, {"error": "late", "error_type": "deadline"})
@@ -185,14 +177,12 @@ def test_a_refusal_that_passes_is_waited_for(
     assert all("output" in row for row in score(rows_of(10)))
 
 
-def test_a_row_at_which_the_engine_fails_is_an_error(score: Score, service_double: Service) -> None:
+def test_a_row_that_fails_or_is_always_late_is_an_error(
+    score: Score, service_double: Service
+) -> None:
     service_double.refusals = [BROKEN]
-    first, *others = score(rows_of(5), num_concurrent=1)
-    assert first["error"] == "it broke"
-    assert all("output" in row for row in others)
-
-
-def test_a_row_that_is_always_late_is_an_error(score: Score) -> None:
+    [failed] = score(rows_of(1))
+    assert failed["error"] == "it broke"
     first, *others = score([{"text": "slow"}, *rows_of(20)], num_concurrent=2)
     assert first == {"error": "late", "error_type": "deadline"}
     assert all("output" in row for row in others)
@@ -267,16 +257,13 @@ def test_another_model_ends_the_job(service_double: Service, tmp_path: Path) -> 
         score_files(scorer, [source], output, options)
 
 
-def test_what_cannot_be_is_refused(service_double: Service) -> None:
+def test_a_service_without_the_task_or_out_of_reach_is_refused(service_double: Service) -> None:
     with pytest.raises(ConfigError, match="has no fill-mask; it has text-classification"):
         RemoteScorer(service_double.url, "fill-mask")
-    with pytest.raises(ConfigError, match="concurrency is 0"):
-        RemoteScorer(service_double.url, "text-classification", num_concurrent=0)
     with pytest.raises(ServiceUnavailableError, match="has not answered for"):
         RemoteScorer(f"http://127.0.0.1:{free_port()}", "text-classification", wait_s=0.1)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("task", "item"),
     [
@@ -299,7 +286,6 @@ def test_a_service_answers_as_its_bundle_does(
     assert local[0] == rounded(remote[0])
 
 
-@pytest.mark.process
 def test_the_notes_of_a_long_list_are_those_of_all_its_parts(
     service: Running, bundle_dir: Path, tmp_path: Path
 ) -> None:

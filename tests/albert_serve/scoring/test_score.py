@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from albert_serve.api.embeddings import FeatureExtractionParameters
 from albert_serve.api.schemas import TextClassificationParameters
 from albert_serve.errors import EngineError
 from albert_serve.scoring.job import score_files
@@ -87,35 +86,6 @@ def test_bare_fields_and_inputs_are_the_same(
     assert set(best) >= fields
 
 
-def test_embeddings_are_scored(score: Score, answer: Answerer, task_setup: TaskSetup) -> None:
-    texts = ["It rained.", "We stayed in."]
-    rows: list[Any] = [{"id": 7, "text": texts[0]}, {"inputs": texts}, {"text": "run " * 300}]
-    one, several, refused = score("feature-extraction", rows, normalize=True)
-    task = open_task("feature-extraction", task_setup)
-    parameters = FeatureExtractionParameters(normalize=True)
-    expected = [answer(task.prepare(text, parameters)) for text in texts]
-    assert one == {"id": 7, "output": expected[0]}
-    assert several["output"] == expected
-    assert refused["error_type"] == "too_long"
-
-
-def test_parts_of_token_vectors_are_smaller(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
-) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "run " * 100}] * 200)
-    scorer = LocalScorer(engine, "feature-extraction", task_setup)
-    for pooling, num_parts in (("mean", 1), ("none", 2)):
-        options = ScoreOptions(parameters={"pooling": pooling}, keep=[])
-        summary = score_files(scorer, [source], tmp_path / pooling, options)
-        assert summary.num_parts == num_parts
-
-
-def test_a_row_has_a_pair_or_sentences(score: Score) -> None:
-    row = {"text": "a", "text_pair": "b", "sentences": ["It rained.", "We stayed in."]}
-    [both] = score("sentence-order", [row])
-    assert both["error_type"] == "invalid_input"
-
-
 def test_a_bad_row_fails_alone(score: Score) -> None:
     results = score(
         "fill-mask",
@@ -133,6 +103,7 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
             {"inputs": ["a [MASK]", "none"]},
             {"id": "\ud800", "text": "\ud800 [MASK]"},
             {"text": "word " * 300 + "[MASK]"},
+            {"text": ""},
             {"text": "b [MASK]"},
         ],
     )
@@ -144,6 +115,7 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
         "no_mask",
         "invalid_input",
         "too_long",
+        "no_mask",
         "fine",
     ]
     assert results[1]["error"].startswith("line 2 is not JSON")
@@ -194,10 +166,3 @@ def test_truncation_and_replacements_are_reported(score: Score) -> None:
     assert cut["truncated_tokens"] > 0
     assert 0 < cut["truncated_at"]["inputs"] < 5 * 300
     assert "its first piece" in replaced["warnings"][0]
-
-
-def test_an_empty_text_is_an_error_of_its_row(score: Score) -> None:
-    results = score("text-classification", [{"text": ""}, {"text": "fine"}, {"text": " \t"}])
-    assert [row.get("error_type", "fine") for row in results] == [
-        *("invalid_input", "fine", "invalid_input")
-    ]

@@ -1,4 +1,4 @@
-"""Keys, guarded surfaces, other origins: over HTTP to a service that has them, and alone."""
+"""Who may call: keys, guarded surfaces, other origins, and names of hosts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import ConfigError
 from albert_serve.server.auth import MIN_KEY_CHARS, ApiKeyMiddleware, ApiKeys
+from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.paths import OTHER, parse
-from tests.albert_serve.support import (
-    MAX_BODY_BYTES,
-    Running,
-    running_service,
-    service_environment,
-    wait_until_logged,
-)
+from tests.albert_serve.support import MAX_BODY_BYTES, Running, served, wait_until_logged
 
 KEY = "first-key-0123456789"
 FILE_KEY = "file-key-0123456789=="
 ORIGIN = "https://app.example.com"
 MASKED = {"inputs": "The [MASK] run."}
 HEALTH = ("/health", "/healthz", "/livez", "/readyz")
+HOSTS = ("app.example.com", "*.internal", "192.0.2.1", "[2001:db8::1]")
 GUARDED = (
     "/info",
     "/metrics",
@@ -55,14 +52,13 @@ def guarded(
     bundle_dir: Path, keys_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A service with keys, a file of keys, and an origin that may call it."""
-    environment = {
-        **service_environment(bundle_dir, tmp_path_factory.mktemp("guarded-home")),
-        "ALBERT_SERVE_API_KEYS": f"{KEY}, other-key-0123456789",
-        "ALBERT_SERVE_API_KEYS_FILE": str(keys_file),
-        "ALBERT_SERVE_CORS_ORIGINS": ORIGIN,
-        "ALBERT_SERVE_LOG_FORMAT": "json",
-    }
-    with running_service(environment, tmp_path_factory.mktemp("guarded")) as started:
+    with served(
+        bundle_dir,
+        tmp_path_factory.mktemp("guarded"),
+        API_KEYS=f"{KEY}, other-key-0123456789",
+        API_KEYS_FILE=str(keys_file),
+        CORS_ORIGINS=ORIGIN,
+    ) as started:
         yield started
 
 
@@ -72,19 +68,14 @@ def stranger(guarded: Running) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.fixture(scope="module")
-def friend(guarded: Running) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=guarded.url, timeout=30, headers=headers) as http:
-        yield http
-
-
 def test_without_a_key_only_health_is_open(stranger: httpx.Client) -> None:
     for path in HEALTH:
         assert stranger.get(path).status_code == 200, path
     for path in GUARDED:
         assert_unauthorized(stranger.get(path))
     assert_unauthorized(stranger.post("/fill-mask", json=MASKED))
+    for path in ("/v1/embeddings", "/v1/models/tiny/embeddings"):
+        assert stranger.post(path, json=MASKED).status_code == 401, path
 
 
 @pytest.mark.parametrize(
@@ -115,11 +106,7 @@ def test_each_key_opens_everything(stranger: httpx.Client, key: str) -> None:
     for path in GUARDED:
         expected = 404 if path == "/nothing-here" else 200
         assert stranger.get(path, headers=headers).status_code == expected, path
-
-
-def test_info_says_that_a_key_is_needed(friend: httpx.Client, client: httpx.Client) -> None:
-    assert friend.get("/info").json()["needs_key"] is True
-    assert client.get("/info").json()["needs_key"] is False
+    assert stranger.get("/info", headers=headers).json()["needs_key"] is True
 
 
 def test_a_changed_file_changes_the_keys_at_once(stranger: httpx.Client, keys_file: Path) -> None:
@@ -144,8 +131,9 @@ def test_a_changed_file_changes_the_keys_at_once(stranger: httpx.Client, keys_fi
     assert (status(FILE_KEY), status(new)) == (200, 401)
 
 
-def test_no_key_is_in_the_log(guarded: Running, friend: httpx.Client) -> None:
-    assert friend.get("/info", headers={"X-Request-ID": "no-key"}).status_code == 200
+def test_no_key_is_in_the_log(guarded: Running, stranger: httpx.Client) -> None:
+    headers = {"Authorization": f"Bearer {KEY}", "X-Request-ID": "no-key"}
+    assert stranger.get("/info", headers=headers).status_code == 200
     wait_until_logged(guarded, "no-key")
     for key in (KEY, FILE_KEY, "rotated-key"):
         assert key not in guarded.log
@@ -244,24 +232,6 @@ def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("path", "model"), [("/v1/embeddings", None), ("/v1/models/tiny/embeddings", "tiny")]
-)
-def test_openais_paths_are_guarded_and_limited_as_the_task(path: str, model: str | None) -> None:
-    target = parse(path)
-    assert (target.surface, target.task, target.model) == ("api", "feature-extraction", model)
-    assert target.label == path.replace("tiny", "{model}")
-
-
-@given(
-    st.lists(st.from_regex(r"[A-Za-z0-9._~+/-]{16,40}=?", fullmatch=True), min_size=1), st.text()
-)
-def test_exactly_the_given_keys_are_held(keys: list[str], other: str) -> None:
-    held = ApiKeys(keys)
-    assert all(held.hold(key) for key in keys)
-    assert held.hold(other) == (other in keys)
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "cannot be read"),
@@ -293,18 +263,61 @@ def test_a_pipe_or_a_device_of_keys_is_refused_without_a_wait(tmp_path: Path) ->
             ApiKeys(file=file)
 
 
+def get(app: ASGIApp, path: str, **headers: str) -> int:
+    """Return the status of an application's reply."""
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+            return await http.get(f"http://here{path}", headers=headers)
+
+    return asyncio.run(send()).status_code
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/metrics", 401), ("/info", 200), ("/docs", 200), ("/", 200), ("/fill-mask", 200)],
 )
 def test_only_what_the_guard_names_needs_a_key(path: str, status: int) -> None:
     app = ApiKeyMiddleware(Response(), keys=ApiKeys([KEY]), surfaces=["metrics"])
+    assert get(app, path) == status
 
-    async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
-            return await http.get(f"http://here{path}")
 
-    assert asyncio.run(ask()).status_code == status
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]", "[::1]:3000"])
+def test_a_keyless_service_on_the_loopback_answers_to_its_names(
+    client: httpx.Client, host: str
+) -> None:
+    assert client.get("/info", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["attacker.example.com", "localhost.example.com:80", "192.0.2.1", "[", "localhost:x@y"]
+)
+def test_it_refuses_other_names_but_for_health(client: httpx.Client, host: str) -> None:
+    reply = client.post("/fill-mask", json={"inputs": "a [MASK]"}, headers={"Host": host})
+    assert reply.status_code == 400
+    error = ErrorReply.model_validate_json(reply.content)
+    assert error.error_type == "malformed"
+    assert "Allowed are localhost, 127.0.0.1" in error.error
+    assert "ALBERT_SERVE_ALLOWED_HOSTS" in error.error
+    for path in HEALTH:
+        assert client.get(path, headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("app.example.com", 200),
+        ("APP.example.com:8080", 200),
+        ("one.two.internal", 200),
+        ("192.0.2.1:3000", 200),
+        ("[2001:db8::1]:3000", 200),
+        ("internal", 400),
+        ("example.com", 400),
+        ("localhost", 400),
+    ],
+)
+def test_the_setting_names_hosts_and_ends_of_hosts(host: str, status: int) -> None:
+    assert get(AllowedHosts(Response(), hosts=HOSTS), "/info", Host=host) == status
 
 
 def assert_unauthorized(reply: httpx.Response) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +20,7 @@ from albert_serve.server.models.registry import Models
 from albert_serve.server.paths import RequestTarget
 from albert_serve.settings import Settings
 from tests.albert_serve.batching.engines import on_event_loop
+from tests.albert_serve.support import Running
 
 LIMIT = 8
 
@@ -131,19 +135,6 @@ async def test_each_model_has_its_own_limit_and_all_else_has_none(other: Scope) 
 
 
 @on_event_loop
-async def test_slow_senders_do_not_use_up_the_limit() -> None:
-    inside = Application()
-    full, _ = gate(inside)
-    tasks = await fill(full, body=[{"type": "http.request", "more_body": True}])
-    inside.open.set()
-    (start,) = await ask(full)
-    assert start["status"] == 200
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@on_event_loop
 async def test_slow_readers_do_not_use_up_the_limit() -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b""}
@@ -190,3 +181,52 @@ async def test_an_error_before_the_body_is_read_frees_the_slot() -> None:
     for _ in range(3 * LIMIT):
         (start,) = await ask(empty)
         assert start["status"] == 401
+
+
+NUM_CLIENTS = 512
+NUM_UNFINISHED = 200
+BODY = b'{"inputs": "The run was scored in the first inning."}'
+HEAD = (
+    b"POST /text-classification HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+
+
+async def connect(running: Running, stack: AsyncExitStack) -> tuple[asyncio.StreamReader, Any]:
+    url = httpx.URL(running.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    stack.callback(writer.close)
+    return reader, writer
+
+
+async def request(running: Running) -> tuple[int, bool]:
+    """The status of one request over a connection of its own, and whether it says when to retry."""
+    async with AsyncExitStack() as stack:
+        reader, writer = await connect(running, stack)
+        writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        reply = await reader.read()
+        return int(reply.split()[1]), b"retry-after: " in reply.lower()
+
+
+def test_512_clients_at_once_get_200_or_429(service: Running) -> None:
+    async def ask_all() -> list[tuple[int, bool]]:
+        return await asyncio.gather(*(request(service) for _ in range(NUM_CLIENTS)))
+
+    counted = Counter(asyncio.run(ask_all()))
+    assert counted.keys() <= {(200, False), (429, True)}
+    assert counted[200, False] > 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"POST /text-classification HT", HEAD + b"Content-Length: 60000\r\n\r\n" + BODY],
+    ids=["heads", "bodies"],
+)
+def test_unfinished_requests_keep_nobody_waiting(start: bytes, service: Running) -> None:
+    async def ask_beside() -> list[tuple[int, bool]]:
+        async with AsyncExitStack() as stack:
+            for _ in range(NUM_UNFINISHED):
+                _, writer = await connect(service, stack)
+                writer.write(start)
+            return [await request(service) for _ in range(20)]
+
+    assert set(asyncio.run(ask_beside())) == {(200, False)}

@@ -72,21 +72,9 @@ def test_files_are_scored_by_a_head(
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [{each["label"] for each in row["output"]} for row in rows] == [set(LABELS["topic"])] * 2
     capsys.readouterr()
-    assert main([*words, "--task", "fill-mask", "--head", "topic", *files]) == 1
-    assert "--head is of text-classification, not of fill-mask" in capsys.readouterr().err
     options = ["--task", "text-classification", "--head", "nobody", "--restart"]
     assert main([*words, *options, *files]) == 1
     assert "has no head 'nobody'; it has sentiment, rating, topic" in capsys.readouterr().err
     options = ["--task", "text-classification", "--head", "topic"]
     assert main([*words, *options, "--parameters", '{"head": "rating"}', *files]) == 1
     assert "--head is topic and --parameters has head 'rating'" in capsys.readouterr().err
-    again = [*options, "--parameters", '{"head": "topic"}', "--restart"]
-    assert main([*words, *again, *files]) == 0
-
-
-def test_the_description_of_a_bundle_has_all_heads(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["info", str(bundle.folder)]) == 0
-    shown = capsys.readouterr().out
-    assert "    topic (sport, politics, music)\n" in shown

@@ -85,14 +85,3 @@ def test_the_header_has_a_limit(client: httpx.Client) -> None:
     sentences = ["a " * NUM_WORDS] * (MAX_CUTS_SHOWN + 6)
     reply = post(client, "sentence-order", {"sentences": sentences}, truncation=True)
     assert [*cuts_of(reply)] == [f"inputs.sentences[{i}]" for i in range(MAX_CUTS_SHOWN)]
-
-
-def test_the_document_names_the_parameter_and_the_headers(client: httpx.Client) -> None:
-    document = client.get("/docs.json").json()
-    for task in ("fill-mask", "text-classification", "question-answering", "sentence-order"):
-        name = task.title().replace("-", "")
-        described = document["components"]["schemas"][f"{name}Parameters"]["properties"]
-        assert described["truncation"]["anyOf"] == [{"type": "boolean"}, {"type": "null"}]
-        assert described["truncation"]["default"] is False
-        headers = document["paths"][f"/{task}"]["post"]["responses"]["200"]["headers"]
-        assert {TRUNCATED_HEADER, TRUNCATED_AT_HEADER} <= set(headers)

@@ -17,19 +17,10 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from albert_serve.batching.queue import BatchReport
 from albert_serve.server.logging import JsonFormatter
-from albert_serve.server.metrics import Metrics
-from tests.albert_serve.support import (
-    ROOT,
-    Running,
-    running_service,
-    service_environment,
-    wait_until_logged,
-)
+from tests.albert_serve.support import ROOT, Running, served, wait_until_logged
 
 NUM_REQUESTS = 24
 DASHBOARD = ROOT / "deploy/grafana-dashboard.json"
@@ -39,13 +30,10 @@ _METRIC = re.compile(r"\b(?:albert_serve|bentoml_service)_\w+(?=[\[{,)]|$)")
 @pytest.fixture(scope="module")
 def workers(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Two processes behind one port that have answered requests, and refused one."""
-    environment = {
-        **service_environment(bundle_dir, tmp_path_factory.mktemp("metrics-home")),
-        "ALBERT_SERVE_WORKERS": "2",
-        "ALBERT_SERVE_MAX_QUEUE_TOKENS": "400",
-        "ALBERT_SERVE_LOG_FORMAT": "json",
-    }
-    with running_service(environment, tmp_path_factory.mktemp("metrics")) as started:
+    folder = tmp_path_factory.mktemp("metrics")
+    with served(
+        bundle_dir, folder, WORKERS="2", MAX_QUEUE_TOKENS="400", LOG_FORMAT="json"
+    ) as started:
         with ThreadPoolExecutor(4) as threads:
             replies = list(threads.map(ask, [started.url] * NUM_REQUESTS, range(NUM_REQUESTS)))
         assert replies == [200] * NUM_REQUESTS
@@ -165,32 +153,3 @@ def test_a_record_is_one_line_of_json(message: str, reason: str) -> None:
     parsed: dict[str, Any] = json.loads(line)
     assert parsed["message"] == message
     assert reason in parsed["exception"]
-
-
-def test_a_report_of_mixed_tasks_goes_to_each() -> None:
-    registry = CollectorRegistry()
-    observer = Metrics(registry).observer("tiny", "int8", ["fill-mask", "sentence-order"])
-    observer.queued("fill-mask", 12)
-    observer.batch(
-        BatchReport(
-            num_inputs=3,
-            num_tokens=20,
-            num_padded_tokens=24,
-            engine_s=0.02,
-            queue_delays_s={"fill-mask": [0.5, 1.5], "sentence-order": [4.0]},
-        )
-    )
-    observer.expired("fill-mask")
-    observer.cancelled("sentence-order")
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"albert_serve_{name}", {"model": "tiny", **labels})
-
-    assert value("queue_delay_seconds_sum", task="fill-mask") == 2.0
-    assert value("queue_delay_seconds_count", task="sentence-order") == 1.0
-    assert value("padding_tokens_total") == 4.0
-    assert value("engine_seconds_sum") == 0.02
-    assert value("request_tokens_total", task="fill-mask") == 12.0
-    assert value("requests_given_up_total", task="fill-mask", reason="expired") == 1.0
-    assert value("requests_given_up_total", task="sentence-order", reason="cancelled") == 1.0
-    assert value("model", precision="int8") == 1.0

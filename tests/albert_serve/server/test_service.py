@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,8 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from albert_serve.api.embeddings import OpenAIErrorReply
-from albert_serve.api.schemas import ErrorReply, InfoReply
-from tests.albert_serve.support import (
-    MAX_BODY_BYTES,
-    MAX_ITEMS,
-    Running,
-    running_service,
-    service_environment,
-)
+from albert_serve.api.schemas import ErrorReply
+from tests.albert_serve.support import MAX_BODY_BYTES, MAX_ITEMS, Running, served
 
 MASKED = "The [MASK] run was scored in the first inning."
 CONTEXT = "An earned run is any run that was not enabled by a fielding error."
@@ -35,12 +29,17 @@ VALID: dict[str, Any] = {
     "feature-extraction": "It rained.",
 }
 
+CHOICES = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
 
-@pytest.mark.parametrize("task", VALID)
-def test_a_list_is_answered_as_its_items_are(client: httpx.Client, task: str) -> None:
-    single = post(client, task, VALID[task])
+
+@pytest.mark.parametrize("task", [*VALID, "multiple-choice"])
+def test_a_list_is_answered_as_its_items_are(
+    service_of: Callable[[str], Running], task: str
+) -> None:
+    item = VALID.get(task, CHOICES)
+    with httpx.Client(base_url=service_of(task).url, timeout=30) as client:
+        single, many = post(client, task, item), post(client, task, [item] * 3)
     assert single.status_code == 200
-    many = post(client, task, [VALID[task]] * 3)
     one = single.json()[0] if task == "text-classification" else single.json()
     assert len(many.json()) == 3
     for answer in many.json():
@@ -55,14 +54,6 @@ def test_tasks_mix_under_load_and_none_gets_anothers_answer(client: httpx.Client
         )
     for task, reply in replies:
         assert_close(reply.json(), alone[task])
-
-
-def test_info_health_and_bentomls_own_routes(client: httpx.Client) -> None:
-    info = InfoReply.model_validate_json(client.get("/info").content)
-    assert {task.name for task in info.tasks} == set(VALID)
-    assert (info.max_items, info.max_body_bytes) == (MAX_ITEMS, MAX_BODY_BYTES)
-    for path in ("/health", "/livez", "/readyz", "/docs", "/", "/static_content/swagger-ui.css"):
-        assert client.get(path).status_code == 200, path
 
 
 JSON = {"content-type": "application/json"}
@@ -153,10 +144,9 @@ def test_warnings_are_told_in_a_header(client: httpx.Client) -> None:
 
 def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) -> None:
     """Started as a user would start it, which shows the command line's `serve` as well."""
-    environment = service_environment(bundle_dir, tmp_path / "home")
     num_requests = 24
     long_text = {"inputs": ["The [MASK] " + "run " * 100] * MAX_ITEMS}
-    with running_service(environment, tmp_path, ("albert_serve", "serve")) as running:
+    with served(bundle_dir, tmp_path, ("albert_serve", "serve")) as running:
         assert f"curl {running.url}/fill-mask" in running.log
         with ThreadPoolExecutor(num_requests) as threads:
             waiting = [

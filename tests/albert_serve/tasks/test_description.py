@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from albert_serve.api.model_card import ModelCard, TrainingStage
-from albert_serve.api.schemas import TaskQuality
 from albert_serve.bundle.manifest import Bundle, Manifest, Quality
 from albert_serve.tasks.description import describe, read_metadata, read_quality, read_stages
 from training.model.checkpoint import load_checkpoint
@@ -82,15 +81,6 @@ def quality(metric: str) -> Quality:
     return Quality(metric=metric, torch=60.0, bundle=59.5, count=300)
 
 
-def test_held_out_data_comes_before_the_data_of_export() -> None:
-    evaluation = {"sentence_order_accuracy": 0.512, "sentence_order_pairs": 6194}
-    both = manifest_with(evaluation=evaluation, quality={"sentence-order": quality("accuracy")})
-    figure = read_quality(both, "sentence-order")
-    assert figure is not None
-    assert (figure.metric, figure.count) == ("accuracy", 6194)
-    assert figure.percent == pytest.approx(51.2)
-
-
 TEXTS = {"text_classification_texts": 7, "text_classification_loss": 0.1}
 
 
@@ -144,14 +134,6 @@ def test_a_task_has_the_figure_of_its_kind(
     assert (figure and (figure.metric, figure.percent, figure.count)) == expected
 
 
-def test_export_measured_what_was_not_evaluated() -> None:
-    measured = manifest_with(quality={"fill-mask": quality("accuracy")})
-    assert read_quality(measured, "fill-mask") == TaskQuality(
-        metric="accuracy", percent=59.5, count=300
-    )
-    assert read_quality(measured, "sentence-order") is None
-
-
 def test_stages_have_their_counts_and_data() -> None:
     stages = [
         {"program": "albert-serve pretrain", "steps": 3, "corpus": ["a.txt"], "seconds": 1.6},
@@ -164,18 +146,6 @@ def test_stages_have_their_counts_and_data() -> None:
     ]
     assert read_stages(manifest_with(provenance={"training": 3})) == []
     assert read_stages(manifest_with()) == []
-
-
-def test_an_average_follows_the_stages_of_all_its_models() -> None:
-    shared = {"program": "albert-serve pretrain", "tokens": 9}
-    first, second, third = ({**shared, "tokens": tokens} for tokens in (1, 2, 3))
-    pair = {"program": "training.average", "averaged": [{"stages": [shared, second]}]}
-    both = {**pair, "averaged": [{"stages": [shared, second, pair]}, 3, {"stages": [third]}]}
-    manifest = manifest_with(provenance={"training": {"stages": [shared, first, both]}})
-    stages = [(stage.program, stage.tokens) for stage in read_stages(manifest)]
-    pretrained = [("albert-serve pretrain", tokens) for tokens in (9, 1, 2)]
-    average = ("training.average", None)
-    assert stages == [*pretrained, average, ("albert-serve pretrain", 3), average]
 
 
 def test_parameters_are_counted_as_torch_counts_them(

@@ -1,4 +1,4 @@
-"""Fill-mask against `transformers`' pipeline, and what the pipeline does not do."""
+"""Fill-mask against `transformers`' pipeline; targets of several pieces against its model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
-from albert_serve.api.schemas import FilledToken, FillMaskParameters
+from albert_serve.api.schemas import FilledTarget, FilledToken, FillMaskParameters
 from albert_serve.tasks import FillMask, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.task_fixtures import Answerer
@@ -100,14 +101,16 @@ def test_targets_equal_the_pipeline(
     assert_same_tokens(answer(task.prepare(text, parameters)), oracle(text, targets=targets))
 
 
-def test_a_target_of_several_pieces_gives_a_warning(
+def test_a_target_that_is_not_in_the_vocabulary_gives_a_warning(
     task: FillMask, tokenizer: AlbertTokenizer
 ) -> None:
     first = tokenizer.token(tokenizer.encode_plain("supervolcanoes").ids[0])
-    prepared = task.prepare("a [MASK]", FillMaskParameters(targets=["▁the", "supervolcanoes"]))
-    [warning] = prepared.warnings
-    assert "'supervolcanoes' is not in the vocabulary" in warning
-    assert warning.endswith(f"its first piece {first!r} was scored")
+    targets = ["▁the", "supervolcanoes", "☃", " "]
+    long, unknown, empty = task.prepare("a [MASK]", FillMaskParameters(targets=targets)).warnings
+    assert "'supervolcanoes' is not in the vocabulary" in long
+    assert long.endswith(f"its first piece {first!r} was scored")
+    assert unknown.endswith("its first piece '▁' was scored, which says nothing of it")
+    assert empty.startswith("the target ' ' is not in the vocabulary and stands for nothing")
 
 
 def test_warnings_of_many_long_targets_fit_a_header(task: FillMask) -> None:
@@ -115,12 +118,6 @@ def test_warnings_of_many_long_targets_fit_a_header(task: FillMask) -> None:
     warnings = task.prepare("a [MASK]", FillMaskParameters(targets=targets)).warnings
     assert warnings[-1] == "and so for 880 further targets"
     assert sum(map(len, warnings)) < 4000
-
-
-def test_an_unknown_or_empty_target_gives_a_warning(task: FillMask) -> None:
-    unknown, empty = task.prepare("a [MASK]", FillMaskParameters(targets=["☃", " "])).warnings
-    assert unknown.endswith("its first piece '▁' was scored, which says nothing of it")
-    assert empty.startswith("the target ' ' is not in the vocabulary and stands for nothing")
 
 
 @pytest.mark.parametrize("text", ["a [MASK]", "a [MASK] b [MASK]"])
@@ -140,10 +137,87 @@ def test_the_whole_vocabulary_equals_the_pipeline(
         assert sum(one.score for one in tokens) == pytest.approx(1.0)
 
 
-def test_truncation_equals_the_pipeline(task: FillMask, answer: Answerer, oracle: Any) -> None:
-    text = "[MASK] " + "word " * 200
-    prepared = task.prepare(text, FillMaskParameters(truncation="truncate"))
-    expected = oracle(text, tokenizer_kwargs={"truncation": True, "max_length": 128})
-    assert_same_tokens(answer(prepared), expected)
-    assert prepared.num_tokens == 128
+WORDS = ["encyclopedic", "▁the", "Wittgenstein", "was"]
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint_dir: Path) -> transformers.AlbertForMaskedLM:
+    return transformers.AlbertForMaskedLM.from_pretrained(checkpoint_dir)
+
+
+def whole(*targets: str, top_k: int = 5, truncation: str = "error") -> FillMaskParameters:
+    return FillMaskParameters.model_validate(
+        {
+            "targets": list(targets),
+            "multi_token_targets": True,
+            "top_k": top_k,
+            "truncation": truncation,
+        }
+    )
+
+
+def pieces_of(task: FillMask, target: str) -> list[int]:
+    token = task.setup.tokenizer.token_id(target)
+    return task.setup.tokenizer.encode_plain(target).ids if token is None else [token]
+
+
+@torch.inference_mode()
+def product(
+    model: transformers.AlbertForMaskedLM,
+    ids: list[int],
+    mask: int,
+    pieces: list[int],
+    mask_id: int,
+) -> float:
+    """P(first | masks) P(second | first, masks) ..., with as many masks as pieces."""
+    score = 1.0
+    for number, piece in enumerate(pieces):
+        middle = [*pieces[:number], *[mask_id] * (len(pieces) - number)]
+        read = torch.tensor([[*ids[:mask], *middle, *ids[mask + 1 :]]])
+        score *= float(model(read).logits[0, mask + number].softmax(-1)[piece])
+    return score
+
+
+@pytest.mark.parametrize("text", ["The [MASK] erupted.", "A [MASK] in [MASK] ."])
+def test_a_score_is_the_product_over_the_pieces(
+    text: str, task: FillMask, answer: Answerer, model: transformers.AlbertForMaskedLM
+) -> None:
+    result = answer(task.prepare(text, whole(*WORDS)))
+    ids = task.setup.tokenizer.encode(text).ids
+    masks = [i for i, token in enumerate(ids) if token == task.setup.tokenizer.mask_id]
+    by_mask: list[list[FilledTarget]] = [result] if len(masks) == 1 else result
+    assert max(len(pieces_of(task, word)) for word in WORDS) > 2
+    for mask, targets in zip(masks, by_mask, strict=True):
+        scores = {tuple(one.tokens): one.score for one in targets}
+        assert scores == {
+            tuple(pieces): pytest.approx(
+                product(model, ids, mask, pieces, task.setup.tokenizer.mask_id), rel=1e-4
+            )
+            for pieces in (pieces_of(task, word) for word in WORDS)
+        }
+        assert sorted(scores.values(), reverse=True) == list(scores.values())
+
+
+def test_the_sequence_has_the_whole_target(task: FillMask, answer: Answerer) -> None:
+    [one] = answer(task.prepare("A [MASK] it is.", whole("Encyclopedic")))
+    assert one.token_str == "encyclopedic"
+    assert one.sequence == "a encyclopedic it is."
+    assert one.token == one.tokens[0]
+    assert one.tokens == task.setup.tokenizer.encode_plain("encyclopedic").ids
+    [several, _] = answer(task.prepare("[MASK] or [MASK]", whole("Encyclopedic")))
+    assert several[0].sequence == "[CLS] encyclopedic or[MASK][SEP]"
+
+
+def test_top_k_and_doubles(task: FillMask, answer: Answerer) -> None:
+    every = answer(task.prepare("a [MASK]", whole(*WORDS, *WORDS)))
+    assert len(every) == len(WORDS)
+    assert answer(task.prepare("a [MASK]", whole(*WORDS, top_k=2))) == every[:2]
+
+
+def test_a_text_is_cut_so_far_that_the_longest_target_has_room(
+    task: FillMask, answer: Answerer
+) -> None:
+    prepared = task.prepare("[MASK] " + "e " * 61, whole("encyclopedic", truncation="truncate"))
+    assert max(len(item.ids) for item in prepared.inputs) == 128
     assert prepared.num_truncated > 0
+    assert answer(prepared)[0].sequence.startswith("encyclopedic e")

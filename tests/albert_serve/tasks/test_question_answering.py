@@ -20,7 +20,7 @@ from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, Questi
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import EncoderInput, Logits, Prepared, QuestionAnswering, TaskSetup
 from albert_serve.tasks.question_answering.punctuation import trim
-from albert_serve.tasks.question_answering.spans import Span, Spans, align, find_spans, strip
+from albert_serve.tasks.question_answering.spans import align, find_spans, strip
 from albert_serve.tasks.question_answering.windows import lay_windows
 from tests.albert_serve.task_fixtures import Answerer
 
@@ -134,16 +134,6 @@ def test_words_gather_the_scores_of_their_tokens(
         expected[start, end] = expected.get((start, end), 0.0) + weight
     scores, _ = normalized(expected, no_answer)
     assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in result} == scores
-
-
-def test_top_k_decides_the_shape(task: QuestionAnswering, answer: Answerer) -> None:
-    best = answer(task.prepare(ask(CONTEXT), DEFAULT))
-    several = answer(task.prepare(ask(CONTEXT), QuestionAnsweringParameters(top_k=3)))
-    assert isinstance(best, Answer)
-    assert len(several) == 3
-    assert several[0] == best
-    one_word = answer(task.prepare(ask("a"), QuestionAnsweringParameters(top_k=2)))
-    assert isinstance(one_word, list)
 
 
 @given(context=ODD_TEXT, question=ODD_TEXT, align_to_words=st.booleans())
@@ -305,15 +295,6 @@ def test_punctuation_around_an_answer_is_left_out(part: str, expected: str) -> N
     assert text[start:end] == expected
 
 
-def test_answers_that_differ_in_punctuation_are_one() -> None:
-    spans = Spans(
-        best=[Span(start=0, end=5, logit=1.0), Span(start=0, end=4, logit=1.0)], no_answer=0.0
-    )
-    [one] = spans.trimmed("2012, it was").best
-    assert (one.start, one.end) == (0, 4)
-    assert one.logit == pytest.approx(1 + np.log(2))
-
-
 def test_logits_far_apart_do_not_overflow() -> None:
     logits = np.array([[3e38, 3e38], [-3e38, -3e38], [0, 0]], np.float32)
     spans = find_spans(logits, [(0, 1), (2, 3)], max_answer_len=2, top_k=1)
@@ -327,15 +308,6 @@ def run_by_text(inputs: Sequence[EncoderInput], token_id: int) -> list[Logits]:
         np.array([[10.0, 10.0] if one == token_id else [0.0, 0.0] for one in item.ids], np.float32)
         for item in inputs
     ]
-
-
-def test_a_stride_counts_only_beside_a_second_window(task: QuestionAnswering) -> None:
-    room = 61 - len(task.tokenizer.encode_plain(QUESTION))
-    parameters = QuestionAnsweringParameters(max_seq_len=64, doc_stride=room)
-    (filled,) = task.prepare(ask("a " * room), parameters).inputs
-    assert len(filled.ids) == 64
-    with pytest.raises(InvalidInputError, match=f"choose at most {room - 1}"):
-        task.prepare(ask("a " * (room + 1)), parameters)
 
 
 def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> None:

@@ -16,7 +16,7 @@ from albert_serve.bundle.manifest import TaskExample
 from albert_serve.config import AlbertConfig
 from export.bundle import export_bundle
 from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers
-from tests.albert_serve.support import Running, running_service, service_environment
+from tests.albert_serve.support import Running, served
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task
@@ -72,9 +72,8 @@ def several(
     bundles = {"one": bundle_dir, "two": bundle_dir, "heads": heads.folder, "many": many}
     for name, bundle in bundles.items():
         (folder / name).symlink_to(bundle)
-    environment = service_environment(bundle_dir, tmp_path_factory.mktemp("several-home"))
-    environment |= {"ALBERT_SERVE_BUNDLE": "", "ALBERT_SERVE_MODELS": str(folder)}
-    with running_service(environment, tmp_path_factory.mktemp("several-log")) as running:
+    log = tmp_path_factory.mktemp("several-log")
+    with served(folder, log, BUNDLE="", MODELS=str(folder)) as running:
         yield running
 
 

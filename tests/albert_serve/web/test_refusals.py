@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.albert_serve.support import running_service, service_environment
+from tests.albert_serve.support import served
 from tests.albert_serve.web.browsing import OpenPage
 
 KEY = "a-key-of-16-characters-or-more"
@@ -87,9 +87,7 @@ def test_a_service_that_starts_is_waited_for(open_page: OpenPage) -> None:
 def test_a_key_is_asked_for_and_sent_from_then_on(
     open_page: OpenPage, bundle_dir: Path, tmp_path: Path
 ) -> None:
-    environment = service_environment(bundle_dir, tmp_path / "home")
-    locked = {**environment, "ALBERT_SERVE_API_KEYS": KEY, "ALBERT_SERVE_GUARD": "api"}
-    with running_service(locked, tmp_path) as service:
+    with served(bundle_dir, tmp_path, API_KEYS=KEY, GUARD="api") as service:
         page = open_page(url=f"{service.url}/")
         field = page.get_by_label("API key")
         expect(field).to_be_focused()

@@ -1,10 +1,10 @@
-"""The two images: what sets them apart, and that the service lives with the rights they give it."""
+"""Bentos hold all they need and no more; images have a runtime and a user without rights."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,17 +15,18 @@ import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from albert_serve.api.examples import EXAMPLES
 from tests.albert_serve.support import (
     ROOT,
     SERVICE,
     Running,
     free_port,
+    running_service,
     service_environment,
     wait_until_ready,
 )
 from tests.programs import needs_program
 
-GPU_VARIABLES = {"LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES"}
 UID = 12345
 # Read-only all over but for one folder; then a user with neither name nor home nor rights.
 UNPRIVILEGED = f"""
@@ -111,28 +112,143 @@ def test_it_serves_without_rights_on_a_read_only_file_system(
     assert sorted(folder.rglob("*")) == sorted([*before, running.log_file])
 
 
-def test_the_images_differ_in_what_cuda_needs_and_nothing_else() -> None:
-    cpu, gpu = definition("bentofile.yaml"), definition("bentofile.gpu.yaml")
-    assert gpu.pop("name") == f"{cpu.pop('name')}-gpu"
-    there = {variable["name"] for variable in gpu["envs"]}
-    assert there - {variable["name"] for variable in cpu["envs"]} == GPU_VARIABLES
-    gpu["envs"] = [variable for variable in gpu["envs"] if variable["name"] not in GPU_VARIABLES]
-    gpu["python"]["packages"] = [
-        package.replace("-gpu[cuda,cudnn]", "")
-        for package in gpu["python"]["packages"]
-        if not package.startswith("nvidia-")
-    ]
-    assert gpu == cpu
+# The bundle that the bentofiles name.
+SHIPPED = "models/albert-small-en"
 
 
-def test_the_libraries_are_looked_for_under_the_images_python() -> None:
-    gpu = definition("bentofile.gpu.yaml")
-    paths = {variable["name"]: variable["value"] for variable in gpu["envs"]}["LD_LIBRARY_PATH"]
-    for path in paths.split(":"):
-        assert f"/python{gpu['docker']['python_version']}/" in path
+def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
+    """The output of the command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bentoml", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_the_setup_script_can_be_run() -> None:
-    script = ROOT / definition("bentofile.yaml")["docker"]["setup_script"]
-    assert os.access(script, os.X_OK)
-    assert subprocess.run(["sh", "-n", script], check=False).returncode == 0
+@pytest.fixture
+def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the project for `bentoml build`; it ships the small bundle."""
+    made = tmp_path / "checkout"
+    without = shutil.ignore_patterns("__pycache__")
+    for name in ("albert_serve", "scripts", "training", "tests"):
+        shutil.copytree(ROOT / name, made / name, ignore=without)
+    for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
+        shutil.copy(ROOT / name, made)
+    shutil.copytree(bundle_dir, made / SHIPPED)
+    return made
+
+
+@pytest.fixture
+def environment(bundle_dir: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine without the repository, and without settings."""
+    made = service_environment(bundle_dir, tmp_path / "home")
+    for name in ("PYTHONPATH", "ALBERT_SERVE_BUNDLE"):
+        del made[name]
+    return made
+
+
+def build(checkout: Path, bentofile: str, environment: dict[str, str]) -> tuple[str, Path]:
+    """The tag of a new bento, and its folder."""
+    printed = bentoml(
+        "build", "--bentofile", bentofile, "--output", "tag", cwd=checkout, environment=environment
+    )
+    tag = printed.strip().removeprefix("__tag__:")
+    return tag, Path(environment["BENTOML_HOME"], "bentos", *tag.split(":"))
+
+
+@contextlib.contextmanager
+def served_elsewhere(
+    tag: str, checkout: Path, environment: dict[str, str], folder: Path
+) -> Iterator[Running]:
+    """Serve an exported bento where neither the checkout nor its BENTOML_HOME is."""
+    archive, empty = str(folder / "exported.bento"), folder / "empty"
+    empty.mkdir()
+    bentoml("export", tag, archive, cwd=empty, environment=environment)
+    shutil.rmtree(checkout)
+    shutil.rmtree(environment["BENTOML_HOME"])
+    elsewhere = {**environment, "BENTOML_HOME": str(folder / "elsewhere")}
+    bentoml("import", archive, cwd=empty, environment=elsewhere)
+    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_a_bento_serves_its_own_bundle_on_another_machine(
+    checkout: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    tag, bento = build(checkout, "bentofile.yaml", environment)
+    held = {path.name for path in (bento / "src").iterdir()}
+    assert held - {"bentofile.yaml"} == {"albert_serve", "models"}  # that one BentoML puts there
+    with served_elsewhere(tag, checkout, environment, tmp_path) as running:
+        info = httpx.get(f"{running.url}/info").json()
+        assert info["model_id"] == "albert-small-en"
+        for path in ("/", "/web/app.js", "/docs", "/docs.json", "/metrics", "/livez"):
+            assert httpx.get(running.url + path).status_code == 200, path
+        for task in (each["name"] for each in info["tasks"]):
+            for example in EXAMPLES[task]:
+                reply = httpx.post(f"{running.url}/{task}", json=example.body)
+                assert reply.status_code == 200, reply.text
+        native = httpx.get(f"{running.url}/schema.json").json()["routes"]
+        assert {route["route"] for route in native} == {"/info", *(f"/{task}" for task in EXAMPLES)}
+
+
+@pytest.mark.slow
+def test_a_bento_serves_the_model_that_it_names(
+    checkout: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """`models:` in place of a bundle in `models/`, as docs/serve.md has it."""
+    program = [sys.executable, "-m", "albert_serve", "import", SHIPPED, "--name", "reviews:1"]
+    subprocess.run(program, cwd=checkout, env=environment, check=True)
+    shutil.rmtree(checkout / "models")
+    bentofile = yaml.safe_load((checkout / "bentofile.yaml").read_text())
+    bentofile["include"].remove(f"{SHIPPED}/**")
+    bentofile["models"] = ["reviews:latest"]
+    (checkout / "mine.yaml").write_text(yaml.safe_dump(bentofile))
+    tag, _ = build(checkout, "mine.yaml", environment)
+    with served_elsewhere(tag, checkout, environment, tmp_path) as running:
+        assert httpx.get(f"{running.url}/info").json()["model_id"] == "reviews"
+        reply = httpx.post(f"{running.url}/fill-mask", json={"inputs": "a [MASK]."})
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bentofile", "runtime"),
+    [
+        ("bentofile.yaml", "onnxruntime==1.31.1"),
+        ("bentofile.gpu.yaml", "onnxruntime-gpu[cuda,cudnn]==1.31.1"),
+    ],
+)
+def test_an_image_has_its_runtime_and_a_user_without_rights(
+    bentofile: str, runtime: str, checkout: Path, environment: dict[str, str]
+) -> None:
+    _, bento = build(checkout, bentofile, environment)
+    requirements = (bento / "env/python/requirements.txt").read_text().splitlines()
+    assert [line for line in requirements if line.startswith("onnx")] == [runtime]
+    assert not [line for line in requirements if line.startswith("torch")]
+
+    steps = (bento / "env/docker/Dockerfile").read_text().splitlines()
+    last_to_run = max(n for n, step in enumerate(steps) if step.startswith("RUN "))
+    users = [(n, step) for n, step in enumerate(steps) if step.startswith("USER ")]
+    assert users == [(users[0][0], "USER bentoml")]
+    assert users[0][0] > last_to_run
+    assert "ARG BENTO_USER_UID=1034" in steps  # docs/kubernetes.md has it
+    for variable in yaml.safe_load((ROOT / bentofile).read_text())["envs"]:
+        assert f"ENV {variable['name']}=${variable['name']}" in steps
+        assert [step.split("=")[0] for step in steps].count(f"ENV {variable['name']}") == 1
+    (script,) = (bento / "env/docker").glob("script__*")
+    assert script.read_bytes() == (ROOT / "scripts/image_setup.sh").read_bytes()
+    (run,) = [n for n, step in enumerate(steps) if script.name in step]
+    assert run > steps.index("# install python packages")
+
+
+def test_the_bentos_pins_are_the_tested_ones() -> None:
+    tested = set((ROOT / "constraints.txt").read_text().splitlines())
+    for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
+        packages = yaml.safe_load((ROOT / name).read_text())["python"]["packages"]
+        assert {package.replace("[cuda,cudnn]", "") for package in packages} <= tested

@@ -13,11 +13,10 @@ from typing import Any, cast
 import bentoml
 import httpx
 import pytest
-from bentoml.exceptions import BentoMLException, NotFound, UnprocessableEntity
+from bentoml.exceptions import UnprocessableEntity
 
 from albert_serve.api.examples import EXAMPLES, RequestExample
 from albert_serve.api.schemas import Answer, FilledToken, InfoReply
-from albert_serve.errors import request_error
 from albert_serve.tasks import TASKS
 from tests.albert_serve.server.test_service import MASKED, VALID, assert_close
 from tests.albert_serve.support import ROOT, Running, running_service, service_environment
@@ -168,12 +167,3 @@ def test_calls_in_process_take_and_return_values_and_raise_bentomls_exceptions(
                 await service.albert.fill_mask(3)
 
     asyncio.run(check())
-
-
-@pytest.mark.parametrize("status", [404, 422, 429, 500, 504])
-def test_every_status_is_an_exception_of_bentoml(status: int) -> None:
-    from albert_serve.server.bentoml.endpoints import as_bentomls
-
-    error = as_bentomls(request_error(status, "told"))
-    assert isinstance(error, NotFound if status == 404 else BentoMLException)
-    assert (error.error_code, error.message) == (status, "told")

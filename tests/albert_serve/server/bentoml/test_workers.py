@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import sys
 import time
@@ -20,6 +19,7 @@ from tests.albert_serve.support import (
     Running,
     before_each_program,
     running_service,
+    served,
     service_environment,
     under_load,
     wait_until_started,
@@ -39,12 +39,8 @@ def workers(
 ) -> Iterator[Running]:
     """A service of two workers on a device."""
     folder = tmp_path_factory.mktemp("workers")
-    environment = service_environment(bundle_dir, folder / "home") | {
-        "ALBERT_SERVE_DEVICE": request.param,
-        "ALBERT_SERVE_WORKERS": "2",
-        "ALBERT_SERVE_CACHE": str(folder / "cache"),
-    }
-    with running_service(environment, folder) as service:
+    settings = {"DEVICE": request.param, "WORKERS": "2", "CACHE": str(folder / "cache")}
+    with served(bundle_dir, folder, **settings) as service:
         wait_until_started(service, 2)
         yield service
 
@@ -56,11 +52,6 @@ def test_workers_map_the_same_packed_weights(workers: Running) -> None:
     assert len(pids) == 2
     (entry,) = (workers.log_file.parent / "cache").glob("*/encoder.data")
     assert all(str(entry) in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's")
-def test_a_worker_has_one_heap(workers: Running) -> None:
-    assert psutil.Process(workers_of(workers)[0]).environ()["MALLOC_ARENA_MAX"] == "1"
 
 
 def test_services_of_one_user_have_metrics_of_their_own(workers: Running, service: Running) -> None:
@@ -90,8 +81,7 @@ def test_a_service_ends_whose_workers_cannot_start_any_more(
 ) -> None:
     """Its weights are cut short in place: one worker dies of it, and the next ones at once."""
     bundle = shutil.copytree(bundle_dir, tmp_path / "bundle")
-    environment = service_environment(bundle, tmp_path / "home")
-    with running_service(environment, tmp_path) as service:
+    with served(bundle, tmp_path) as service:
         (worker,) = workers_of(service)
         os.truncate(bundle / "model.safetensors", 100)
         with pytest.raises(httpx.TransportError):

@@ -1,35 +1,185 @@
-"""The API document is true: schemathesis asks what it allows and what it forbids.
+"""The API document is true of the running service, and others' tools can use it.
 
-It checks statuses, content types and bodies against the document, that what the document forbids is
-refused, that methods which it lacks are 405, and that keys are asked for where it says so.
+schemathesis asks what it allows and what it forbids: it checks statuses, content types and bodies
+against the document, that what the document forbids is refused, that methods which it lacks are
+405, and that keys are asked for where it says so. openapi-python-client makes a client of it.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
+import jsonschema_rs
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tests.albert_serve.support import Running, running_service, service_environment
+from albert_serve.api.embeddings import EMBEDDINGS_PATH
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES, RequestExample
+from albert_serve.api.rerank import RERANK
+from albert_serve.api.schemas import MODEL_PATH
+from albert_serve.api.zero_shot import ZERO_SHOT
+from albert_serve.tasks import TASKS
+from tests.albert_serve.support import Running, served
 
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 KEY = "a-key-for-schemathesis"
 SEED = "1"
+ALL = [
+    pytest.param(task, example, id=f"{task}: {example.summary}")
+    for task, examples in EXAMPLES.items()
+    for example in examples
+]
+
+
+@pytest.fixture(scope="module")
+def document(client: httpx.Client) -> dict[str, Any]:
+    document: dict[str, Any] = client.get("/docs.json").json()
+    assert client.get("/openapi.json").json() == document
+    return document
+
+
+def content(part: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = part["content"]["application/json"]
+    return schema
+
+
+def check_reply(reply: httpx.Response, path: str, document: dict[str, Any]) -> None:
+    """See that a reply is one that the document describes."""
+    assert reply.status_code == 200, reply.text
+    schema = content(document["paths"][path]["post"]["responses"]["200"])["schema"]
+    whole = {**schema, "components": document["components"]}  # where its references point
+    jsonschema_rs.validator_for(whole).validate(reply.json())
+
+
+@pytest.mark.parametrize(("task", "example"), ALL)
+def test_every_example_is_answered(
+    task: str, example: RequestExample, service_of: Callable[[str], Running]
+) -> None:
+    url = service_of(task).url
+    reply = httpx.post(f"{url}/{task}", json=example.body, timeout=30)
+    check_reply(reply, f"/{task}", httpx.get(f"{url}/docs.json", timeout=30).json())
+    if isinstance(example.body["inputs"], list):
+        assert len(reply.json()) == len(example.body["inputs"])
+
+
+@pytest.mark.parametrize(
+    ("path", "example"),
+    [
+        *((EMBEDDINGS_PATH, example) for example in EMBEDDINGS_EXAMPLES),
+        *(("/rerank", example) for example in RERANK_EXAMPLES),
+    ],
+)
+def test_every_example_in_another_format_is_answered(
+    path: str, example: RequestExample, client: httpx.Client, document: dict[str, Any]
+) -> None:
+    reply = client.post(path, json=example.body)
+    check_reply(reply, path, document)
+    shown = content(document["paths"][path]["post"]["requestBody"])["examples"]
+    assert example.body in [one["value"] for one in shown.values()]
+
+
+def test_every_operation_without_a_body_answers_as_it_is(
+    document: dict[str, Any], client: httpx.Client
+) -> None:
+    name = client.get("/info").json()["model_id"]
+    gets = [path for path, operations in document["paths"].items() if "get" in operations]
+    assert {"/info", "/health", "/livez", "/readyz", "/metrics"} <= set(gets)
+    for path in gets:
+        assert client.get(path.format(model=name)).status_code == 200, path
+    posts = {path for path, operations in document["paths"].items() if "post" in operations}
+    tasks = {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
+    names = ("embeddings", RERANK, ZERO_SHOT)
+    forms = {EMBEDDINGS_PATH, f"/{RERANK}", f"/{ZERO_SHOT}"}
+    forms |= {f"{MODEL_PATH}/{name}" for name in names}
+    assert posts == tasks | forms | {"/info"}
+    assert client.post("/info").json() == client.get("/info").json()
+
+
+@pytest.fixture(scope="module")
+def generated(
+    document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Any]:
+    """Imports modules of the client that openapi-python-client generates, without a warning."""
+    folder = tmp_path_factory.mktemp("generated")
+    (folder / "openapi.json").write_text(json.dumps(document))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["openapi_python_client", "generate", "--path", "openapi.json", "--meta", "none"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--output-path", "generated_client", "--fail-on-warning"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sys.path.append(str(folder))
+    return lambda name: importlib.import_module(f"generated_client{name}")
+
+
+def answer_of(service: Running, task: str, body: dict[str, Any]) -> Any:
+    """The reply of the service to a plain HTTP client."""
+    return httpx.post(f"{service.url}/{task}", json=body, timeout=30).json()
+
+
+def test_the_document_is_valid_openapi_3_1(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    OpenAPIV31SpecValidator(document).validate()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_generated_python_client_calls_each_task(
+    task: str, generated: Callable[[str], Any], service_of: Callable[[str], Running]
+) -> None:
+    service = service_of(task)
+    models = generated(".models")
+    name = task.replace("-", "_")
+    request = getattr(models, f"{name.title().replace('_', '')}Request")
+    with generated("").Client(base_url=service.url) as caller:
+        for example in EXAMPLES[task]:
+            body = request.from_dict(example.body)
+            assert body.to_dict() == example.body
+            reply = generated(f".api.service_ap_is.{name}").sync_detailed(client=caller, body=body)
+            assert reply.status_code == 200
+            assert plain(reply.parsed) == answer_of(service, task, example.body)
+        # The same by the model's name.
+        by_name = generated(f".api.one_model_of_several.post_v1_models_model_{name}")
+        model = generated(".api.service_ap_is.get_info").sync(client=caller).model_id
+        assert plain(by_name.sync(model, client=caller, body=body)) == plain(reply.parsed)
+
+
+def test_a_generated_python_client_reads_errors_and_models(
+    generated: Callable[[str], Any], service: Running
+) -> None:
+    models = generated(".models")
+    with generated("").Client(base_url=service.url) as caller:
+        body = models.FillMaskRequest(inputs="no mask", parameters=None)
+        refused = generated(".api.service_ap_is.fill_mask").sync_detailed(client=caller, body=body)
+        assert refused.status_code == 422
+        assert refused.parsed.error_type == "no_mask"
+        listed = generated(".api.service_ap_is.get_v1_models").sync(client=caller)
+        assert [model.model_id for model in listed.models] == [listed.default]
+
+
+def plain(value: Any) -> Any:
+    """The values of generated models, as JSON."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value if isinstance(value, float) else value.to_dict()
 
 
 @pytest.fixture(scope="module")
 def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    home = tmp_path_factory.mktemp("guarded")
-    environment = {
-        **service_environment(bundle_dir, home),
-        "ALBERT_SERVE_API_KEYS": KEY,
-        "ALBERT_SERVE_GUARD": "api,metrics",
-    }
-    with running_service(environment, home) as started:
+    folder = tmp_path_factory.mktemp("guarded")
+    with served(bundle_dir, folder, API_KEYS=KEY, GUARD="api,metrics") as started:
         yield started
 
 

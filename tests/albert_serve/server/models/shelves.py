@@ -14,10 +14,7 @@ from prometheus_client import CollectorRegistry
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models
 from albert_serve.settings import Settings
-from tests.albert_serve.support import (
-    Running,
-    service_environment,
-)
+from tests.albert_serve.support import Running
 
 REQUEST = {"inputs": "The [MASK] run.", "parameters": {"top_k": 3}}
 
@@ -28,12 +25,6 @@ def put(bundle: Path, place: Path) -> None:
     shutil.copytree(bundle, staging)
     shutil.move(place, place.with_name(f".{place.name}-{time.monotonic_ns()}"))
     staging.rename(place)
-
-
-def environment(models: Path, home: Path, **others: str) -> dict[str, str]:
-    made = service_environment(models, home) | {"ALBERT_SERVE_MODELS": str(models), **others}
-    del made["ALBERT_SERVE_BUNDLE"]
-    return made
 
 
 def wait_for(condition: Callable[[], object], running: Running) -> None:

@@ -1,9 +1,10 @@
-"""Several models behind one address: their names, files and settings, and what they share."""
+"""Several models behind one address: their names, files and settings, and bundles that are bad."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,24 +20,21 @@ from albert_serve.errors import AlbertServeError, ConfigError
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models, check_models
 from albert_serve.settings import Settings
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.server.models.shelves import (
     REQUEST,
-    environment,
+    damage,
     load,
     reloaded,
     settings_of,
+    truncate,
 )
-from tests.albert_serve.support import (
-    running_service,
-    workers_of,
-)
+from tests.albert_serve.support import served, workers_of
 
 
 def test_each_model_answers_under_its_name_and_the_first_without_one(
     shelf: Path, tmp_path: Path
 ) -> None:
-    with running_service(environment(shelf, tmp_path / "home"), tmp_path) as running:
+    with served(shelf, tmp_path, BUNDLE="", MODELS=str(shelf)) as running:
         url = running.url
         listed = httpx.get(f"{url}/v1/models").json()
         assert listed["default"] == "first"
@@ -73,7 +71,7 @@ def test_a_file_names_models_precisions_threads_and_workers(shelf: Path, tmp_pat
         "default: b\nworkers: 2\nmodels:\n  a: {bundle: bundles/first, threads: 1}\n"
         "  b: {bundle: bundles/second, precision: int8}\n"
     )
-    with running_service(environment(file, tmp_path / "home"), tmp_path) as running:
+    with served(file, tmp_path, BUNDLE="", MODELS=str(file)) as running:
         assert httpx.get(f"{running.url}/info").json()["model_id"] == "b"
         assert len(workers_of(running)) == 2
 
@@ -108,21 +106,9 @@ def test_a_wrong_file_is_one_clear_error(
         load(Settings.from_environment({"ALBERT_SERVE_MODELS": str(file)}))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda folder: None, "holds no folder of a bundle"),
-        (lambda folder: (folder / "a b").mkdir(), "a b cannot be a model's name"),
-    ],
-)
-def test_a_wrong_folder_is_one_clear_error(
-    make: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
-    make(tmp_path)
-    for folder in tmp_path.iterdir():
-        (folder / "manifest.json").touch()
-    with pytest.raises(AlbertServeError, match=message):
-        load(Settings.from_environment({"ALBERT_SERVE_MODELS": str(tmp_path)}))
+def test_a_folder_without_bundles_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(AlbertServeError, match="holds no folder of a bundle"):
+        load(settings_of(tmp_path))
 
 
 def test_bundles_of_the_same_weights_have_one_encoder(
@@ -136,28 +122,6 @@ def test_bundles_of_the_same_weights_have_one_encoder(
     load(settings_of(tmp_path / "models.yaml"))
     # Other threads are another session.
     assert sessions == [("a", "1"), ("a", "1")]
-
-
-def test_bundles_of_the_same_vocabulary_have_one_tokenizer(
-    shelf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[AlbertTokenizer] = []
-    from_file = AlbertTokenizer.from_file
-
-    def note(file: Path) -> AlbertTokenizer:
-        read.append(from_file(file))
-        return read[-1]
-
-    monkeypatch.setattr(AlbertTokenizer, "from_file", note)
-    assert load(settings_of(shelf)).names == ["first", "second"]
-    assert len(read) == 1
-
-
-def test_threads_of_different_models_do_not_wait_actively(
-    shelf: Path, sessions: list[tuple[str, str]]
-) -> None:
-    load(settings_of(shelf))
-    assert sessions == [("first", "0"), ("second", "0")]
 
 
 def test_the_default_can_be_set(shelf: Path, tmp_path: Path) -> None:
@@ -196,3 +160,52 @@ def test_a_bundle_without_heads_is_served_for_its_embeddings(
         return served
 
     assert asyncio.run(names()) == ["feature-extraction"]
+
+
+def link_outside(folder: Path) -> None:
+    """The hash fits, and the runtime follows no link out of the folder."""
+    weights = folder / "model.safetensors"
+    shutil.move(weights, folder.parent.parent / "elsewhere.safetensors")
+    weights.symlink_to(folder.parent.parent / "elsewhere.safetensors")
+
+
+def leave_a_manifest(folder: Path) -> None:
+    for file in folder.iterdir():
+        if file.name != "manifest.json":
+            file.unlink()
+
+
+def nest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[" * 100_000)
+
+
+def make_a_pipe(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+
+
+def misname(folder: Path) -> None:
+    folder.rename(folder.with_name("a b"))
+
+
+SPOILED = [link_outside, leave_a_manifest, nest, make_a_pipe, misname, damage, truncate]
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_a_bad_bundle_is_named_while_others_start_and_alone_it_is_no_start(
+    spoil: Callable[[Path], None], shelf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(shelf / "first")
+    settings = settings_of(shelf)
+    assert check_models(settings) == "second"
+    name = "a b" if spoil is misname else "first"
+    assert name in caplog.text
+    models = load(settings)
+    assert models.names == ["second"]
+    reloaded(models)
+    assert models.default.name == "second"
+    shutil.rmtree(shelf / "second")
+    for start in (check_models, load):
+        with pytest.raises(AlbertServeError) as caught:
+            start(settings)
+        assert "\n" not in str(caught.value)

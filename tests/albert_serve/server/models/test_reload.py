@@ -7,21 +7,23 @@ import logging
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.cli import main
 from albert_serve.errors import NotFoundError
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.registry import Models
 from albert_serve.settings import Settings
 from tests.albert_serve.server.models.shelves import (
     damage,
-    environment,
     load,
     put,
     reloaded,
@@ -31,9 +33,10 @@ from tests.albert_serve.server.models.shelves import (
 )
 from tests.albert_serve.support import (
     Running,
-    running_service,
-    service_environment,
+    free_port,
+    served,
     under_load,
+    wait_until_logged,
     wait_until_started,
     workers_of,
 )
@@ -111,20 +114,6 @@ def test_a_bundle_that_does_not_verify_changes_nothing(
     assert registry.get_sample_value("albert_serve_reloads_total", labels) == 1
 
 
-def test_what_was_rejected_is_not_opened_for_other_settings_either(
-    bundle_dir: Path, int8_dir: Path, tmp_path: Path, sessions: list[tuple[str, str]]
-) -> None:
-    folder = tmp_path / "bundles"
-    shutil.copytree(bundle_dir, folder / "first")
-    models = load(settings_of(folder))
-    kept = models.get("first")
-    damage(folder / "first")
-    shutil.copytree(int8_dir, folder / "second")  # different weights: threads no longer spin
-    reloaded(models)
-    assert sessions == [("first", "1"), ("second", "0")]
-    assert models.get("first") is kept
-
-
 def test_a_list_that_cannot_be_read_changes_nothing(
     bundle_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,9 +132,7 @@ def test_hangup_reloads_every_worker_and_drops_nothing(
     num_workers = 2
     place = tmp_path / "served"
     shutil.copytree(bundle_dir, place)
-    started = service_environment(place, tmp_path / "home")
-    started |= {"ALBERT_SERVE_WORKERS": str(num_workers)}
-    with running_service(started, tmp_path) as running:
+    with served(place, tmp_path, WORKERS=str(num_workers)) as running:
         first = Bundle.open(bundle_dir).manifest.revision
         second = Bundle.open(int8_dir).manifest.revision
         wait_until_started(running, num_workers)
@@ -179,8 +166,7 @@ def test_a_worker_that_was_killed_comes_back_as_the_others_are(
 ) -> None:
     folder = tmp_path / "bundles"
     shutil.copytree(bundle_dir, folder / "first")
-    started = environment(folder, tmp_path / "home", ALBERT_SERVE_WORKERS="2")
-    with running_service(started, tmp_path) as running:
+    with served(folder, tmp_path, BUNDLE="", MODELS=str(folder), WORKERS="2") as running:
         wait_until_started(running, 2)
         killed, other = workers_of(running)
         shutil.copytree(int8_dir, folder / "another")
@@ -198,12 +184,29 @@ def test_a_worker_that_was_killed_comes_back_as_the_others_are(
         assert set(names) == {"first"}
 
 
-def test_a_bundle_that_becomes_whole_is_served_after_a_reload(shelf: Path) -> None:
-    manifest = shelf / "first/manifest.json"
-    content = manifest.read_text()
-    manifest.write_text("{")
-    models = load(settings_of(shelf))
-    manifest.write_text(content)
-    reloaded(models)
-    assert set(models.names) == {"first", "second"}
-    assert models.default.name == "second"
+def test_a_reload_that_changes_nothing_says_so(
+    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(bundle_dir, tmp_path, ("albert_serve", "serve")) as service:
+        pid, port = service.process.pid, urlsplit(service.url).port
+        assert f"process {pid}; albert-serve reload --port {port} reloads" in service.log
+        assert main(["reload", "--port", str(port)]) == 0
+        assert capsys.readouterr().out.startswith(f"process {pid} reloads its models")
+        revision = Bundle.open(bundle_dir).manifest.revision
+        wait_until_logged(
+            service,
+            f"the reload has changed nothing: model {bundle_dir.name} is revision {revision}",
+        )
+
+
+def test_a_reload_without_a_service_is_one_line(failure: Callable[..., str]) -> None:
+    port = free_port()
+    message = f"no albert-serve service of this user listens on port {port}. Name its port with"
+    assert failure("reload", "--port", port).startswith(message)
+
+
+def test_a_reload_does_not_signal_another_program(failure: Callable[..., str]) -> None:
+    """SIGHUP would end this process, which listens on the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert f"listens on port {port}" in failure("reload", "--port", port)

@@ -1,15 +1,20 @@
-"""deploy/nginx.conf, run by nginx in front of a service, and deploy/compose.yaml."""
+"""The files of deploy/, run or rendered; and what the documents say of them."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
+import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -116,3 +121,98 @@ def test_the_composition_is_of_what_there_is() -> None:
     assert volume.split(":") == ["./nginx.conf", "/etc/nginx/nginx.conf", "ro"]
     size = Settings.model_fields["max_body_bytes"].default
     assert f"client_max_body_size {size >> 20}m;" in CONFIGURATION
+
+
+PAGES = ("operate.md", "kubernetes.md", "monitoring.md", "security.md", "bentoml.md")
+TEXT = "\n".join((ROOT / "docs" / page).read_text() for page in PAGES)
+KUBERNETES = ROOT / "deploy/kubernetes"
+IN_FILES = [yaml.safe_load(file.read_text()) for file in sorted(KUBERNETES.glob("*.yaml"))]
+READ: list[dict[str, Any]] = IN_FILES + [
+    document
+    for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    for document in yaml.safe_load_all(block)
+]
+DOCUMENTS = {document.get("kind") or next(iter(document)): document for document in READ}
+PARTS = [document for document in READ if next(iter(document)) == "env"]
+VARIABLE = r"ALBERT_SERVE_[A-Z_]+"
+
+
+def container() -> Any:
+    (only,) = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def test_the_deployments_settings_are_taken(tmp_path: Path) -> None:
+    variables = {entry["name"]: entry["value"] for entry in container()["env"]}
+    read = Settings.from_environment({"ALBERT_SERVE_BUNDLE": str(tmp_path), **variables})
+    assert read.num_threads == int(container()["resources"]["limits"]["cpu"])
+    assert read.guard == ("api", "docs")
+    assert read.api_keys_file is not None
+    mounts = container()["volumeMounts"]
+    assert str(read.api_keys_file.parent) in [mount["mountPath"] for mount in mounts]
+    pod = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > read.drain_grace_s + read.deadline_s
+
+
+def test_the_parts_of_a_container_are_taken(tmp_path: Path) -> None:
+    models, gpu = PARTS
+    (variable,) = gpu["env"]
+    assert Settings.from_environment({variable["name"]: variable["value"]}).device == "cuda"
+    (variable,) = models["env"]
+    assert Settings.from_environment({variable["name"]: str(tmp_path)}).models == tmp_path
+    (mount,), (volume,) = models["volumeMounts"], models["volumes"]
+    assert mount["name"] == volume["name"]
+    assert mount["readOnly"] is volume["persistentVolumeClaim"]["readOnly"] is True
+    assert mount["mountPath"] == variable["value"]
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize("kind", ["Deployment", "Service", "HorizontalPodAutoscaler"])
+def test_the_files_are_valid(kind: str, version: str) -> None:
+    kubernetes_validate.validate(DOCUMENTS[kind], version, strict=True)
+
+
+def test_kubectl_renders_the_manifests() -> None:
+    kubectl = needs_program("kubectl", package="kubernetes-client")
+    assert DOCUMENTS["Deployment"]["metadata"]["name"] in rendered(kubectl)
+
+
+def rendered(kubectl: str) -> str:
+    """The documents that `kubectl apply -k` would send; without a file of keys it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(KUBERNETES, f"{folder}/kubernetes")
+        Path(copy, "keys").unlink(missing_ok=True)
+        command = [kubectl, "kustomize", copy]
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert refused.returncode != 0
+        assert "keys" in refused.stderr
+        Path(copy, "keys").write_text("a-key\n")
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for document in yaml.safe_load_all(done.stdout):
+        kubernetes_validate.validate(document, "1.37", strict=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [*PAGES, "serve.md", "tasks.md"])
+def test_every_variable_that_is_named_is_one(page: str) -> None:
+    named = set(re.findall(VARIABLE, (ROOT / "docs" / page).read_text()))
+    assert named
+    assert named <= VARIABLES.keys()
+
+
+def test_the_probes_are_answered(client: httpx.Client) -> None:
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert client.get(container()[probe]["httpGet"]["path"]).status_code == 200
+
+
+def test_scaling_and_the_table_ask_for_metrics_that_exist(client: httpx.Client) -> None:
+    metrics = client.get("/metrics").text
+    query = DOCUMENTS["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
+    tabled = re.findall(r"^\| `(albert_serve_\w+)` \| ([\w, ]+) \|", TEXT, re.MULTILINE)
+    assert len(tabled) > 5
+    for name in re.findall(r"albert_serve_\w+", query):
+        assert f"\n{name}{{" in metrics
+    for name, labels in tabled:
+        (label_text, *_) = re.findall(rf"^{name}(?:_count)?{{(.*)}}", metrics, re.MULTILINE)
+        assert set(re.findall(r"(\w+)=", label_text)) == set(labels.split(", "))

@@ -26,13 +26,7 @@ from albert_serve.api.embeddings import EMBEDDINGS_PATH, OpenAIErrorReply
 from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.server.bentoml.http import MAX_HEAD_BYTES
-from tests.albert_serve.support import (
-    MAX_BODY_BYTES,
-    ROOT,
-    Running,
-    running_service,
-    service_environment,
-)
+from tests.albert_serve.support import MAX_BODY_BYTES, ROOT, Running, served
 
 SEED = 20_260_101
 NUM_THREADS = 8
@@ -102,8 +96,7 @@ BROKEN = (
 
 @pytest.fixture(scope="module")
 def fuzzed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    home = tmp_path_factory.mktemp("fuzz-home")
-    with running_service(service_environment(bundle_dir, home), home) as started:
+    with served(bundle_dir, tmp_path_factory.mktemp("fuzz")) as started:
         yield started
 
 

@@ -1,0 +1,247 @@
+"""Large requests have one thread; refused, late and cancelled ones leave nothing in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from starlette.requests import Request
+
+from albert_serve.errors import DeadlineExceededError, InvalidInputError, TooMuchAtOnceError
+from albert_serve.runtime.ort import return_free_memory
+from albert_serve.server.bodies import BodyBudget, read_body
+from albert_serve.server.models.hosted_model import HostedModel
+from albert_serve.server.process import memory
+from albert_serve.server.process.memory import keep_memory_low, num_anonymous_bytes
+from albert_serve.server.task_requests import answer_request
+from albert_serve.server.worker_thread import SMALL_BYTES, WorkerThread
+from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
+from tests.albert_serve.support import without_garbage_collection
+
+LARGE_BYTES = SMALL_BYTES + 1
+MAX_ITEMS = 3
+SOON_S = 20.0
+HEADERS = [(b"content-type", b"application/json")]
+
+
+def in_s(seconds: float = SOON_S) -> float:
+    return time.monotonic() + seconds
+
+
+def thread_name() -> str:
+    return threading.current_thread().name
+
+
+def test_large_requests_have_one_thread_and_small_ones_none() -> None:
+    async def names(num_bytes: int) -> set[str]:
+        worker = WorkerThread()
+        running = (worker.run(thread_name, num_bytes=num_bytes, ends_s=in_s()) for _ in range(4))
+        return {*await asyncio.gather(*running)}
+
+    here = {thread_name()}
+    assert asyncio.run(names(SMALL_BYTES)) == here
+    (thread,) = asyncio.run(names(LARGE_BYTES)) - here
+    assert thread.startswith("large-requests")
+
+
+def test_what_is_cancelled_or_late_before_its_turn_never_begins() -> None:
+    begun: list[str] = []
+
+    async def run() -> None:
+        worker, free = WorkerThread(), threading.Event()
+
+        def turn(name: str, ends_s: float) -> asyncio.Task[None]:
+            call = worker.run(begun.append, name, num_bytes=LARGE_BYTES, ends_s=ends_s)
+            return asyncio.create_task(call)
+
+        first = asyncio.create_task(
+            worker.run(free.wait, SOON_S, num_bytes=LARGE_BYTES, ends_s=in_s())
+        )
+        cancelled, late, last = (
+            turn("cancelled", in_s()),
+            turn("late", in_s(0.05)),
+            turn("last", in_s()),
+        )
+        with pytest.raises(DeadlineExceededError):
+            await late
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        free.set()
+        await asyncio.gather(first, last)
+
+    asyncio.run(run())
+    assert begun == ["last"]
+
+
+class Held:
+    """The local variables of a request's frames."""
+
+
+class Refusing:
+    """A model that refuses every request: as it prepares it in the thread, or as it answers it.
+
+    Attributes:
+        held: what the request's frames held then.
+    """
+
+    name = "tiny"
+    tasks: ClassVar = {"fill-mask": None}
+    settings = SimpleNamespace(
+        deadline_s=0.2, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
+    )
+    check_num_items = HostedModel.check_num_items
+    budget = BodyBudget(1 << 20)
+    held: weakref.ref[Held]
+
+    def __init__(self, end: str = "") -> None:
+        self.thread = WorkerThread()
+        self._end = end
+
+    @contextlib.contextmanager
+    def in_use(self, _task: str) -> Iterator[None]:
+        yield
+
+    def prepare(self, *_: Any) -> Any:
+        held = Held()
+        self.held = weakref.ref(held)
+        if self._end in ("late in the thread", "cancelled"):
+            time.sleep(0.3)
+        if self._end == "refused in the thread":
+            raise InvalidInputError("refused")
+        return []
+
+    async def answer(self, *_: Any, ends_s: float, **__: Any) -> Any:
+        held = Held()
+        self.held = weakref.ref(held)
+        if self._end == "late":
+            engine = FakeEngine()
+            engine.open.clear()
+            try:
+                await make_batcher(engine).run([make_input([1])], ends_s - time.monotonic())
+            finally:
+                engine.open.set()
+        raise InvalidInputError("refused")
+
+
+def request_of(body: Any) -> Request:
+    messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": "/fill-mask", "headers": HEADERS}
+    return Request({**scope, "albert_serve.request_id": "1"}, receive)
+
+
+async def refusal(model: Any, body: Any, *, is_cancelled: bool = False) -> type[object]:
+    """Return the type of the error, without the traceback, which holds the frames."""
+    answering = asyncio.create_task(answer_request(model, "fill-mask", request_of(body)))
+    if is_cancelled:
+        asyncio.get_running_loop().call_later(0.05, answering.cancel)
+    await asyncio.wait({answering})
+    if answering.cancelled():
+        return asyncio.CancelledError
+    return type(answering.exception())
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "end", "expected"),
+    [
+        (1, "refused", InvalidInputError),
+        (1, "late", DeadlineExceededError),
+        (LARGE_BYTES, "refused", InvalidInputError),
+        (LARGE_BYTES, "late", DeadlineExceededError),
+        (LARGE_BYTES, "refused in the thread", InvalidInputError),
+        (LARGE_BYTES, "late in the thread", DeadlineExceededError),
+        (LARGE_BYTES, "cancelled", asyncio.CancelledError),
+    ],
+)
+def test_a_request_that_has_ended_is_freed_without_a_garbage_collection(
+    num_chars: int, end: str, expected: type[BaseException]
+) -> None:
+    model, body = Refusing(end), {"inputs": "a" * num_chars}
+
+    async def run() -> None:
+        error = await refusal(model, body, is_cancelled=end == "cancelled")
+        assert error is expected
+        await model.thread.run(Held, num_bytes=LARGE_BYTES, ends_s=in_s())  # it is done with it
+
+    with without_garbage_collection():
+        asyncio.run(run())
+        assert model.held() is None
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_body_that_does_not_end_is_freed_without_a_garbage_collection(is_cancelled: bool) -> None:
+    chunk = bytes(bytearray(1000))
+    chunks = iter([chunk])
+
+    async def receive() -> dict[str, Any]:
+        for part in chunks:
+            return {"type": "http.request", "body": part, "more_body": True}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run() -> None:
+        request = Request({"type": "http", "method": "POST", "headers": HEADERS}, receive)
+        work = read_body(request, max_bytes=10_000, deadline_s=0.05, count=lambda _: None)
+        reading = asyncio.create_task(work)
+        if is_cancelled:
+            asyncio.get_running_loop().call_later(0.01, reading.cancel)
+        await asyncio.wait({reading})
+        assert reading.cancelled() or isinstance(reading.exception(), DeadlineExceededError)
+
+    num_references = sys.getrefcount(chunk)
+    with without_garbage_collection():
+        asyncio.run(run())
+        assert sys.getrefcount(chunk) == num_references - 1  # that of `chunks`
+
+
+def test_too_many_items_are_refused_before_they_are_validated() -> None:
+    body = {"inputs": [{"no": "text"}] * (MAX_ITEMS + 1)}
+    assert asyncio.run(refusal(Refusing(), body)) is TooMuchAtOnceError
+
+
+MB = 1 << 20
+WITHIN_S = 20.0
+
+
+def held_mb() -> float:
+    num_bytes = num_anonymous_bytes()
+    assert num_bytes is not None
+    return num_bytes / MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_freed_memory_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CHECK_EVERY_S", 0.05)
+
+    async def run() -> None:
+        return_free_memory()  # what other tests freed, which the blocks would take
+        returning = asyncio.create_task(keep_memory_low())
+        await asyncio.sleep(0)
+        before_mb = held_mb()
+        blocks = [b"1" * 60_000 for _ in range(2000)]  # which malloc keeps, unlike larger ones
+        last = blocks[-1]
+        del blocks
+        assert held_mb() > before_mb + 50
+        async with asyncio.timeout(WITHIN_S):
+            while held_mb() > before_mb + 16:
+                await asyncio.sleep(0.01)
+        assert last
+        returning.cancel()
+
+    asyncio.run(run())
