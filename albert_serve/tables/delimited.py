@@ -42,9 +42,8 @@ def read_rows(
     delimiter, cells = read_cells(path, stream, form, options)
     number, names = read_names(path, cells, options)
     header = f"line {number}"
-    # A first row of one field has another delimiter.
-    if options.names_by_order and len(names) > 1 and (by_order := options.names_by_order(names)):
-        cells, names = chain([(number, names)], cells), list(by_order)
+    if options.names_by_order and _lacks_header(names, options):
+        cells, names = chain([(number, names)], cells), list(options.names_by_order(names))
     for number, fields in cells:
         place, error = f"line {number}", None
         num_missing = len(names) - len(fields)
@@ -61,10 +60,10 @@ def read_rows(
 def read_names(
     path: Path, cells: Iterator[tuple[int, list[str]]], options: ReadOptions
 ) -> tuple[int, list[str]]:
-    """Return the names of the columns, and their line, from the beginning of a table's cells.
+    """Return the first row of a table's cells, which names the columns, and its line.
 
     Raises:
-        InvalidInputError: there are none, they are not UTF-8, or several are the same.
+        InvalidInputError: there is none, it is not UTF-8, or several names are the same.
     """
     number, names = next(cells, (1, []))
     if not names:
@@ -74,8 +73,14 @@ def read_names(
             f"{path}: the names of its columns are not UTF-8; convert the file, as iconv -f CP1252 "
             "-t UTF-8 does"
         )
-    check_names(path, names if options.is_strict else list(filter(None, names)))
+    if not _lacks_header(names, options):
+        check_names(path, names if options.is_strict else list(filter(None, names)))
     return number, names
+
+
+def _lacks_header(row: Sequence[str], options: ReadOptions) -> bool:
+    """Whether the first row is values; a row of one field has another delimiter."""
+    return len(row) > 1 and bool(options.names_by_order and options.names_by_order(row))
 
 
 def read_cells(
