@@ -75,24 +75,6 @@ def test_a_head_that_others_lack_is_the_mean_of_those_that_have_it(
         torch.testing.assert_close(tensor, expected)
 
 
-def test_what_cannot_be_averaged(
-    two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(folders: list[Path], output: Path, *options: str) -> str:
-        assert run(folders, output, *options) == 1
-        return capsys.readouterr().err
-
-    assert "give two checkpoints or more" in refused(two[:1], tmp_path / "mean")
-    assert "a weight for each" in refused(two, tmp_path / "mean", "--weights", "1")
-    assert "is there already" in refused(two, two[0])
-    model = load_checkpoint(two[1], {**load_checkpoint(two[1]).tasks, "question-answering": 2})
-    save_checkpoint(model, two[1])
-    assert "or heads that it lacks" in refused(two, tmp_path / "mean")
-    (two[1] / "model.safetensors").write_bytes(b"")
-    assert "model.safetensors" in refused(two, tmp_path / "mean")
-    assert not list(tmp_path.glob("*mean*"))
-
-
 Capture = pytest.CaptureFixture[str]
 
 

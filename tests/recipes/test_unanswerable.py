@@ -68,32 +68,3 @@ def test_the_nearest_paragraph_without_the_answer_is_taken(tmp_path: Path) -> No
     file.write_text(json.dumps({"data": articles}))
     (near,) = made(tmp_path / "a.json", "--exchanged", "0", "--off-topic", "0", files=(file,))
     assert (near.id, near.context) == ("q-same-article", texts[-2])
-
-
-def lone(context: str) -> str:
-    """Return a file with one question."""
-    answer = {"text": "A", "answer_start": 0}
-    question = {"id": "q", "question": "What sat?", "answers": [answer]}
-    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [question]}]}]})
-
-
-@pytest.mark.parametrize(
-    ("content", "name", "message"),
-    [
-        ('{"data": []}', "out.json", "no questions in"),
-        (None, "out.csv", "neither a .json file"),
-        (lone("A cat sat."), "out.json", "no question can be made"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    content: str | None, name: str, message: str, tmp_path: Path, capsys: Capture
-) -> None:
-    file = SQUAD
-    if content is not None:
-        file = tmp_path / "in.json"
-        file.write_text(content)
-    assert main([str(file), str(tmp_path / name)]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
-    assert not list(tmp_path.glob("out*"))

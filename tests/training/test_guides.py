@@ -18,7 +18,6 @@ from training.model.provenance import read_stages
 
 pytestmark = pytest.mark.slow
 
-
 PRETRAINING = "docs/pretraining.md"
 DISTILLATION = "docs/distillation.md"
 OWN_MODEL = "docs/own-model.md"

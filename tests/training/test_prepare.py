@@ -27,7 +27,6 @@ from training.data.shards import Shard, ShardError, Shards
 
 pytestmark = pytest.mark.process
 
-
 Capture = pytest.CaptureFixture[str]
 TEXT = "One sentence. And another.\n\nA second document.\n\n \n\n\u200b\n"
 

@@ -83,15 +83,6 @@ def test_a_vocabulary_has_at_least_the_pieces_that_its_characters_need(
     assert f"{size} pieces in" in printed.out
 
 
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    file = tmp_path / "spiece.model"
-    with pytest.raises(VocabError, match="cannot be read"):
-        build_tokenizer(file)
-    file.write_bytes(b"not a model")
-    with pytest.raises(VocabError, match="cannot be read"):
-        build_tokenizer(file)
-
-
 def test_main_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--corpus", str(WIKI), "--vocab-size", "500", "--output", str(tmp_path / "new")]
     assert main(arguments) == 0

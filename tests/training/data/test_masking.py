@@ -29,7 +29,6 @@ from training.data.shards import Shards
 
 pytestmark = pytest.mark.process
 
-
 VOCAB_SIZE = 100
 NUM_SPECIAL = len(SPECIAL_TOKENS)
 IS_SPECIAL: NDArray[np.bool_] = np.arange(VOCAB_SIZE) < NUM_SPECIAL

@@ -152,15 +152,6 @@ def test_the_best_checkpoint_has_the_best_f1(
     assert figures[f"question_answering_{name}"] == pytest.approx(values[best], abs=1e-4)
 
 
-def test_the_loss_can_decide(of_questions: list[str], tmp_path: Path) -> None:
-    assert (
-        run([*of_questions, "--validation", str(SQUAD), "--metric", "loss"], tmp_path / "run") == 0
-    )
-    losses = validations(tmp_path / "run", "question-answering", "loss")
-    assert losses[best_step(tmp_path / "run")] == min(losses.values())
-    assert f1(tmp_path / "run") == {}
-
-
 TASK = "text-classification"
 apart = partial(run_in_process, program="training.commands.finetune")
 

@@ -162,8 +162,6 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
 
 
 STEPS = list(range(1, 9))
-
-
 OFTEN = ("--save-every", "0.0001s")
 
 

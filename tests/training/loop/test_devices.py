@@ -26,11 +26,8 @@ from training.system.gpu import gpu_support
 @pytest.mark.parametrize(
     ("card", "capability", "precision", "has_varlen"),
     [
-        ("V100", (7, 0), "fp16", False),
         ("T4", (7, 5), "fp16", False),
         ("A100", (8, 0), "bf16", True),
-        ("L4", (8, 9), "bf16", True),
-        ("H100", (9, 0), "bf16", True),
         ("B200", (10, 0), "bf16", True),
     ],
 )

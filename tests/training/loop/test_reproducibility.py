@@ -151,12 +151,6 @@ def test_a_cpu_slower_in_bf16_multiplies_fp32(monkeypatch: pytest.MonkeyPatch) -
     assert product_dtype(CPU) == torch.float32
 
 
-def test_a_gpu_multiplies_bf16_whatever_its_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: WITHOUT_BF16[0])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert product_dtype(torch.device("cuda")) == torch.bfloat16
-
-
 def test_the_capabilities_are_this_cpus() -> None:
     """Under the names that torch has for it: one of them is known on each architecture."""
     names = torch.cpu.get_capabilities().keys()

@@ -36,7 +36,6 @@ from training.model.resizing import cut_positions, expand_for_hf, grow_depth
 
 pytestmark = pytest.mark.process
 
-
 GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)
 
 
