@@ -23,6 +23,7 @@ from albert_serve.bundle.manifest import (
 )
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
+    TOKENS,
     StoredTensor,
     TaskName,
     check_shapes,
@@ -210,13 +211,26 @@ def _read_tasks(
     hf: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> dict[TaskName, TaskEntry]:
     shapes = {name: tensor.shape for name, tensor in stored.items()}
-    tasks: dict[TaskName, TaskEntry] = {}
     heads = find_tasks(shapes, hf.get("architectures") or ())
+    try:
+        return _entries(hf, heads)
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
+
+
+def _entries(hf: Mapping[str, Any], heads: Mapping[str, int]) -> dict[TaskName, TaskEntry]:
+    tasks: dict[TaskName, TaskEntry] = {}
     for head, num_outputs in heads.items():
         if head == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
             continue  # the head tells whether a text follows, not in what order two stand
         if head == CLASSIFICATION:
             tasks[CLASSIFICATION] = _classification(hf, heads)
+        elif head == TOKENS:
+            tasks[TOKENS] = TaskEntry(
+                graph=f"{TOKENS}.onnx",
+                num_outputs=num_outputs,
+                labels=read_labels(hf, num_outputs, TOKENS).names,
+            )
         elif is_task(head):
             tasks[head] = TaskEntry(graph=f"{head}.onnx", num_outputs=num_outputs)
     return tasks
@@ -224,12 +238,8 @@ def _read_tasks(
 
 def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntry:
     further = {head: head.removeprefix(further_head("")) for head in heads if is_further(head)}
-    try:
-        labels = {head: read_labels(hf, heads[head], head) for head in (CLASSIFICATION, *further)}
-        temperatures = {head: read_temperature(hf, head) for head in labels}
-        name = default_name(hf)
-    except CheckpointError as error:
-        raise ExportError(str(error)) from error
+    labels = {head: read_labels(hf, heads[head], head) for head in (CLASSIFICATION, *further)}
+    temperatures = {head: read_temperature(hf, head) for head in labels}
     return TaskEntry(
         graph=f"{CLASSIFICATION}.onnx",
         num_outputs=heads[CLASSIFICATION],
@@ -237,7 +247,7 @@ def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntr
         problem_type=labels[CLASSIFICATION].problem,
         pairs=_is_of_pairs(hf, CLASSIFICATION),
         temperature=temperatures[CLASSIFICATION],
-        head=name,
+        head=default_name(hf),
         heads={
             name: ClassifierEntry(
                 graph=f"{CLASSIFICATION}-{name}.onnx",

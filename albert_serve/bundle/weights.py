@@ -23,9 +23,11 @@ TaskName = Literal[
     "question-answering",
     "sentence-order",
     "multiple-choice",
+    "token-classification",
 ]
 Shape = tuple[int, ...]
 CLASSIFICATION: Final[TaskName] = "text-classification"
+TOKENS: Final[TaskName] = "token-classification"
 # The name of a further classifier; its head is `text-classification/NAME`, and file names have it.
 HEAD_NAME: Final = "[a-z0-9][a-z0-9_-]{0,63}"
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
@@ -52,11 +54,13 @@ OUTPUT_LAYERS: Final[dict[str, str]] = {
     "question-answering": "qa_outputs",
     "sentence-order": "sop_classifier.classifier",
     "multiple-choice": "classifier",
+    "token-classification": "classifier",
 }
 # Tasks whose heads read rows as they are, without the pooler.
 UNPOOLED_TASKS: Final[tuple[TaskName, ...]] = (
     "fill-mask",
     "question-answering",
+    "token-classification",
 )
 
 

@@ -67,7 +67,11 @@ def hf_outputs(model: Any) -> dict[str, Any]:
     if "start_logits" in outputs:
         logits = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
         return {"question-answering": logits}
-    heads = {"AlbertForMaskedLM": "fill-mask", "AlbertForMultipleChoice": "multiple-choice"}
+    heads = {
+        "AlbertForMaskedLM": "fill-mask",
+        "AlbertForMultipleChoice": "multiple-choice",
+        "AlbertForTokenClassification": "token-classification",
+    }
     head = heads.get(type(model).__name__, "text-classification")
     return {head: outputs.logits.T if head == "multiple-choice" else outputs.logits}
 
@@ -78,13 +82,14 @@ def hf_outputs(model: Any) -> dict[str, Any]:
     [
         *("AlbertModel", "AlbertForMaskedLM", "AlbertForPreTraining", "AlbertForMultipleChoice"),
         *("AlbertForSequenceClassification", "AlbertForQuestionAnswering"),
+        "AlbertForTokenClassification",
     ],
 )
 def test_logits_are_those_of_transformers(
     tmp_path: Path, save_hf: Callable[..., Any], class_name: str, activation: str
 ) -> None:
     labels = {0: "bad", 1: "middling", 2: "good"}
-    has_labels = class_name in ("AlbertForSequenceClassification", "AlbertForPreTraining")
+    has_labels = class_name.endswith("Classification") or class_name == "AlbertForPreTraining"
     named = {"id2label": labels} if has_labels else {}
     model = save_hf(class_name, hidden_act=activation, **named)
     export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")

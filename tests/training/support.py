@@ -70,6 +70,7 @@ HF_CLASSES: Final[dict[str, tuple[Task, ...]]] = {
     "AlbertForSequenceClassification": ("text-classification",),
     "AlbertForQuestionAnswering": ("question-answering",),
     "AlbertForMultipleChoice": ("multiple-choice",),
+    "AlbertForTokenClassification": ("token-classification",),
 }
 each_config: Final = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 each_class: Final = pytest.mark.parametrize("class_name", HF_CLASSES)
@@ -80,7 +81,12 @@ SIZES: Final[dict[Task, int]] = {
     "text-classification": 3,
     "question-answering": 2,
     "multiple-choice": 1,
+    "token-classification": 3,
 }
+# Of three heads that are named `classifier` a model has one.
+TOGETHER: Final = tuple(SIZES)[:4]
+# Heads that read all rows.
+OF_TOKENS: Final = ("fill-mask", "question-answering", "token-classification")
 
 
 def make_part(documents: Sequence[Sequence[int]], vocab_size: int = 1 << 20) -> Shard:
@@ -114,7 +120,7 @@ def our_model(config: AlbertConfig, tasks: tuple[Task, ...], seed: int = 0) -> A
 
 def hf_model(config: AlbertConfig, class_name: str, seed: int = 1) -> Any:
     """The same architecture of `transformers`, in fp32."""
-    labels = 3 if class_name == "AlbertForSequenceClassification" else 2
+    labels = 3 if class_name.endswith("Classification") else 2
     hf_config = transformers.AlbertConfig.from_dict({**config.to_hf(), "num_labels": labels})
     model = getattr(transformers, class_name)(hf_config)
     randomize(model, seed)
@@ -216,10 +222,7 @@ def our_logits(model: AlbertForTasks, batch: ModelInputs) -> dict[Task, Tensor]:
     """The logits of each head: of all real rows, or of the [CLS] rows."""
     hidden = model(batch)
     rows: dict[bool, Tensor] = {True: hidden[is_real(batch)], False: hidden[:, 0]}
-    return {
-        task: model.logits(task, rows[task in ("fill-mask", "question-answering")])
-        for task in model.tasks
-    }
+    return {task: model.logits(task, rows[task in OF_TOKENS]) for task in model.tasks}
 
 
 def hf_logits(model: Any, batch: ModelInputs) -> dict[Task, Tensor]:
@@ -240,7 +243,8 @@ def hf_logits(model: Any, batch: ModelInputs) -> dict[Task, Tensor]:
     if name == "AlbertForQuestionAnswering":
         both = torch.stack([out.start_logits, out.end_logits], -1)
         return {"question-answering": both[real]}
-    return {HF_CLASSES[name][0]: out.logits[real] if name == "AlbertForMaskedLM" else out.logits}
+    (task,) = HF_CLASSES[name]
+    return {task: out.logits[real] if task in OF_TOKENS else out.logits}
 
 
 def assert_close(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -14,12 +14,16 @@ from albert_serve.names import listed
 from training.finetuning.classification import Classification
 from training.finetuning.start import Start
 from training.model.checkpoint import load_checkpoint
-from training.model.heads import AlbertForTasks, Task, head_sizes, is_classifier, is_further
+from training.model.heads import (
+    NAMED_CLASSIFIER,
+    AlbertForTasks,
+    Task,
+    has_labels,
+    head_sizes,
+    is_further,
+)
 from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
-
-# Both are named `classifier`, so that a checkpoint has one of them.
-_ONE_CLASSIFIER: Final[tuple[Task, Task]] = ("text-classification", "multiple-choice")
 
 
 def label_config(
@@ -37,7 +41,7 @@ def label_config(
     records = {
         head: trained[head].labels if head in trained else head_record(start.hf, head)
         for head in heads
-        if is_classifier(head)
+        if has_labels(head)
     }
     name = default_name(start.hf)
     if (default := trained.get(CLASSIFICATION)) is not None:
@@ -86,13 +90,15 @@ def load_start(
 def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dict[Task, int]:
     """Return the checkpoint's heads without those whose place in the file a new head takes."""
     kept = dict(heads)
-    if "multiple-choice" in tasks and (further := [head for head in heads if is_further(head)]):
+    replacing = next((task for task in NAMED_CLASSIFIER if task in tasks), None)
+    if replacing is None:
+        return kept
+    if replacing != CLASSIFICATION and (further := [head for head in heads if is_further(head)]):
         kept = {head: size for head, size in kept.items() if head not in further}
         print(f"the checkpoint's further classifiers are left out: {', '.join(further)}")
-    for task, other in (_ONE_CLASSIFIER, _ONE_CLASSIFIER[::-1]):
-        if task in tasks and other in kept:
-            del kept[other]
-            print(f"the checkpoint's head of {other} is replaced by one of {task}")
+    for other in NAMED_CLASSIFIER:
+        if other != replacing and kept.pop(other, None):
+            print(f"the checkpoint's head of {other} is replaced by one of {replacing}")
     return kept
 
 

@@ -17,8 +17,10 @@ from torch import Tensor
 from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.bundle.weights import (
+    CLASSIFICATION,
     HEAD_NAME,
     NUM_ORDERS,
+    TOKENS,
     UNPOOLED_TASKS,
     further_head,
     used_shape,
@@ -46,6 +48,7 @@ _ARCHITECTURES: Final[dict[Task, str]] = {
     "text-classification": "AlbertForSequenceClassification",
     "question-answering": "AlbertForQuestionAnswering",
     "multiple-choice": "AlbertForMultipleChoice",
+    "token-classification": "AlbertForTokenClassification",
 }
 # In other architectures, heads under the same names mean other things.
 _KNOWN_ARCHITECTURES: Final = frozenset(
@@ -72,8 +75,8 @@ def find_tasks(
 
     Args:
         shapes: by Hugging Face name.
-        architectures: of `config.json`. A `classifier` of one output is a multiple choice if they
-            say so, else a `text-classification` of one label.
+        architectures: of `config.json`. They say whether a `classifier` is of tokens and, if it
+            has one output, of multiple choice; else it is of texts.
 
     Raises:
         CheckpointError: an architecture is none of those whose heads are known.
@@ -89,12 +92,14 @@ def find_tasks(
     is_choice = _ARCHITECTURES["multiple-choice"] in architectures
     if is_choice and sizes.get("text-classification") == 1:
         sizes["multiple-choice"] = sizes.pop("text-classification")
+    if _ARCHITECTURES[TOKENS] in architectures and "text-classification" in sizes:
+        sizes[TOKENS] = sizes.pop("text-classification")
     further = {match[1]: shapes[name][0] for name in shapes if (match := _FURTHER_BIAS(name))}
     return {**sizes, **{further_head(name): further[name] for name in sorted(further)}}
 
 
 def _check_architectures(architectures: Sequence[str]) -> None:
-    """Refuse models whose `classifier` does not classify texts, such as one of tokens."""
+    """Refuse models whose heads have other meanings under the names of ours."""
     unknown = [str(name) for name in architectures if name not in _KNOWN_ARCHITECTURES]
     if unknown:
         raise CheckpointError(
@@ -131,7 +136,8 @@ def save_checkpoint(
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
     folder.mkdir(parents=True, exist_ok=True)
     # `transformers` assumes two labels if none is named.
-    names = [f"LABEL_{index}" for index in range(model.tasks.get("text-classification", 0))]
+    labelled = model.tasks.get(CLASSIFICATION) or model.tasks.get(TOKENS, 0)
+    names = [f"LABEL_{index}" for index in range(labelled)]
     extra = extra_config or {}
     config = {
         "architectures": _architectures(model.tasks),
@@ -192,7 +198,7 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
 def label_keys(
     names: Sequence[str], *, multi_label: bool = False, pairs: bool = False
 ) -> dict[str, Any]:
-    """Return the keys of `config.json` that name the labels of text classification.
+    """Return the keys of `config.json` that name the labels of a classifier.
 
     Args:
         multi_label: whether a text can have several labels at once.

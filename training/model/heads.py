@@ -1,4 +1,4 @@
-"""The heads of the five tasks, and the model of one backbone and any of these heads.
+"""The heads of the six tasks, and the model of one backbone and any of these heads.
 
 A head maps rows of hidden states to rows of logits, so that a task computes only what it needs:
 masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
     HEAD_NAME,
+    TOKENS,
     UNPOOLED_TASKS,
     is_task,
 )
@@ -35,7 +36,14 @@ _NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "text-classification": None,
     "question-answering": 2,
     "multiple-choice": 1,
+    "token-classification": None,
 }
+# Their weights have one name, `classifier`, so that a model has one of them.
+NAMED_CLASSIFIER: Final[tuple[Task, ...]] = (
+    "text-classification",
+    "multiple-choice",
+    "token-classification",
+)
 
 
 class FillMaskHead(nn.Module):
@@ -85,17 +93,21 @@ class PooledHead(nn.Module):
         return logits_RK
 
 
-class _SpanHead(nn.Module):
-    """Start and end logits of every token."""
+class _TokenHead(nn.Module):
+    """Dropout, linear: the logits of every token's label, or of an answer's start and end.
 
-    def __init__(self, config: AlbertConfig) -> None:
+    Question answering has no dropout, as in the original.
+    """
+
+    def __init__(self, hidden_size: int, num_outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.output = nn.Linear(config.hidden_size, 2)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden_size, num_outputs)
 
     def forward(self, rows_RH: Tensor) -> Tensor:
-        """Logits (R, 2), start and end, of rows (R, H)."""
-        logits_R2: Tensor = self.output(rows_RH)
-        return logits_R2
+        """Logits (R, K) of rows (R, H)."""
+        logits_RK: Tensor = self.output(self.dropout(rows_RH))
+        return logits_RK
 
 
 class AlbertForTasks(nn.Module):
@@ -125,7 +137,10 @@ class AlbertForTasks(nn.Module):
         if task == "fill-mask":
             return FillMaskHead(self.config, self.albert.embeddings.word)
         if task == "question-answering":
-            return _SpanHead(self.config)
+            return _TokenHead(self.config.hidden_size, num_outputs)
+        if task == TOKENS:
+            dropout = self.config.classifier_dropout
+            return _TokenHead(self.config.hidden_size, num_outputs, dropout)
         assert self.pooler is not None
         dropout = 0.0 if task == "sentence-order" else self.config.classifier_dropout
         return PooledHead(self.pooler, self.config.hidden_size, num_outputs, dropout)
@@ -147,12 +162,13 @@ def head_sizes(
     """Return the outputs of each task's head.
 
     Args:
-        num_labels: of text classification.
+        num_labels: of the classification of texts or of tokens.
     """
     sizes = {
         **_NUM_OUTPUTS,
         "fill-mask": config.vocab_size,
         "text-classification": num_labels,
+        "token-classification": num_labels,
     }
     return {task: sizes[task] or 0 for task in tasks}
 
@@ -167,11 +183,17 @@ def is_classifier(head: Task) -> bool:
     return head == CLASSIFICATION or is_further(head)
 
 
+def has_labels(head: Task) -> bool:
+    """Whether the outputs of a head are labels with names."""
+    return head == TOKENS or is_classifier(head)
+
+
 def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
-    if {"text-classification", "multiple-choice"} <= tasks.keys():
+    same_name = [task for task in NAMED_CLASSIFIER if task in tasks]
+    if len(same_name) > 1:
         raise ConfigError(
-            "text-classification and multiple-choice store their weights under one name, "
-            "`classifier`; a model can carry one of the two"
+            f"{' and '.join(same_name)} store their weights under one name, `classifier`; a model "
+            "can carry one of them"
         )
     for task, num_outputs in tasks.items():
         if is_further(task) and CLASSIFICATION not in tasks:

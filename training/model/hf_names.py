@@ -39,6 +39,7 @@ HF_NAMES: Final[dict[str, str]] = {
     "heads.sentence-order.output": "sop_classifier.classifier",
     "heads.text-classification.output": "classifier",
     "heads.multiple-choice.output": "classifier",
+    "heads.token-classification.output": "classifier",
     "heads.question-answering.output": "qa_outputs",
 }
 HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"

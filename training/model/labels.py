@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
-from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, further_head
+from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, further_head
 from training.model.checkpoint import PAIRS_KEY, TEMPERATURE_KEY, CheckpointError, label_keys
-from training.model.heads import Task, is_classifier, is_further
+from training.model.heads import Task, has_labels, is_classifier, is_further
 
 _DEFAULT_KEY: Final = "albert_default_head"
 _HEADS_KEY: Final = "albert_heads"
@@ -91,7 +91,7 @@ def labels_config(
         records: the `head_record` of each.
         default: the name of the default one.
     """
-    keys = dict(records.get(CLASSIFICATION, {}))
+    keys = dict(records.get(CLASSIFICATION) or records.get(TOKENS, {}))
     further = {_name_of(head): dict(record) for head, record in records.items() if is_further(head)}
     if further:
         keys[_HEADS_KEY] = further
@@ -131,7 +131,7 @@ def stored_labels(hf: Mapping[str, Any], heads: Iterable[Task]) -> dict[str, Any
     Raises:
         CheckpointError: as `default_name` and `head_record`.
     """
-    records = {head: head_record(hf, head) for head in heads if is_classifier(head)}
+    records = {head: head_record(hf, head) for head in heads if has_labels(head)}
     return labels_config(records, default_name(hf))
 
 

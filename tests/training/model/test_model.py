@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.errors import ConfigError
 from tests.training.support import (
-    SIZES,
+    TOGETHER,
     TINY,
     assert_close,
     assert_close_to_scale,
@@ -114,7 +114,7 @@ def test_what_is_shared_is_one_object(
 
 @pytest.fixture(scope="module")
 def double_model() -> AlbertForTasks:
-    return our_model(TINY, tuple(task for task in SIZES if task != "multiple-choice")).double()
+    return our_model(TINY, TOGETHER).double()
 
 
 @settings(deadline=None, max_examples=40)
