@@ -29,6 +29,7 @@ from albert_serve.api.schemas import (
     QuestionAnsweringReply,
     SentenceOrderReply,
     TextClassificationReply,
+    TokenClassificationReply,
 )
 from albert_serve.errors import AlbertServeError, printable
 from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
@@ -73,7 +74,7 @@ _metrics = cache(Metrics)  # a process has one, however many instances of the se
 
 
 class Serving:
-    """ALBERT: fill-mask, classification, questions, sentence order, multiple choice, embeddings."""
+    """ALBERT: fill-mask, classification, questions, order, choices, entities, embeddings."""
 
     def __init__(self) -> None:
         try:
@@ -103,6 +104,11 @@ class Serving:
         "multiple-choice",
         MultipleChoiceReply,
         "Choose among the answers to a question, or the endings of a text.",
+    )
+    token_classification = endpoint(
+        "token-classification",
+        TokenClassificationReply,
+        "Find the entities in one text or in several.",
     )
     feature_extraction = endpoint(
         "feature-extraction",

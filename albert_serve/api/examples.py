@@ -123,6 +123,16 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
             },
         ),
     ),
+    "token-classification": (
+        RequestExample(summary="The entities of a text", body={"inputs": _CONTEXT}),
+        RequestExample(
+            summary="Each token of two texts with its label",
+            body={
+                "inputs": ["Anna Berg lives in Vienna.", "She was born in Graz."],
+                "parameters": {"aggregation_strategy": "none", "ignore_labels": []},
+            },
+        ),
+    ),
     "feature-extraction": (
         RequestExample(
             summary="Embeddings of length 1, for a search by their products",

@@ -57,6 +57,7 @@ MAX_CHOICES: Final = 256
 MAX_CHOICE_QUESTION_CHARS: Final = 4000
 
 ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
+AggregationStrategy: TypeAlias = Literal["none", "simple", "first", "average", "max"]
 ProblemType: TypeAlias = Literal[
     "regression", "single_label_classification", "multi_label_classification"
 ]
@@ -238,6 +239,22 @@ class MultipleChoiceParameters(Parameters):
     )
 
 
+class TokenClassificationParameters(Parameters):
+    """The parameters of token classification, which reads a text of any length."""
+
+    aggregation_strategy: AggregationStrategy = Field(
+        "simple",
+        description="How labels of tokens become entities: not at all; by the label of each token; "
+        "or by that of each word: of its first token, of its mean scores, of its highest score.",
+    )
+    ignore_labels: list[str] = Field(
+        ["O"], max_length=MAX_TARGETS, description="Labels that are not answered."
+    )
+    stride: int | None = Field(
+        None, ge=0, description="Tokens that neighbouring windows share; left out, 128 or fewer."
+    )
+
+
 class FillMaskRequest(TaskRequest):
     """Fill the masks of one text or of several."""
 
@@ -273,6 +290,13 @@ class MultipleChoiceRequest(TaskRequest):
     parameters: OrNull[MultipleChoiceParameters] = MultipleChoiceParameters()
 
 
+class TokenClassificationRequest(TaskRequest):
+    """Find the entities in one text or in several."""
+
+    inputs: OneOrMany[Text]
+    parameters: OrNull[TokenClassificationParameters] = TokenClassificationParameters()
+
+
 class FilledToken(Reply):
     """One way to fill a mask."""
 
@@ -302,6 +326,27 @@ class ChoiceScore(LabelScore):
 
     score: float = Field(description="Probability among the choices of the question.")
     index: int = Field(description="The choice's place in the request, from 0.")
+
+
+class EntityGroup(Reply):
+    """An entity of a text: `text[start:end] == word`, in code points."""
+
+    entity_group: str = Field(description="Its label, without B- or I-.")
+    score: float = Field(description="Mean of its tokens' or words' probabilities.")
+    word: str
+    start: int
+    end: int
+
+
+class ClassifiedToken(Reply):
+    """A token of a text, and its label."""
+
+    entity: str
+    score: float
+    index: int = Field(description="The token's place in the text, from 1.")
+    word: str = Field(description="The token as the vocabulary writes it.")
+    start: int
+    end: int
 
 
 class Answer(Reply):
@@ -348,6 +393,7 @@ AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer
 QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
 SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
 MultipleChoiceAnswer: TypeAlias = list[ChoiceScore]
+TokenClassificationAnswer: TypeAlias = list[EntityGroup] | list[ClassifiedToken]
 
 FillMaskReply: TypeAlias = AnyFillMaskAnswer | list[AnyFillMaskAnswer]
 # Nested for a single text too: Hugging Face's clients take the first element.
@@ -356,6 +402,7 @@ TextClassificationReply: TypeAlias = list[list[LabelScore]]
 QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsweringAnswer
 SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
 MultipleChoiceReply: TypeAlias = list[MultipleChoiceAnswer] | MultipleChoiceAnswer
+TokenClassificationReply: TypeAlias = list[TokenClassificationAnswer] | TokenClassificationAnswer
 # One text or several, each pooled or not.
 FeatureExtractionReply: TypeAlias = (
     Embedding | list[Embedding] | TokenFeatures | list[TokenFeatures]

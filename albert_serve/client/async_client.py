@@ -25,6 +25,7 @@ from albert_serve.api.schemas import (
     QuestionAnsweringAnswer,
     Reordering,
     TargetsAnswer,
+    TokenClassificationAnswer,
 )
 from albert_serve.api.zero_shot import ZeroShotAnswer
 from albert_serve.client import requests
@@ -48,6 +49,7 @@ from albert_serve.client.requests import (
     TextClassificationOptions,
     TextLike,
     TextT,
+    TokenClassificationOptions,
     TokenFeaturesOptions,
     ZeroShotOptions,
 )
@@ -389,6 +391,29 @@ class AsyncAlbertClient:
         return await self._exchange.ask(requests.ZERO_SHOT, inputs, parameters)
 
     @overload
+    async def token_classification(
+        self, inputs: str, **options: Unpack[TokenClassificationOptions]
+    ) -> TokenClassificationAnswer: ...
+
+    @overload
+    async def token_classification(
+        self, inputs: list[str] | Column, **options: Unpack[TokenClassificationOptions]
+    ) -> list[TokenClassificationAnswer]: ...
+
+    async def token_classification(
+        self, inputs: str | list[str] | Column, **options: Unpack[TokenClassificationOptions]
+    ) -> TokenClassificationAnswer | list[TokenClassificationAnswer]:
+        """Return the entities of a text in its order: `EntityGroup`s, with their places.
+
+        With `aggregation_strategy="none"` they are tokens, `ClassifiedToken`s. A text of any length
+        is read, in windows.
+
+        Raises:
+            NotFoundError: the model has no head for token classification, as the one that ships.
+        """
+        return await self._exchange.ask(requests.TOKEN_CLASSIFICATION, inputs, options)
+
+    @overload
     async def feature_extraction(
         self, inputs: str, **options: Unpack[FeatureExtractionOptions]
     ) -> Embedding: ...
@@ -512,6 +537,12 @@ class AsyncAlbertClient:
     ) -> AsyncAnswerStream[MultipleChoiceAnswer]:
         """Return a stream of what `multiple_choice` returns for each row."""
         return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
+
+    def token_classification_stream(
+        self, rows: AnyIterable[str], **options: Unpack[TokenClassificationOptions]
+    ) -> AsyncAnswerStream[TokenClassificationAnswer]:
+        """Return a stream of what `token_classification` returns for each row."""
+        return self._exchange.stream(requests.TOKEN_CLASSIFICATION, rows, options)
 
     def feature_extraction_stream(
         self, rows: AnyIterable[str], **options: Unpack[FeatureExtractionOptions]

@@ -20,6 +20,7 @@ from albert_serve.api.embeddings import (
 from albert_serve.api.rerank import RERANK, RankedText, RerankReply, RerankRequest
 from albert_serve.api.schemas import (
     MAX_TOP_K,
+    AggregationStrategy,
     AnyTruncation,
     ChoiceQuestion,
     Coherence,
@@ -40,6 +41,8 @@ from albert_serve.api.schemas import (
     TextClassificationRequest,
     TextInput,
     TextPair,
+    TokenClassificationAnswer,
+    TokenClassificationRequest,
 )
 from albert_serve.api.wire import MAX_ITEMS, validate
 from albert_serve.api.zero_shot import ZERO_SHOT as ZERO_SHOT_PATH
@@ -120,6 +123,15 @@ class MultipleChoiceOptions(TypedDict, total=False):
     """The parameters of multiple choice; see `schemas.MultipleChoiceParameters`."""
 
     top_k: int
+    truncation: AnyTruncation
+
+
+class TokenClassificationOptions(TypedDict, total=False):
+    """The parameters of token classification; see `schemas.TokenClassificationParameters`."""
+
+    aggregation_strategy: AggregationStrategy
+    ignore_labels: list[str]
+    stride: int
     truncation: AnyTruncation
 
 
@@ -267,6 +279,11 @@ MULTIPLE_CHOICE: Final[CallSpec[MultipleChoiceAnswer]] = CallSpec(
 )
 ZERO_SHOT: Final[CallSpec[ZeroShotAnswer]] = CallSpec(
     path=f"/{ZERO_SHOT_PATH}", request=ZeroShotRequest, answer=ZeroShotAnswer
+)
+TOKEN_CLASSIFICATION: Final[CallSpec[TokenClassificationAnswer]] = CallSpec(
+    path="/token-classification",
+    request=TokenClassificationRequest,
+    answer=TokenClassificationAnswer,
 )
 FEATURE_EXTRACTION: Final[CallSpec[Embedding]] = CallSpec(
     path="/feature-extraction", request=FeatureExtractionRequest, answer=Embedding

@@ -26,6 +26,7 @@ from albert_serve.api.schemas import (
     QuestionAnsweringAnswer,
     Reordering,
     TargetsAnswer,
+    TokenClassificationAnswer,
 )
 from albert_serve.api.zero_shot import ZeroShotAnswer
 from albert_serve.client import requests
@@ -47,6 +48,7 @@ from albert_serve.client.requests import (
     TextClassificationOptions,
     TextLike,
     TextT,
+    TokenClassificationOptions,
     TokenFeaturesOptions,
     ZeroShotOptions,
 )
@@ -387,6 +389,29 @@ class AlbertClient:
         return self._exchange.ask(requests.ZERO_SHOT, inputs, parameters)
 
     @overload
+    def token_classification(
+        self, inputs: str, **options: Unpack[TokenClassificationOptions]
+    ) -> TokenClassificationAnswer: ...
+
+    @overload
+    def token_classification(
+        self, inputs: list[str] | Column, **options: Unpack[TokenClassificationOptions]
+    ) -> list[TokenClassificationAnswer]: ...
+
+    def token_classification(
+        self, inputs: str | list[str] | Column, **options: Unpack[TokenClassificationOptions]
+    ) -> TokenClassificationAnswer | list[TokenClassificationAnswer]:
+        """Return the entities of a text in its order: `EntityGroup`s, with their places.
+
+        With `aggregation_strategy="none"` they are tokens, `ClassifiedToken`s. A text of any length
+        is read, in windows.
+
+        Raises:
+            NotFoundError: the model has no head for token classification, as the one that ships.
+        """
+        return self._exchange.ask(requests.TOKEN_CLASSIFICATION, inputs, options)
+
+    @overload
     def feature_extraction(
         self, inputs: str, **options: Unpack[FeatureExtractionOptions]
     ) -> Embedding: ...
@@ -510,6 +535,12 @@ class AlbertClient:
     ) -> AnswerStream[MultipleChoiceAnswer]:
         """Return a stream of what `multiple_choice` returns for each row."""
         return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
+
+    def token_classification_stream(
+        self, rows: Iterable[str], **options: Unpack[TokenClassificationOptions]
+    ) -> AnswerStream[TokenClassificationAnswer]:
+        """Return a stream of what `token_classification` returns for each row."""
+        return self._exchange.stream(requests.TOKEN_CLASSIFICATION, rows, options)
 
     def feature_extraction_stream(
         self, rows: Iterable[str], **options: Unpack[FeatureExtractionOptions]

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import AlbertServeError
 from albert_serve.tables.columns import CONTEXTS, PAIRS, SINGLES, TextColumns
 
@@ -98,6 +99,15 @@ def _feature_extraction(output: Any) -> dict[str, Any]:
 _LABEL: Final = {"label": _TEXT, "score": _NUMBER}
 _ANSWER: Final = {"answer": _TEXT, "score": _NUMBER, "start": _INTEGER, "end": _INTEGER}
 _CHOICE: Final = {**_LABEL, "index": _INTEGER}
+_ENTITY: Final = {
+    "entity_group": _TEXT,
+    "entity": _TEXT,
+    "score": _NUMBER,
+    "index": _INTEGER,
+    "word": _TEXT,
+    "start": _INTEGER,
+    "end": _INTEGER,
+}
 _PREDICTIONS: Final = _list_of(
     score=_NUMBER,
     token=_INTEGER,
@@ -156,6 +166,13 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
         to_columns=_best_and_all("ranking"),
         lists=("choices",),
         texts=CONTEXTS,
+    ),
+    TOKENS: _ScoredTask(
+        fields=("text",),
+        required=(("text",),),
+        columns={"entities": _list_of(**_ENTITY)},
+        to_columns=lambda output: {"entities": output},
+        texts=SINGLES,
     ),
     FEATURE_EXTRACTION: _ScoredTask(
         fields=("text",),

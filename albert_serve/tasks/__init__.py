@@ -21,8 +21,11 @@ from albert_serve.api.schemas import (
     TaskRequest,
     TextClassificationReply,
     TextClassificationRequest,
+    TokenClassificationReply,
+    TokenClassificationRequest,
 )
 from albert_serve.api.wire import Parameters
+from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Task, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
@@ -31,6 +34,7 @@ from albert_serve.tasks.multiple_choice import MultipleChoice
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.sentence_order.task import SentenceOrder
 from albert_serve.tasks.text_classification import TextClassification
+from albert_serve.tasks.token_classification.task import TokenClassification
 
 __all__ = [
     "TASKS",
@@ -46,6 +50,7 @@ __all__ = [
     "Task",
     "TaskSetup",
     "TextClassification",
+    "TokenClassification",
     "open_task",
     "prepare_request",
     "read_cuts",
@@ -92,6 +97,11 @@ TASKS: Final[dict[str, Endpoint]] = {
     ),
     "multiple-choice": Endpoint(
         request=MultipleChoiceRequest, reply=MultipleChoiceReply, open=MultipleChoice
+    ),
+    TOKENS: Endpoint(
+        request=TokenClassificationRequest,
+        reply=TokenClassificationReply,
+        open=TokenClassification,
     ),
     FEATURE_EXTRACTION: Endpoint(
         request=FeatureExtractionRequest, reply=FeatureExtractionReply, open=FeatureExtraction

@@ -1,6 +1,7 @@
 """A small model with four heads, its bundle, and one service process that all tests share.
 
-Multiple choice has a model and a service of its own: a checkpoint has one head named `classifier`.
+Multiple choice and token classification have each a model and a service of their own: a checkpoint
+has one head named `classifier`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import train_vocab
+
+TOKEN_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
 @pytest.fixture(scope="session")
@@ -115,12 +118,41 @@ def choice_client(choice_service: Running) -> Iterator[httpx.Client]:
         yield http
 
 
+@pytest.fixture(scope="session")
+def token_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a head for token classification in place of the others."""
+    torch.manual_seed(1)
+    model = load_checkpoint(checkpoint_dir, {"token-classification": len(TOKEN_LABELS)})
+    folder = tmp_path_factory.mktemp("token-checkpoint")
+    labels = {"id2label": {str(number): name for number, name in enumerate(TOKEN_LABELS)}}
+    save_checkpoint(model, folder, tokenizer_from=checkpoint_dir, extra_config=labels)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def token_bundle(token_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That as a bundle."""
+    target = tmp_path_factory.mktemp("token-bundles") / "tokens"
+    return export_bundle(token_checkpoint_dir, target).bundle.folder
+
+
+@pytest.fixture(scope="session")
+def token_service(
+    token_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A running service of its bundle."""
+    environment = service_environment(token_bundle, tmp_path_factory.mktemp("token-home"))
+    with running_service(environment, tmp_path_factory.mktemp("token-service")) as started:
+        yield started
+
+
 @pytest.fixture
 def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
     """The running service that answers a task."""
 
     def find(task: str) -> Running:
-        name = "choice_service" if task == "multiple-choice" else "service"
+        names = {"multiple-choice": "choice_service", "token-classification": "token_service"}
+        name = names.get(task, "service")
         found: Running = request.getfixturevalue(name)
         return found
 

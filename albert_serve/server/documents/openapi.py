@@ -126,8 +126,9 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             "title": "albert_serve",
             "version": __version__,
             "description": "ALBERT: fill-mask, text classification, question answering, sentence "
-            "order, multiple choice and embeddings, in Hugging Face's format; embeddings in "
-            "OpenAI's, too, and reranking in that of text-embeddings-inference.",
+            "order, multiple choice, token classification and embeddings, in Hugging Face's "
+            "format; embeddings in OpenAI's, too, and reranking in that of "
+            "text-embeddings-inference.",
         },
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],

@@ -6,7 +6,6 @@ Shape legend: N tokens of the document, C candidate spans.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.scripts import is_spaceless
+from albert_serve.scripts import word_bounds
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import finite
 from albert_serve.tasks.question_answering.punctuation import trim
@@ -216,31 +215,10 @@ def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]
     A word is a run of letters, marks and digits, so that punctuation stays outside an answer. In
     scripts without spaces between words it is a letter with its marks: an answer is its tokens'.
     """
-    first, last = _word_bounds(text)
+    first, last = word_bounds(text)
     return [
         (first[start], last[end - 1]) if end > start else (start, end) for start, end in offsets
     ]
-
-
-def _word_bounds(text: str) -> tuple[list[int], list[int]]:
-    """Return the start and end of each character's word; outside words of the character itself."""
-    kinds = [unicodedata.category(character)[0] for character in text]
-    is_alone = list(map(is_spaceless, text))
-    goes_on = [
-        kinds[i] in "LMN"
-        and kinds[i - 1] in "LMN"
-        and (kinds[i] == "M" or not (is_alone[i] or is_alone[i - 1]))
-        for i in range(1, len(text))
-    ]
-    first = list(range(len(text)))
-    last = list(range(1, len(text) + 1))
-    for i, is_inside in enumerate(goes_on, start=1):
-        if is_inside:
-            first[i] = first[i - 1]
-    for i in range(len(text) - 2, -1, -1):
-        if goes_on[i]:
-            last[i] = last[i + 1]
-    return first, last
 
 
 def strip(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:

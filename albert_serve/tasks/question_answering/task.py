@@ -1,7 +1,7 @@
 """Extractive question answering: the part of a context that answers a question.
 
 A context of any length is read in overlapping windows, `[CLS] question [SEP] window [SEP]`, whose
-logits are merged to those of one document before normalisation (`windows.py`). So scores are
+logits are merged to those of one document before normalisation (`tasks/windows.py`). So scores are
 comparable across a long context and never exceed 1 (`spans.py`).
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from albert_serve.api.schemas import (
     Answer,
@@ -20,8 +22,8 @@ from albert_serve.api.schemas import (
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.question_answering.spans import NUM_BEST, Spans, align, find_spans, strip
-from albert_serve.tasks.question_answering.windows import Windows, lay_windows
 from albert_serve.tasks.truncation import cut_at
+from albert_serve.tasks.windows import Windows, lay_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
 # Tokens of a window, or as many as the model has positions.
@@ -74,7 +76,7 @@ class AskedQuestion:
     def _find(
         self, logits: Sequence[Logits], offsets: Sequence[tuple[int, int]], num_spans: int
     ) -> Spans:
-        stitched = self.windows.stitch(logits)
+        stitched = merge_windows(self.windows, logits)
         max_answer_len = self.parameters.max_answer_len
         return find_spans(stitched, offsets, max_answer_len=max_answer_len, top_k=num_spans)
 
@@ -203,6 +205,16 @@ class QuestionAnswering:
     def _input(self, question: Encoding, window: Encoding) -> EncoderInput:
         pair = self.tokenizer.build(question, window)
         return EncoderInput(ids=pair.ids, types=pair.types, task="question-answering", rows=None)
+
+
+def merge_windows(windows: Windows, logits: Sequence[Logits]) -> Logits:
+    """Return the logits of "no answer" and of the N context tokens; (1 + N, 2).
+
+    "No answer" is read at [CLS] of the window with the smallest logits: an answer in one window is
+    an answer in the document.
+    """
+    no_answer = min((window[0] for window in logits), key=lambda row: float(row.sum()))
+    return np.concatenate([no_answer[None], windows.stitch(logits)])
 
 
 def _num_kept(num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int) -> int:

@@ -20,6 +20,7 @@ ITEMS: dict[str, Any] = {
     "question-answering": {"question": "q", "context": "c"},
     "sentence-order": {"text": "a", "text_pair": "b"},
     "multiple-choice": {"context": "a", "choices": ["b", "c"]},
+    "token-classification": "a",
     "feature-extraction": "a",
 }
 ANY_JSON = st.recursive(

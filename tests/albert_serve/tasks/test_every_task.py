@@ -24,10 +24,11 @@ ITEMS: Final[dict[str, Any]] = {
     "question-answering": {"question": "Who?", "context": "a b c"},
     "sentence-order": {"sentences": ["a", "b", "c"]},
     "multiple-choice": {"context": "a", "choices": ["b", "c"]},
+    "token-classification": "a",
     "feature-extraction": "a",
 }
 LONG = "a " * 200
-# Of a text that does not fit: the item, and the place of the cut.
+# Of a text that does not fit, where tasks do not read one of any length: the item, and the place of the cut.
 LONG_ITEMS: Final[dict[str, tuple[Any, str]]] = {
     "fill-mask": (f"[MASK] {LONG}", ""),
     "text-classification": ({"text": "b", "text_pair": LONG}, ".text_pair"),
@@ -66,7 +67,7 @@ def test_logits_that_are_not_finite_are_no_answer(
         prepared.finish(logits)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", LONG_ITEMS)
 def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: TaskSetup) -> None:
     item, place = LONG_ITEMS[task]
     with pytest.raises(TextTooLongError, match=r"^inputs\[1\]: .*truncation"):
@@ -121,6 +122,7 @@ def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: T
             *(TextTooLongError, r"^context and choices\[1\] together: the text is"),
         ),
         ("multiple-choice", BLANKS, {}, TextTooLongError, "in the 2000 blanks of the question"),
+        ("token-classification", "\u0301", {}, InvalidInputError, "^text is empty"),
         (
             *("question-answering", {"question": "a", "context": "\u0301"}, {}),
             *(InvalidInputError, "^context is empty"),

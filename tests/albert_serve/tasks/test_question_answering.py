@@ -21,7 +21,8 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import EncoderInput, Logits, Prepared, QuestionAnswering, TaskSetup
 from albert_serve.tasks.question_answering.punctuation import trim
 from albert_serve.tasks.question_answering.spans import align, find_spans, strip
-from albert_serve.tasks.question_answering.windows import lay_windows
+from albert_serve.tasks.question_answering.task import merge_windows
+from albert_serve.tasks.windows import lay_windows
 from tests.albert_serve.task_fixtures import Answerer
 
 CONTEXT = (
@@ -202,14 +203,14 @@ def test_windows_of_agreeing_logits_change_nothing(
     seed = data.draw(st.integers(0, 1000))
     whole: Logits = np.random.default_rng(seed).normal(size=(1 + num_tokens, 2)).astype(np.float32)
     parts = [np.concatenate([whole[:1], whole[1 + s : 1 + e]]) for s, e in windows.ranges]
-    np.testing.assert_array_equal(windows.stitch(parts), whole)
+    np.testing.assert_array_equal(merge_windows(windows, parts), whole)
 
 
 def test_the_window_that_doubts_no_answer_most_decides() -> None:
     windows = lay_windows(4, room=2, overlap=0, num_before=1)
     sure: Logits = np.array([[9, 9], [0, 0], [0, 0]], np.float32)
     doubting: Logits = np.array([[1, -1], [5, 0], [0, 5]], np.float32)
-    assert windows.stitch([sure, doubting])[0].tolist() == [1, -1]
+    assert merge_windows(windows, [sure, doubting])[0].tolist() == [1, -1]
 
 
 def best_scores(result: Sequence[Answer]) -> float:

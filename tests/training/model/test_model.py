@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.errors import ConfigError
 from tests.training.support import (
-    TOGETHER,
     TINY,
+    TOGETHER,
     assert_close,
     assert_close_to_scale,
     copies,

@@ -1,10 +1,10 @@
-"""Overlapping windows over a context of any length, and their logits merged to one document.
+"""Overlapping windows over a text of any length, and their logits merged to one document.
 
 Each token's logits come from the window in which its shorter side of context is longest, as in the
 original BERT and ALBERT code ("max context"). So no token counts twice, and the probabilities over
 the whole document sum to one.
 
-Shape legend: N tokens of the context, S positions of one window's sequence.
+Shape legend: N tokens of the text, S positions of one window's sequence, K outputs of the head.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Windows:
     """The windows of a document.
 
     Attributes:
-        ranges: context tokens of each window, end excluded.
-        num_before: tokens in front of the context in each sequence: [CLS] question [SEP].
+        ranges: text tokens of each window, end excluded.
+        num_before: rows of logits in front of the text's in each sequence.
     """
 
     ranges: Sequence[tuple[int, int]]
@@ -32,11 +32,11 @@ class Windows:
 
     @property
     def num_tokens(self) -> int:
-        """N, the tokens of the context."""
+        """N, the tokens of the text."""
         return self.ranges[-1][1]
 
     def owners(self) -> NDArray[np.int64]:
-        """Return the window of each context token's logits; (N,)."""
+        """Return the window of each token's logits; (N,)."""
         best = np.full(self.num_tokens, -1)
         owners = np.zeros(self.num_tokens, dtype=np.int64)
         for number, (start, end) in enumerate(self.ranges):
@@ -48,20 +48,16 @@ class Windows:
         return owners
 
     def stitch(self, logits: Sequence[Logits]) -> Logits:
-        """Return the logits of "no answer" and of the N context tokens; (1 + N, 2).
-
-        "No answer" is read at [CLS] of the window with the smallest logits: an answer in one
-        window is an answer in the document.
+        """Return the logits of the N text tokens; (N, K).
 
         Args:
-            logits: (S, 2) for each window, in order.
+            logits: (S, K) for each window, in order.
         """
         owners = self.owners()
-        document = np.empty((1 + self.num_tokens, 2), dtype=np.float32)
-        document[0] = min((window[0] for window in logits), key=lambda null: float(null.sum()))
+        document = np.empty((self.num_tokens, logits[0].shape[1]), dtype=np.float32)
         for number, ((start, end), window) in enumerate(zip(self.ranges, logits, strict=True)):
             owned = np.flatnonzero(owners[start:end] == number)
-            document[1 + start + owned] = window[self.num_before + owned]
+            document[start + owned] = window[self.num_before + owned]
         return document
 
 

@@ -1,0 +1,1 @@
+"""Token classification: the entities of a text."""

@@ -1,0 +1,150 @@
+"""Token classification: the entities in a text, such as names, with their places.
+
+A text of any length is read in overlapping windows, whose logits are merged to those of one
+document (`tasks/windows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_serve.api.schemas import (
+    ClassifiedToken,
+    EntityGroup,
+    TokenClassificationAnswer,
+    TokenClassificationParameters,
+)
+from albert_serve.bundle.weights import TOKENS
+from albert_serve.errors import InvalidInputError
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
+from albert_serve.tasks.probability import softmax
+from albert_serve.tasks.text_classification import label_names
+from albert_serve.tasks.token_classification.entities import aggregate, find_words, join
+from albert_serve.tasks.windows import Windows, lay_windows
+from albert_serve.tokenizer import Encoding
+
+# [CLS] and [SEP].
+_NUM_SPECIAL: Final = 2
+_DEFAULT_STRIDE: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextInWindows:
+    """A text ready for the engine.
+
+    Attributes:
+        inputs: one for each window, of which the head reads the rows of the text's tokens.
+        encoding: the tokens of the text.
+    """
+
+    text: str
+    inputs: list[EncoderInput]
+    encoding: Encoding
+    windows: Windows
+
+    @property
+    def words(self) -> list[range]:
+        """The tokens of each word."""
+        return find_words(self.text, self.encoding.offsets)
+
+    def scores(self, logits: Sequence[Logits]) -> NDArray[np.float64]:
+        """Return the probabilities (N, K) of the labels of each token.
+
+        Raises:
+            EngineError: a logit is not finite.
+        """
+        return softmax(self.windows.stitch(logits))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClassification:
+    """Finds entities in texts of any length."""
+
+    setup: TaskSetup
+
+    def prepare(
+        self, item: str, parameters: TokenClassificationParameters
+    ) -> Prepared[TokenClassificationAnswer]:
+        """Encode one text; one input a window.
+
+        Raises:
+            InvalidInputError: the text is empty, or the windows share too many tokens.
+        """
+        laid = self.lay(item, parameters.stride)
+        return Prepared(
+            inputs=laid.inputs,
+            finish=lambda logits: self._finish(laid, logits, parameters),
+            answer_bytes=ENTRY_BYTES * len(laid.encoding),
+        )
+
+    def lay(self, text: str, stride: int | None = None) -> TextInWindows:
+        """Encode one text in windows.
+
+        Raises:
+            InvalidInputError: see `prepare`.
+        """
+        tokenizer = self.setup.tokenizer
+        encoding = tokenizer.encode_plain(text)
+        if not text.strip() or not len(encoding):
+            raise InvalidInputError("text is empty; send a text with at least one word")
+        room = self.setup.max_positions - _NUM_SPECIAL
+        if stride is not None and stride > room // 2:
+            raise InvalidInputError(
+                f"stride is {stride}; windows of {room} tokens share at most {room // 2}"
+            )
+        overlap = min(_DEFAULT_STRIDE, room // 2) if stride is None else stride
+        windows = lay_windows(len(encoding), room, overlap, num_before=0)
+        inputs = []
+        for start, end in windows.ranges:
+            built = tokenizer.build(encoding.slice(start, end))
+            rows = list(range(1, 1 + end - start))
+            inputs.append(EncoderInput(ids=built.ids, types=built.types, task=TOKENS, rows=rows))
+        return TextInWindows(text=text, inputs=inputs, encoding=encoding, windows=windows)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the labels."""
+        assert self.setup.entry is not None
+        return label_names(self.setup.entry)
+
+    def _finish(
+        self, laid: TextInWindows, logits: list[Logits], parameters: TokenClassificationParameters
+    ) -> TokenClassificationAnswer:
+        text, offsets = laid.text, laid.encoding.offsets
+        strategy, ignored = parameters.aggregation_strategy, set(parameters.ignore_labels)
+        units = aggregate(laid.scores(logits), self.labels, offsets, laid.words, strategy)
+        if strategy != "none":
+            return [
+                EntityGroup(
+                    entity_group=one.label,
+                    score=one.score,
+                    word=text[one.start : one.end],
+                    start=one.start,
+                    end=one.end,
+                )
+                for one in join(units)
+                if one.label not in ignored
+            ]
+        return [
+            ClassifiedToken(
+                entity=unit.label,
+                score=unit.score,
+                index=index,
+                word=self._piece(laid, index - 1),
+                start=unit.start,
+                end=unit.end,
+            )
+            for index, unit in enumerate(units, start=1)
+            if unit.label not in ignored
+        ]
+
+    def _piece(self, laid: TextInWindows, number: int) -> str:
+        """Return a token as the vocabulary writes it, or its characters if it is unknown."""
+        token_id, (start, end) = laid.encoding.ids[number], laid.encoding.offsets[number]
+        tokenizer = self.setup.tokenizer
+        return laid.text[start:end] if token_id == tokenizer.unk_id else tokenizer.token(token_id)
