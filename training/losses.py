@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from albert_serve.bundle.weights import TOKENS
 from training.data.batch import ExampleBatch, LossName, MicroBatch, PretrainBatch
 from training.data.choices import ChoiceBatch
 from training.data.examples import IGNORED
@@ -298,6 +299,21 @@ def span_loss(
     return {"question-answering": LossSums(loss=loss, right=right, count=count)}
 
 
+def _token_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return the logits (C * T, K) of the tokens that have a place in the targets (C, T)."""
+    rows_CS, _ = example_rows(batch)
+    rows_CT = rows_CS[:, : batch.targets.shape[1]]
+    return model.logits(TOKENS, model(batch.tokens, rows_CT.flatten()))
+
+
+def token_loss(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _token_logits
+) -> dict[LossName, LossSums]:
+    """Return the loss of token classification: cross-entropy over words' first tokens."""
+    targets_R, count = batch.targets.flatten(), batch.counts[TOKENS]
+    return {TOKENS: cross_entropy(logits(model, batch), targets_R, count)}
+
+
 def choice_loss(
     model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, LossSums]:
@@ -321,6 +337,7 @@ LOSS_OF: Final[Mapping[str, LossFunction]] = MappingProxyType(
         "text-classification": classification_loss,
         "question-answering": span_loss,
         "multiple-choice": choice_loss,
+        "token-classification": token_loss,
     }
 )
 
@@ -335,6 +352,7 @@ def compiled_losses() -> dict[str, LossFunction]:
         "text-classification": partial(classification_loss, logits=compile_logits(cls_logits)),
         "question-answering": partial(span_loss, logits=compile_logits(_span_logits)),
         "multiple-choice": partial(choice_loss, logits=compile_logits(cls_logits)),
+        "token-classification": partial(token_loss, logits=compile_logits(_token_logits)),
     }
 
 

@@ -29,6 +29,7 @@ FIGURE_PREFIXES: Final[Mapping[str, str]] = {
     "sentence-order": "sentence_order",
     "text-classification": "text_classification",
     "multiple-choice": "multiple_choice",
+    "token-classification": "token_classification",
     "question-answering": "question_answering",
     "feature-extraction": "embeddings",
 }

@@ -41,7 +41,7 @@ _FENCE: Final = "---\n"
 # The keys of a training stage, and of its settings, that name data.
 _DATA_KEYS: Final = (
     *("corpus", "data", "pretraining", "text_classification", "question_answering"),
-    "multiple_choice",
+    *("multiple_choice", "token_classification"),
 )
 # By task: the name of the count among its figures, and what makes a percentage of a figure.
 _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
@@ -49,6 +49,7 @@ _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
     "sentence-order": ("pairs", 100.0),
     "text-classification": ("texts", 100.0),
     "multiple-choice": ("questions", 100.0),
+    "token-classification": ("texts", 100.0),
     "question-answering": ("questions", 1.0),
 }
 # The figures by name, of which the first that a task has is shown. Of one label a text, Matthews'

@@ -82,10 +82,11 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
 
 def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
     width = max(map(len, (*classes, "class")))
-    print(f"\n{'class':{width}}  precision  recall      f1   texts")
+    counted = list(next(iter(classes.values())))[-1]  # texts, or entities
+    print(f"\n{'class':{width}}  precision  recall      f1 {counted:>8}")
     for name, figures in islice(classes.items(), _MAX_CLASSES):
         shown = " ".join(f"{figures[key]:8.4f}" for key in ("precision", "recall", "f1"))
-        print(f"{name:{width}}  {shown} {figures['texts']:7,}")
+        print(f"{name:{width}}  {shown} {figures[counted]:8,}")
     if len(classes) > _MAX_CLASSES:
         print(f"... and {len(classes) - _MAX_CLASSES:,} more, in the file of all figures")
     print()

@@ -23,7 +23,7 @@ from training.finetuning.advice import advise, describe_passes
 from training.finetuning.build import (
     build_run,
     check_run,
-    classifiers_of,
+    labelled_of,
     load_model,
     probing_of,
 )
@@ -69,6 +69,8 @@ _EXAMPLES: Final = r"""examples:
       --task RTE --recipe paper --patience 5
   albert-serve finetune --initialize-from albert/albert-base-v2 --output runs/race \
       --task RACE --data RACE --recipe paper
+  albert-serve finetune --initialize-from albert/albert-base-v2 --output runs/names \
+      --token-classification train.conll --validation dev.conll
   albert-serve finetune --initialize-from runs/student/checkpoint --output runs/taught \
       --teacher textattack/bert-base-uncased-SST-2 --text-classification reviews.txt --budget 30m
   albert-serve finetune --initialize-from runs/base/checkpoint --output runs/vectors \
@@ -143,7 +145,7 @@ def _extra_config(
 ) -> dict[str, Any]:
     """Return the keys of config.json that name the sentence task and the labels."""
     sentence_task = {key: start.hf[key] for key in ("albert_sentence_task",) if key in start.hf}
-    return {**sentence_task, **label_config(start, model.tasks, classifiers_of(tasks))}
+    return {**sentence_task, **label_config(start, model.tasks, labelled_of(tasks))}
 
 
 def _data_names(config: FinetuneConfig, start: str) -> dict[str, list[str]]:
@@ -157,6 +159,7 @@ def _data_names(config: FinetuneConfig, start: str) -> dict[str, list[str]]:
         ),
         "multiple_choice": file_names(config.multiple_choice),
         "validation": file_names([file for head in heads for file in head.validation]),
+        "token_classification": file_names(config.token_classification),
         "question_answering": file_names(config.question_answering),
         "embeddings": file_names(config.embeddings),
         "pretraining": file_names(config.pretraining),

@@ -78,7 +78,7 @@ class TokenisedExample:
     Attributes:
         target: a number, or numbers, as many for each example of a task: the label of a text, of
             several labels 1 or 0 for each; the positions of an answer's first and last token, or
-            0, the [CLS], without one; a teacher's logits.
+            0, the [CLS], without one; a teacher's logits; of each token its tag, or IGNORED.
     """
 
     ids: list[int]
@@ -93,12 +93,12 @@ class TokenisedExample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleBatch(MicroBatch):
-    """A micro-batch with one prediction for each example.
+    """A micro-batch of examples, with one prediction for each or for each of its words.
 
     Attributes:
         firsts: (C,) position of each example's [CLS], as an index into the flattened (B * S).
         sizes: (C,) number of tokens of each example.
-        targets: (C, ...).
+        targets: (C, ...); of token classification (C, T), T the tokens of the longest example.
     """
 
     firsts: Tensor

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+from albert_serve.bundle.weights import TOKENS
 from training.data.batch import ExampleBatch, LossName, MicroBatch, PretrainBatch, TokenisedExample
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
@@ -166,14 +168,17 @@ def collate_examples(
         packed.add(line, example.ids, example.types)
         for line, example in zip(row_of.tolist(), examples, strict=True)
     ]
+    each = [torch.as_tensor(example.target) for example in examples]
+    is_tagged = task == TOKENS
+    targets = pad_sequence(each, True, IGNORED) if is_tagged else torch.stack(each)
     return ExampleBatch(
         task=task,
         tokens=packed.batch(),
         num_tokens=packed.num_tokens,
-        counts={task: len(examples)},
+        counts={task: int((targets != IGNORED).sum()) if is_tagged else len(examples)},
         firsts=torch.tensor(firsts),
         sizes=torch.tensor([len(example.ids) for example in examples]),
-        targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
+        targets=targets,
     )
 
 

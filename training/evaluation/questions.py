@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -31,8 +31,8 @@ from training.evaluation.squad import (
     score_answer,
     version_of,
 )
-from training.evaluation.torch_engine import EngineItem, predict_in_torch
-from training.model.heads import AlbertForTasks
+from training.evaluation.torch_engine import EngineItem, predict_in_parts, predict_in_torch
+from training.model.heads import AlbertForTasks, Task
 
 # The limits of the original's run_squad, in tokens.
 MAX_ANSWER_LENGTH: Final = 30
@@ -42,8 +42,6 @@ BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
 # The least share of the questions that a threshold gives an answer, and gives none.
 _TELLING: Final = 0.01
 _SHOWN_IDS: Final = 5
-# Questions between two looks at whether to stop.
-_ANSWERED_TOGETHER: Final = 256
 
 
 class PredictedAnswer(NamedTuple):
@@ -197,19 +195,14 @@ def _answer_items(model: AlbertForTasks, items: Sequence[EngineItem]) -> list[An
 class HeldOutQuestions:
     """Questions by whose answers a model in training is measured, as `lay_questions` lays them."""
 
+    task: ClassVar[Task] = "question-answering"
     items: Sequence[EngineItem]
 
     def answer(
         self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
     ) -> list[AnsweredQuestion] | None:
         """Answer a part of the questions; None if `should_stop` interrupted it."""
-        items = self.items[own]
-        answered: list[AnsweredQuestion] = []
-        for begin in range(0, len(items), _ANSWERED_TOGETHER):
-            if should_stop():
-                return None
-            answered += _answer_items(model, items[begin : begin + _ANSWERED_TOGETHER])
-        return answered
+        return predict_in_parts(self.items[own], partial(_answer_items, model), should_stop)
 
     def figures(self, answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
         """Return exact match and F1 in percent; of v2.0 at their best thresholds."""

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.bundle.sentence_vectors import read_sentence_vectors
-from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.bundle.weights import CLASSIFICATION, TOKENS
 from albert_serve.names import listed
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import open_checkpoint
 from training.data.examples import MIN_LENGTH
 from training.data.labelled.choices import read_choices
+from training.data.labelled.entities import read_tagged
 from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
 from training.data.labelled.texts import read_splits
 from training.data.questions import read_squad
@@ -42,6 +43,8 @@ from training.evaluation.questions import (
     question_parameters,
 )
 from training.evaluation.report import Evaluation
+from training.evaluation.tokens import PREFIX as TOKEN_PREFIX
+from training.evaluation.tokens import evaluate_entities
 from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
 from training.model.checkpoint import load_checkpoint, read_config
@@ -51,7 +54,7 @@ from training.model.provenance import file_names
 from training.model.resizing import with_layers
 from training.options.device import Device
 from training.options.flags import flag
-from training.options.labelled import ChoiceFiles, LabelledTexts, with_task_data
+from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
 from training.options.values import Count, Finite
 from training.system.precision import PrecisionName, precision
 
@@ -76,6 +79,7 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
     heads: tuple[LabelledTexts, ...] = ()
     pretraining: tuple[Path, ...] = flag("held-out text", ())
     question_answering: tuple[Path, ...] = flag("SQuAD files", ())
+    token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, ())
     similarity: tuple[Path, ...] = flag(
         "embeddings: CSV, TSV, JSONL or Parquet files of pairs of sentences with a score "
         "(sentence1, sentence2, score; or STS-B's)",
@@ -130,11 +134,12 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
         """Check that there is data, and that predictions are of one kind."""
         super().__post_init__()
         kinds = [self.has_texts, self.has_choices, bool(self.question_answering)]
-        if not (self.pretraining or self.similarity or self.retrieval or any(kinds)):
+        others = (self.pretraining, self.similarity, self.retrieval, self.token_classification)
+        if not any((*others, *kinds)):
             raise EvaluationError(
                 "nothing to measure: give --pretraining, --text-classification, "
-                "--multiple-choice, --task, --head, --question-answering, --similarity or "
-                "--retrieval"
+                "--multiple-choice, --task, --head, --question-answering, "
+                "--token-classification, --similarity or --retrieval"
             )
         if self.predictions is not None and sum(kinds) != 1:
             raise EvaluationError(
@@ -230,6 +235,8 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
         questions = _answer(config, opened)
         figures |= _question_figures(config, questions, opened.model)
         figures |= _data("question_answering", config.question_answering)
+    if config.token_classification:
+        figures |= _entity_figures(config, opened)
     figures |= _embedding_figures(config, opened)
     return Evaluation(
         figures={
@@ -242,6 +249,14 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
         questions=questions,
         threshold=config.null_score_diff_threshold,
     )
+
+
+def _entity_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+    opened.need(TOKENS)
+    model, files = opened.model, config.token_classification
+    names, _ = read_labels(read_config(opened.folder), model.tasks[TOKENS], TOKENS)
+    figures = evaluate_entities(model, opened.tokenizer, read_tagged(files), names)
+    return figures | _data(TOKEN_PREFIX, files)
 
 
 def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -22,6 +22,9 @@ from training.model.heads import AlbertForTasks
 
 _TOKENS_A_BATCH: Final = 8192
 _TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
+# Items between two looks at whether to stop.
+_ANSWERED_TOGETHER: Final = 256
+_AnswerT = TypeVar("_AnswerT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +106,20 @@ class TorchEngine:
                 logits_RK = logits_RK.mean(0, keepdim=True)
             results[index] = logits_RK.float().cpu().numpy()
         return results
+
+
+def predict_in_parts(
+    items: Sequence[EngineItem],
+    answer: Callable[[Sequence[EngineItem]], list[_AnswerT]],
+    should_stop: Callable[[], bool],
+) -> list[_AnswerT] | None:
+    """Answer items part by part; None if `should_stop` interrupted it."""
+    answered: list[_AnswerT] = []
+    for begin in range(0, len(items), _ANSWERED_TOGETHER):
+        if should_stop():
+            return None
+        answered += answer(items[begin : begin + _ANSWERED_TOGETHER])
+    return answered
 
 
 def predict_in_torch(model: AlbertForTasks, items: Sequence[EngineItem], title: str) -> list[Any]:

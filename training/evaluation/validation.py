@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.shards import Shards
-from training.evaluation.questions import HeldOutQuestions
 from training.losses import Tally
-from training.model.heads import Task
+from training.model.heads import AlbertForTasks, Task
 from training.system.precision import PrecisionName, precision
 
 # Fixed, so that all models predict the same tokens.
@@ -48,6 +47,22 @@ def held_out(
         yield collate(chunk)
 
 
+class HeldOutItems(Protocol):
+    """Held-out items of a task that a model in training answers as the service does."""
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+
+    def answer(
+        self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
+    ) -> list[Any] | None:
+        """Answer a part of the items; None if `should_stop` interrupted it."""
+
+    def figures(self, answered: Sequence[Any]) -> dict[str, float]:
+        """Return the figures of all answers."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
     """Held-out batches, and the interval in steps of the validation on them.
@@ -56,7 +71,7 @@ class Validation:
         tasks: the tasks of the batches; None for those of the run's first task stream.
         metrics: of classifiers of texts, from logits (N, K) and targets (N,); accuracy without.
         deciding: the figure of each of several classifiers, whose mean decides.
-        questions: of question answering, measured by their answers in place of the batches.
+        held_out: items that are measured by the service's answers, in place of the batches.
     """
 
     batches: Sequence[MicroBatch]
@@ -66,7 +81,7 @@ class Validation:
         default_factory=dict
     )
     deciding: Mapping[Task, str] = field(default_factory=dict)
-    questions: HeldOutQuestions | None = None
+    held_out: HeldOutItems | None = None
 
     def figures(self, task: Task, tally: Tally) -> dict[str, float]:
         """Return the figures of a task's tally by name."""

@@ -17,6 +17,7 @@ from training.finetuning.pretraining import mask_rates
 from training.finetuning.probing import Probing
 from training.finetuning.start import Start
 from training.finetuning.tasks import FinetuningTask
+from training.finetuning.tokens import TokenTags
 from training.loop import driver
 from training.loop.distributed import World
 from training.loop.early_stopping import BestValidation
@@ -39,13 +40,18 @@ def load_model(
         ConfigError, CheckpointError: as `load_checkpoint`.
     """
     torch.manual_seed(config.seed)
-    labels = {name: task.labels for name, task in classifiers_of(tasks).items()}
+    labels = {name: task.labels for name, task in labelled_of(tasks).items()}
     return load_start(start, _trained_heads(tasks), labels)
 
 
 def classifiers_of(tasks: Sequence[FinetuningTask]) -> dict[Task, Classification]:
     """Return the classifiers of texts among the tasks, by their heads in the model."""
     return {task.name: task for task in tasks if isinstance(task, Classification)}
+
+
+def labelled_of(tasks: Sequence[FinetuningTask]) -> dict[Task, Classification | TokenTags]:
+    """Return the tasks whose heads' outputs have names, by their heads in the model."""
+    return {task.name: task for task in tasks if isinstance(task, Classification | TokenTags)}
 
 
 def _trained_heads(tasks: Sequence[FinetuningTask]) -> list[Task]:
@@ -60,7 +66,8 @@ def probing_of(
     A teacher's logits are no labels to fit.
     """
     classifiers = classifiers_of(tasks)
-    new = new_classifiers(start, {name: task.labels for name, task in classifiers.items()})
+    labels = {name: task.labels for name, task in labelled_of(tasks).items()}
+    new = new_classifiers(start, labels)
     fitted = {
         name: task
         for name, task in classifiers.items()

@@ -23,7 +23,7 @@ from training.options.config import (
     StoppingCriteria,
 )
 from training.options.flags import Options, flag, flag_name
-from training.options.labelled import ChoiceFiles, LabelledTexts
+from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts
 from training.options.values import Count, Fraction, Parsed, Positive, Seed, Share, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
@@ -55,10 +55,12 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "multiple_choice": ("text_classification", "heads", *_OF_LABELS),
+        "token_classification": ("text_classification", "multiple_choice", "task", "heads"),
         "teacher": ("no_truncation", "head_only", *_OF_LABELS),
         "head_only": (
             *("steps", "epochs", "budget", "recipe"),
-            *("multiple_choice", "question_answering", "embeddings", "pretraining"),
+            *("multiple_choice", "token_classification", "question_answering", "embeddings"),
+            "pretraining",
         ),
         "embedding_teacher": ("embedding_loss",),
     }
@@ -135,6 +137,11 @@ class _TeacherOptions(Options, title="teacher"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _TokenOptions(Options, title="entities"):
+    token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, ())
+
+
+@dataclass(frozen=True, kw_only=True)
 class _QuestionOptions(Options, title="questions"):
     question_answering: tuple[Path, ...] = flag("SQuAD files", ())
 
@@ -184,8 +191,8 @@ class _TrainingOptions(Optimization, title="training"):
         (),
     )
     weights: tuple[Positive, ...] = flag(
-        "relative frequency of each task, in the order of classifiers, multiple choice, questions, "
-        "embeddings and pretraining (1)",
+        "relative frequency of each task, in the order of classifiers, multiple choice, entities, "
+        "questions, embeddings and pretraining (1)",
         (),
     )
     seed: Seed = flag("seed of data order, masks and dropout")
@@ -222,6 +229,7 @@ class FinetuneConfig(
     _PretrainingOptions,
     _EmbeddingOptions,
     _QuestionOptions,
+    _TokenOptions,
     ChoiceFiles,
     _TeacherOptions,
     _EarlyStopping,
@@ -297,17 +305,18 @@ class FinetuneConfig(
     @property
     def has_held_out_vectors(self) -> bool:
         """Whether `--validation` is of embeddings, as it is without data of other heads."""
-        others = (self.text_classification, self.multiple_choice, self.question_answering)
-        return bool(self.validation) and not any(others)
+        others = (self.text_classification, self.multiple_choice, self.token_classification)
+        return bool(self.validation) and not any((*others, self.question_answering))
 
     @property
     def validates_questions(self) -> bool:
         """Whether `--validation` is of questions, as it is without data of classifiers."""
-        others = (self.text_classification, self.multiple_choice, self.heads)
-        return bool(self.validation and self.question_answering) and not any(others)
+        others = (self.text_classification, self.multiple_choice, self.token_classification)
+        return bool(self.validation and self.question_answering) and not any((*others, self.heads))
 
     @property
     def has_questions_alone(self) -> bool:
         """Whether the run's only data are questions."""
-        others = (self.text_classification, self.multiple_choice, self.embeddings)
-        return bool(self.question_answering) and not any((*others, self.pretraining, self.heads))
+        others = (self.text_classification, self.multiple_choice, self.token_classification)
+        others += (self.embeddings, self.pretraining)
+        return bool(self.question_answering) and not any((*others, self.heads))

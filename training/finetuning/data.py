@@ -12,6 +12,7 @@ import numpy as np
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
+from training.data.labelled.entities import TaggedText
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.texts import LabelledText
 from training.data.streams import Division
@@ -32,6 +33,7 @@ _SPLIT_SEED: Final = 0
 _VALIDATED_TOGETHER: Final = 64
 _Text = TypeVar("_Text")
 _Example = TypeVar("_Example")
+_DividedT = TypeVar("_DividedT", LabelledText, TaggedText)
 
 
 def division_of(config: FinetuneConfig, world: World) -> Division:
@@ -77,7 +79,7 @@ def loss_function(task: str, config: FinetuneConfig) -> LossFunction:
     return (compiled_losses() if config.compile else LOSS_OF)[task]
 
 
-def hold_out(texts: Sequence[LabelledText], part: float) -> dict[str, list[LabelledText]]:
+def hold_out(texts: Sequence[_DividedT], part: float) -> dict[str, list[_DividedT]]:
     """Divide texts into those of training and of validation, the same in each run.
 
     Each label has the same part of both, and of a regression each range of scores; a label of a

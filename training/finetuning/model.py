@@ -13,6 +13,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
 from training.finetuning.classification import Classification
 from training.finetuning.start import Start
+from training.finetuning.tokens import TokenTags
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import (
     NAMED_CLASSIFIER,
@@ -27,7 +28,7 @@ from training.model.resizing import cut_positions
 
 
 def label_config(
-    start: Start, heads: Collection[Task], trained: Mapping[Task, Classification]
+    start: Start, heads: Collection[Task], trained: Mapping[Task, Classification | TokenTags]
 ) -> dict[str, Any]:
     """Return the keys of config.json that name the labels of all classifiers, and the default.
 
@@ -44,7 +45,7 @@ def label_config(
         if has_labels(head)
     }
     name = default_name(start.hf)
-    if (default := trained.get(CLASSIFICATION)) is not None:
+    if isinstance(default := trained.get(CLASSIFICATION), Classification):
         has_same_labels = start.hf.get("id2label") == default.labels["id2label"]
         name = default.head.config.head or (name if has_same_labels else None)
     return labels_config(records, name)

@@ -88,7 +88,7 @@ class Questions:
             batches=validation_batches(self.name, self.windows, row_length=row_length),
             every=every,
             tasks=(self.name,),
-            questions=None if self.figure == "loss" else HeldOutQuestions(items=self.items),
+            held_out=None if self.figure == "loss" else HeldOutQuestions(items=self.items),
         )
 
     @property

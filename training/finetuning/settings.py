@@ -172,18 +172,21 @@ def _check_validation(config: FinetuneConfig) -> None:
     Raises:
         RunError: they do not.
     """
-    has_default = bool(config.text_classification or config.multiple_choice)
+    has_default = bool(
+        config.text_classification or config.multiple_choice or config.token_classification
+    )
     if config.validation and not (has_default or config.question_answering or config.embeddings):
         raise RunError(
-            "--validation requires labelled data: --text-classification, "
-            "--multiple-choice, --question-answering or --embeddings"
+            "--validation requires labelled data: --text-classification, --multiple-choice, "
+            "--token-classification, --question-answering or --embeddings"
         )
     if config.validation and config.heads and not has_default:
         raise RunError(
             "--validation before --head is of the default classifier, which has no data here; "
             "questions are validated only without classifiers: give it after --head"
         )
-    if config.splits_validation and any(head.text_classification for head in config.classifiers):
+    has_texts = any(head.text_classification for head in config.classifiers)
+    if config.splits_validation and (has_texts or config.token_classification):
         return
     if config.patience is not None and not any(head.validation for head in config.classifiers):
         raise RunError("--patience requires --validation")

@@ -16,10 +16,11 @@ from training.finetuning.heads import trained_heads
 from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.questions import Questions
 from training.finetuning.start import Start
+from training.finetuning.tokens import TokenTags
 from training.loop.distributed import World
 
 # The tasks that may have held-out data.
-ValidatedTask: TypeAlias = Classification | MultipleChoice | Questions | Embeddings
+ValidatedTask: TypeAlias = Classification | MultipleChoice | TokenTags | Questions | Embeddings
 FinetuningTask: TypeAlias = ValidatedTask | ContinuedPretraining
 
 
@@ -36,6 +37,8 @@ def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
     kinds = [_Kind(head.task, partial(Classification.read, head)) for head in heads]
     if config.multiple_choice:
         kinds.append(_Kind(MultipleChoice.name, MultipleChoice.read))
+    if config.token_classification:
+        kinds.append(_Kind(TokenTags.name, TokenTags.read))
     if config.question_answering:
         kinds.append(_Kind(Questions.name, Questions.read))
     if config.embeddings:
@@ -56,7 +59,7 @@ def read_tasks(config: FinetuneConfig, start: Start, world: World) -> list[Finet
     if not kinds:
         raise RunError(
             "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
-            "--question-answering, --embeddings or --pretraining"
+            "--token-classification, --question-answering, --embeddings or --pretraining"
         )
     tasks: list[FinetuningTask] = []
     errors: list[str] = []

@@ -85,6 +85,7 @@ def _selection_of(tasks: Sequence[ValidatedTask], config: FinetuneConfig) -> Bes
         figure, chance = HEADS_MEAN, statistics.fmean(chances)
     if config.splits_validation:
         files = [head.text_classification for head in config.classifiers]
+        files = [config.token_classification] if config.token_classification else files
         part = f"{config.validation_split:g} of "
     else:
         files, part = [head.validation for head in config.classifiers], ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from albert_serve.progress import progress
-from training.evaluation.questions import HeldOutQuestions
-from training.evaluation.validation import Validation, evaluating, measure
+from training.evaluation.validation import HeldOutItems, Validation, evaluating, measure
 from training.loop.distributed import World, replica
 from training.loop.step import Run
 from training.losses import Tally
@@ -25,8 +24,8 @@ def validate(
     Args:
         should_stop: whether a single process is interrupted; several finish it.
     """
-    if validation.questions is not None:
-        return _validate_questions(run, validation.questions, should_stop)
+    if validation.held_out is not None:
+        return _validate_items(run, validation.held_out, should_stop)
     world, alone = run.world, replica(run.objective)
     first, stride = (world.rank, world.size) if alone is not None else (0, 1)
     places = range(first, len(validation.batches), stride)
@@ -47,13 +46,13 @@ def validate(
     }
 
 
-def _validate_questions(
-    run: Run, questions: HeldOutQuestions, should_stop: Callable[[], bool]
+def _validate_items(
+    run: Run, held_out: HeldOutItems, should_stop: Callable[[], bool]
 ) -> dict[Task, dict[str, float]] | None:
-    """Return the figures of the answers; each process answers every N-th question."""
+    """Return the figures of the answers; each process answers every N-th item."""
     world = run.world
     with evaluating(run.objective), precision(world.device, run.precision):
-        answered = questions.answer(
+        answered = held_out.answer(
             run.model,
             slice(world.rank, None, world.size),
             should_stop=lambda: world.size == 1 and should_stop(),
@@ -61,7 +60,7 @@ def _validate_questions(
     if answered is None:
         return None
     every = [each for part in world.gather(answered) for each in part]
-    return {"question-answering": _agreed(questions.figures(every), world)}
+    return {held_out.task: _agreed(held_out.figures(every), world)}
 
 
 def _merged(parts: list[dict[Task, Tally]]) -> dict[Task, Tally]:

@@ -102,6 +102,12 @@ class LabelledTexts(Options, title="labelled texts"):
         )
 
 
+ENTITIES_HELP: Final = (
+    "texts with entities: JSONL or Parquet with tokens and ner_tags or tags, or with text and "
+    "entities (start, end, label); other files are CoNLL's columns"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChoiceFiles(Options, title="multiple choice"):
     """The files of multiple choice; `LabelledTexts` names their other columns."""

@@ -28,7 +28,7 @@ ITEMS: Final[dict[str, Any]] = {
     "feature-extraction": "a",
 }
 LONG = "a " * 200
-# Of a text that does not fit, where tasks do not read one of any length: the item, and the place of the cut.
+# Of a text that does not fit, of tasks that do not read any length: the item, the cut's place.
 LONG_ITEMS: Final[dict[str, tuple[Any, str]]] = {
     "fill-mask": (f"[MASK] {LONG}", ""),
     "text-classification": ({"text": "b", "text_pair": LONG}, ".text_pair"),

@@ -1,0 +1,111 @@
+"""Entities are learnt, measured as seqeval does, and select the best checkpoint."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from albert_serve.tasks.token_classification.entities import OUTSIDE, find_spans
+from tests.training.support import SQUAD, best_step, refusal, run_command, validations
+from training.commands import evaluate
+from training.commands.finetune import main
+from training.evaluation.tokens import entity_figures
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty-four sentences, in which a person came to a place."""
+    people, places = (
+        ("his father", "her king", "a son", "the man"),
+        ("school", "city", "river", "war"),
+    )
+    lines = []
+    for person, place, (verb, end) in product(people, places, product(("came", "was"), "12")):
+        first, second = person.split()
+        lines += [f"{first} B-PER", f"{second} I-PER", f"{verb} O", "in O", f"{place} B-LOC"]
+        lines += [f"{end} O", ""]
+    file = tmp_path_factory.mktemp("tagged") / "train.conll"
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture
+def options(pretrained: Path, tagged: Path) -> list[str]:
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--token-classification", str(tagged), "--batch-size", "16", "--steps", "60"),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--validate-every", "20"),
+        *("--precision", "fp32", "--device", "cpu"),
+    ]
+
+
+def test_entities_are_learnt_and_the_best_checkpoint_has_the_best_f1(
+    options: list[str], tmp_path: Path, tagged: Path, capsys: Capture
+) -> None:
+    """Validation and evaluation measure the same; `transformers` reads the head and its labels."""
+    assert run([*options, "--validation", str(tagged)], tmp_path / "run") == 0
+    f1 = validations(tmp_path / "run", "token-classification", "f1")
+    assert list(f1) == [20, 40, 60]
+    best, folder = best_step(tmp_path / "run"), tmp_path / "run" / "best"
+    assert f1[best] == max(f1.values()) > 0.9
+    assert validations(tmp_path / "run", "token-classification", "f1/PER")[best] > 0.9
+    command = [str(folder), "--token-classification", str(tagged), "--device", "cpu"]
+    assert evaluate.main(command) == 0
+    figures = json.loads((folder / "evaluation.json").read_text())
+    assert figures["token_classification_f1"] == pytest.approx(f1[best], abs=1e-4)
+    assert figures["token_classification_classes"]["LOC"]["entities"] == 64
+    theirs = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+    assert list(theirs.config.id2label.values()) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    capsys.readouterr()
+    assert evaluate.main([str(folder), "--question-answering", str(SQUAD)]) == 1
+    assert "no head for question-answering" in capsys.readouterr().err
+
+
+def test_some_texts_are_held_out_by_default_beside_other_tasks(
+    options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    more = ["--question-answering", str(SQUAD), "--steps", "8", "--validate-every", "4"]
+    assert run([*options, *more, "--weights", "1", "1"], tmp_path / "run") == 0
+    assert "6 of 64 texts are held out for validation" in capsys.readouterr().out
+    assert len(validations(tmp_path / "run", "token-classification", "f1")) == 2
+
+
+def test_it_is_the_one_classifier_of_a_checkpoint(
+    options: list[str], tmp_path: Path, labelled: Path, capsys: Capture
+) -> None:
+    assert run([*options, "--text-classification", str(labelled)], tmp_path / "run") == 1
+    expected = "--token-classification cannot be combined with --text-classification"
+    assert expected in refusal(capsys, tmp_path / "run")
+
+
+def test_figures_are_those_of_seqeval() -> None:
+    seqeval = pytest.importorskip("seqeval.metrics")
+    tags = [OUTSIDE, "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    generator = np.random.default_rng(0)
+    right = [generator.choice(tags, 9).tolist() for _ in range(200)]
+    predicted = [
+        [tag if generator.random() < 0.8 else str(generator.choice(tags)) for tag in sequence]
+        for sequence in right
+    ]
+
+    def entities(sequence: list[str]) -> frozenset[object]:
+        return frozenset(span for span in find_spans(sequence) if span.label != OUTSIDE)
+
+    pairs = [(entities(a), entities(b)) for a, b in zip(predicted, right, strict=True)]
+    whole, classes = entity_figures(pairs)
+    expected = seqeval.classification_report(right, predicted, output_dict=True)
+    for name in ("precision", "recall"):
+        assert whole[name] == pytest.approx(expected["micro avg"][name])
+    assert whole["f1"] == pytest.approx(seqeval.f1_score(right, predicted))
+    for label in ("PER", "LOC"):
+        assert classes[label]["f1"] == pytest.approx(expected[label]["f1-score"])
+        assert classes[label]["entities"] == expected[label]["support"]

@@ -1,0 +1,124 @@
+"""Evaluation of token classification: entity F1, as seqeval's default."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final, TypeAlias
+
+from albert_serve.tasks.base import Logits
+from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
+from albert_serve.tasks.token_classification.task import TextInWindows
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.labelled.entities import TaggedText
+from training.data.tokens import token_task, word_tags
+from training.evaluation.torch_engine import EngineItem, predict_in_parts, predict_in_torch
+from training.model.heads import AlbertForTasks, Task
+
+# The names of the figures begin with it.
+PREFIX: Final = "token_classification"
+# The entities of a text, by its words.
+Entities: TypeAlias = frozenset[Span]
+
+
+def entity_items(
+    texts: Sequence[TaggedText], tokenizer: AlbertTokenizer, names: Sequence[str], *, length: int
+) -> Iterator[EngineItem]:
+    """Yield the item of each text that has tokens; its prediction is the entities.
+
+    A word has the label of its first token, as with the service's strategy "first".
+
+    Args:
+        names: of the model's labels.
+        length: maximum tokens of a window.
+    """
+    task = token_task(tokenizer, length)
+    for text in texts:
+        if tokenizer.encode_plain(text.text).ids:
+            laid = task.lay(text.text)
+            read = partial(_read, laid, names)
+            right = _entities(word_tags(laid, text)[0])
+            yield EngineItem(inputs=laid.inputs, read=read, rights=[right])
+
+
+def _read(laid: TextInWindows, names: Sequence[str], logits: list[Logits]) -> list[Entities]:
+    best = laid.scores(logits).argmax(axis=1)
+    return [_entities([names[best[word[0]]] for word in laid.words])]
+
+
+def _entities(tags: Sequence[str]) -> Entities:
+    return frozenset(span for span in find_spans(tags) if span.label != OUTSIDE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutEntities:
+    """Texts by whose entities a model in training is measured, as `entity_items` has them."""
+
+    task: ClassVar[Task] = "token-classification"
+    items: Sequence[EngineItem]
+
+    def answer(
+        self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
+    ) -> list[tuple[Entities, Entities]] | None:
+        """Return predicted and right entities of a part; None if `should_stop` interrupted it."""
+        return predict_in_parts(self.items[own], partial(predict_entities, model), should_stop)
+
+    def figures(self, answered: Sequence[tuple[Entities, Entities]]) -> dict[str, float]:
+        """Return precision, recall and F1 of all entities, and the F1 of each label."""
+        whole, classes = entity_figures(answered)
+        return {**whole, **{f"f1/{label}": row["f1"] for label, row in classes.items()}}
+
+
+def predict_entities(
+    model: AlbertForTasks, items: Sequence[EngineItem]
+) -> list[tuple[Entities, Entities]]:
+    """Return the predicted and the right entities of each text."""
+    rights = [right for item in items for right in item.rights or ()]
+    return list(zip(predict_in_torch(model, items, "texts"), rights, strict=True))
+
+
+def entity_figures(
+    answered: Sequence[tuple[Entities, Entities]],
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Return precision, recall and F1 of all entities, and of those of each label.
+
+    An entity is right if its words and its label are.
+    """
+    predicted, right, both = (
+        Counter(span.label for answer in answered for span in pick(*answer))
+        for pick in (lambda a, _: a, lambda _, b: b, lambda a, b: a & b)
+    )
+    whole = _figures(both.total(), predicted.total(), right.total())
+    classes = {
+        label: {**_figures(both[label], predicted[label], right[label]), "entities": right[label]}
+        for label in sorted(predicted.keys() | right.keys())
+    }
+    return whole, classes
+
+
+def _figures(num_both: int, num_predicted: int, num_right: int) -> dict[str, float]:
+    return {
+        "precision": num_both / num_predicted if num_predicted else 0.0,
+        "recall": num_both / num_right if num_right else 0.0,
+        "f1": entity_f1(num_both, num_predicted, num_right),
+    }
+
+
+def entity_f1(num_both: int, num_predicted: int, num_right: int) -> float:
+    """Return F1 by counts; 0 without any entity."""
+    return 2 * num_both / max(1, num_predicted + num_right)
+
+
+def evaluate_entities(
+    model: AlbertForTasks,
+    tokenizer: AlbertTokenizer,
+    texts: Sequence[TaggedText],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return the figures of a model on texts with entities, by name."""
+    items = list(entity_items(texts, tokenizer, names, length=model.config.max_positions))
+    whole, classes = entity_figures(predict_entities(model, items))
+    figures = {**whole, "texts": len(items), "classes": classes}
+    return {f"{PREFIX}_{name}": value for name, value in figures.items()}
