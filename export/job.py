@@ -24,7 +24,7 @@ from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
 from training.options.flags import flag
-from training.options.labelled import ChoiceFiles, LabelledTexts, with_task_data
+from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
 from training.options.values import Count, Duration, Finite
 
 _WIDTH: Final = 24  # the least width of the first column of the summary
@@ -66,6 +66,7 @@ class ExportConfig(LabelledTexts, ChoiceFiles, Limits, title="export"):
     )
     text: tuple[Path, ...] = flag("a corpus (an excerpt of Wikipedia)", (), metavar="FILE")
     question_answering: tuple[Path, ...] = flag("SQuAD's JSON", (), metavar="FILE")
+    token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, (), metavar="FILE")
     quality: bool = flag("compare each task with torch on real data", True)
     quality_budget: Duration = flag(
         "time for measuring it, such as 90s or 5m, after which less of the data is used (10m)",
@@ -163,6 +164,7 @@ def _real_data(config: ExportConfig) -> RealData:
         _labelled_data(config),
         text=config.text or (DEFAULT_TEXT,),
         questions=config.question_answering,
+        tagged=config.token_classification,
         choices=choices,
         choice_columns=config.choice_columns,
         heads={

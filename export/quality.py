@@ -48,6 +48,7 @@ _LABELS_FROM: Final[dict[str, str]] = {
     "text-classification": "--text-classification",
     "question-answering": "--question-answering",
     "multiple-choice": "--multiple-choice",
+    "token-classification": "--token-classification",
 }
 
 

@@ -28,6 +28,7 @@ def tasks_with_data(data: RealData | None) -> set[TaskName]:
         CLASSIFICATION: data.labelled or data.heads,
         "question-answering": data.questions,
         "multiple-choice": data.choices,
+        "token-classification": data.tagged,
     }
     return {task for task, inputs in files.items() if inputs}
 

@@ -243,9 +243,10 @@ class TokenClassificationParameters(Parameters):
     """The parameters of token classification, which reads a text of any length."""
 
     aggregation_strategy: AggregationStrategy = Field(
-        "simple",
-        description="How labels of tokens become entities: not at all; by the label of each token; "
-        "or by that of each word: of its first token, of its mean scores, of its highest score.",
+        "first",
+        description="How labels of tokens become entities: not at all (none); by the label of each "
+        "token (simple); or by that of each word: of its first token, of its tokens' mean scores, "
+        "of its highest score.",
     )
     ignore_labels: list[str] = Field(
         ["O"], max_length=MAX_TARGETS, description="Labels that are not answered."

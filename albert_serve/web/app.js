@@ -10,6 +10,7 @@ import { questionAnswering } from './question-answering.js';
 import { sentenceOrder } from './sentence-order.js';
 import { Service } from './service.js';
 import { textClassification } from './text-classification.js';
+import { tokenClassification } from './token-classification.js';
 
 const TASKS = [
   { name: 'fill-mask', title: 'Fill mask', make: fillMask },
@@ -17,6 +18,7 @@ const TASKS = [
   { name: 'question-answering', title: 'Questions', make: questionAnswering },
   { name: 'multiple-choice', title: 'Multiple choice', make: multipleChoice },
   { name: 'sentence-order', title: 'Sentence order', make: sentenceOrder },
+  { name: 'token-classification', title: 'Entities', make: tokenClassification },
   { name: 'feature-extraction', title: 'Embeddings', make: featureExtraction },
 ];
 const NO_TASKS = "This page supports none of this model's tasks; see the API reference.";

@@ -19,6 +19,7 @@ from export.bundle import export_bundle
 from tests.albert_serve.support import ROOT, Running, served
 from tests.albert_serve.task_fixtures import answer, engine, sentences, task_setup, tokenizer  # noqa: F401 - fixtures for all tests here
 from training.data.corpus import read_documents
+from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.vocabulary.spiece import build_tokenizer
@@ -120,9 +121,17 @@ def choice_client(choice_service: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def token_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a head for token classification in place of the others."""
+    """The same model with a head for token classification in place of the others.
+
+    Its bias is such that each label is the best of some tokens.
+    """
     torch.manual_seed(1)
-    model = load_checkpoint(checkpoint_dir, {"token-classification": len(TOKEN_LABELS)})
+    model = load_checkpoint(checkpoint_dir, {"token-classification": len(TOKEN_LABELS)}).eval()
+    ids = torch.randint(5, 1000, (1, 100))
+    with torch.no_grad():
+        hidden = model(ModelInputs(ids=ids, types=torch.zeros_like(ids)))[0]
+        head = model.heads["token-classification"]
+        head.get_parameter("output.bias").sub_(head(hidden).mean(0))
     folder = tmp_path_factory.mktemp("token-checkpoint")
     labels = {"id2label": {str(number): name for number, name in enumerate(TOKEN_LABELS)}}
     save_checkpoint(model, folder, tokenizer_from=checkpoint_dir, extra_config=labels)

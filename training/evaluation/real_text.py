@@ -33,6 +33,7 @@ class RealData:
         columns: of those.
         task: of GLUE, whose files those are; None for the user's own.
         questions: for question answering, in SQuAD's format.
+        tagged: for token classification, as finetuning takes them.
         choices: for multiple choice, as finetuning takes them.
         choice_columns: of those, beside `columns`.
         heads: by name, what `labelled`, `columns` and `task` are for classifiers beside the default
@@ -44,6 +45,7 @@ class RealData:
     columns: Columns = field(default_factory=Columns)
     task: GlueTask | None = None
     questions: tuple[Path, ...] = ()
+    tagged: tuple[Path, ...] = ()
     choices: tuple[Path, ...] = ()
     choice_columns: tuple[str, ...] = ()
     heads: Mapping[str, RealData] = field(default_factory=dict)

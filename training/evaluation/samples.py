@@ -19,7 +19,7 @@ import numpy as np
 
 from albert_serve.api.schemas import Truncation
 from albert_serve.bundle.manifest import AGREEMENT, HeadEntry, ProblemType, TaskEntry, heads_of
-from albert_serve.bundle.weights import CLASSIFICATION, TaskName, is_task
+from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, TaskName, is_task
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Logits
@@ -36,6 +36,7 @@ from training.data.examples import (
     build_examples,
 )
 from training.data.labelled.choices import read_choices
+from training.data.labelled.entities import TaggedText, read_tagged
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.texts import Label, LabelledText, read_labelled
 from training.data.masking import NgramMasking
@@ -48,6 +49,7 @@ from training.evaluation.metrics import metric_figures
 from training.evaluation.questions import PredictedAnswer, question_items, question_parameters
 from training.evaluation.real_text import RealData, RealText, read_real_text
 from training.evaluation.squad import score_answer, version_of
+from training.evaluation.tokens import Entities, entity_figures, entity_items
 from training.evaluation.torch_engine import EngineItem
 from training.model.provenance import file_names
 
@@ -205,6 +207,7 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
         ("text-classification", data.labelled),
         ("question-answering", data.questions),
         ("multiple-choice", data.choices),
+        (TOKENS, data.tagged),
     ):
         if files and task not in tasks:
             raise EvaluationError(
@@ -386,6 +389,36 @@ def _score_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question])
     return [score_answer(each, answer.text, version).f1 for answer, each in pairs]
 
 
+def _draw_entities(drawing: _Drawing) -> Sample:
+    """Draw texts with entities or, without any, sentences, whose entities are those of torch."""
+    files, names = drawing.data.tagged, drawing.tasks[TOKENS].labels or []
+    if files:
+        texts = read_tagged(files)
+    else:
+        texts = [TaggedText(text=sentence, entities=()) for sentence in drawing.text.sentences]
+    items = entity_items(shuffled(texts), drawing.tokenizer, names, length=drawing.max_positions)
+    if not files:
+        unmarked = drawing.gather([(replace(item, rights=None) for item in items)])
+        return Sample(metric=AGREEMENT, items=unmarked, files=drawing.text.files)
+    return Sample(
+        metric="entity F1",
+        items=drawing.gather([items]),
+        files=file_names(files),
+        scores=_score_entities,
+        correlation=_entity_f1,
+    )
+
+
+def _score_entities(predictions: Sequence[Entities], rights: Sequence[Entities]) -> list[float]:
+    """Return minus the number of entities that are missed or are none."""
+    return [-float(len(one ^ other)) for one, other in zip(predictions, rights, strict=True)]
+
+
+def _entity_f1(predictions: Sequence[Entities], rights: Sequence[Entities]) -> float:
+    whole, _ = entity_figures(list(zip(predictions, rights, strict=True)))
+    return 100 * whole["f1"]
+
+
 def _draw_choices(drawing: _Drawing) -> Sample:
     """Draw questions, cut as RACE's are; sentences if there are no questions."""
     data = drawing.data
@@ -448,4 +481,5 @@ _DRAWS: Final[dict[TaskName, Callable[[_Drawing], Sample]]] = {
     "text-classification": _draw_texts,
     "question-answering": _draw_questions,
     "multiple-choice": _draw_choices,
+    "token-classification": _draw_entities,
 }

@@ -63,12 +63,15 @@ def find_spans(tags: Sequence[str]) -> Iterator[Span]:
 def find_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[range]:
     """Return the tokens of each word.
 
-    A token begins a word unless it begins within a run of letters, marks and digits; so punctuation
-    is no part of a word. In scripts without spaces each token is a word.
+    A token begins a word unless it begins within a run of letters, marks and digits, or where the
+    token before does; so punctuation is no part of a word. In scripts without spaces a token is a
+    word.
     """
     firsts, _ = word_bounds(text)
     begins = [
-        number for number, (start, _) in enumerate(offsets) if number == 0 or firsts[start] == start
+        number
+        for number, (start, _) in enumerate(offsets)
+        if number == 0 or firsts[start] == start != offsets[number - 1][0]
     ]
     return [range(*bounds) for bounds in pairwise([*begins, len(offsets)])]
 

@@ -11,6 +11,7 @@ from albert_serve.api.schemas import (
     Answer,
     ChoiceScore,
     Coherence,
+    EntityGroup,
     FilledTarget,
     FilledToken,
     LabelScore,
@@ -53,6 +54,7 @@ CASES = {
     "coherence": Case(SENTENCES, Coherence),
     "reorder": Case(SENTENCES, Reordering),
     "multiple_choice": Case(CHOICES, ChoiceScore),
+    "token_classification": Case(TEXTS, EntityGroup, options={"ignore_labels": []}),
     "feature_extraction": Case(TEXTS, float, options={"pooling": "cls"}),
     "token_features": Case(TEXTS, float, options={"normalize": True}),
 }

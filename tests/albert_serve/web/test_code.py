@@ -36,6 +36,7 @@ SHELL = "curl() { printf '%s\\0' \"$@\"; }\n"
         ("question-answering", "question_answering"),
         ("sentence-order", "coherence"),
         ("multiple-choice", "multiple_choice"),
+        ("token-classification", "token_classification"),
         ("feature-extraction", "feature_extraction"),
     ],
 )

@@ -8,13 +8,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from albert_serve.tables import Row
 from albert_serve.tables.columns import find_column
 from albert_serve.tables.formats import has_known_suffix
 from albert_serve.tasks.token_classification.entities import OUTSIDE, find_spans, split_tag
 from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import Record, RowError, gather_rows, read_records
+from training.data.labelled.tables import RowError, gather_rows, read_records
 
 _TAGS: Final = ("ner_tags", "tags", "labels")
 _DOCUMENT: Final = "-DOCSTART-"
@@ -87,7 +88,9 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
     prefixes = {
         split_tag(tag)[0] for row in rows if isinstance(row, _TaggedWords) for tag in row.tags
     }
-    broken, overlapping, texts = [], [], []
+    broken: list[str] = []
+    overlapping: list[str] = []
+    texts: list[TaggedText] = []
     for row in rows:
         if isinstance(row, _TaggedWords):
             broken += _broken_tags(row, prefixes)
@@ -126,10 +129,13 @@ def _read(file: Path) -> Iterator[_TaggedWords | _Spans | RowError]:
         yield from _read_conll(file)
         return
     for record in read_records(file):
+        if isinstance(record, RowError):
+            yield record
+            continue
         try:
-            yield record if isinstance(record, RowError) else _of_record(record)
+            yield _of_record(record)
         except ValueError as error:
-            yield RowError(f"{record.place}: {error}" if isinstance(record, Record) else "")
+            yield RowError(f"{record.place}: {error}")
 
 
 def _read_conll(file: Path) -> Iterator[_TaggedWords | RowError]:
@@ -148,7 +154,7 @@ def _read_conll(file: Path) -> Iterator[_TaggedWords | RowError]:
         yield RowError(str(error))
 
 
-def _of_record(record: Record) -> _TaggedWords | _Spans:
+def _of_record(record: Row) -> _TaggedWords | _Spans:
     """Return the text of a row.
 
     Raises:
