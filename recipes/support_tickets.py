@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ def make_ticket(template: str, faker: Faker) -> dict[str, Any]:
 
 
 def _value(kind: str, faker: Faker) -> str:
-    values = {
+    values: dict[str, Callable[[], str]] = {
         "name": faker.name,
         "city": faker.city,
         "address": faker.street_address,
@@ -66,7 +66,7 @@ def _value(kind: str, faker: Faker) -> str:
         "iban": faker.iban,
         "date": lambda: faker.date(faker.random_element(("%d %B %Y", "%Y-%m-%d", "%m/%d/%y"))),
     }
-    return str(values[kind]())
+    return values[kind]()
 
 
 def write_tickets(folder: Path) -> None:

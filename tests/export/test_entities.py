@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -13,7 +14,7 @@ from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 LABELS = ["O", "B-PER", "I-PER"]
-TASK = "token-classification"
+TASK: Final = "token-classification"
 
 
 @pytest.fixture(scope="module")

@@ -318,5 +318,5 @@ class FinetuneConfig(
     def has_questions_alone(self) -> bool:
         """Whether the run's only data are questions."""
         others = (self.text_classification, self.multiple_choice, self.token_classification)
-        others += (self.embeddings, self.pretraining)
-        return bool(self.question_answering) and not any((*others, self.heads))
+        more = (self.embeddings, self.pretraining, self.heads)
+        return bool(self.question_answering) and not any((*others, *more))

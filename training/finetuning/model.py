@@ -98,7 +98,8 @@ def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dic
         kept = {head: size for head, size in kept.items() if head not in further}
         print(f"the checkpoint's further classifiers are left out: {', '.join(further)}")
     for other in NAMED_CLASSIFIER:
-        if other != replacing and kept.pop(other, None):
+        if other != replacing and other in kept:
+            del kept[other]
             print(f"the checkpoint's head of {other} is replaced by one of {replacing}")
     return kept
 

@@ -96,10 +96,9 @@ def test_entities_are_those_of_transformers(
     """
     model = transformers.AutoModelForTokenClassification.from_pretrained(token_checkpoint_dir)
     fast: Any = transformers.AutoTokenizer.from_pretrained(token_checkpoint_dir)
-    plain, other = (
-        kind(model=model, tokenizer=fast, device="cpu")
-        for kind in (TokenClassificationPipeline, WithOurWords)
-    )
+    plain: Any = TokenClassificationPipeline
+    other: Any = WithOurWords
+    plain, other = (kind(model=model, tokenizer=fast, device="cpu") for kind in (plain, other))
     other.tokenizer_of_ours = tokenizer
     labels, pieces = set(), {word: tokenizer.encode_plain(word).ids for word in PLAIN}
     lone = {tokenizer.token_id("▁"), tokenizer.unk_id}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import transformers
 
-from albert_serve.tasks.token_classification.entities import OUTSIDE, find_spans
+from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
 from tests.training.support import SQUAD, best_step, refusal, run_command, validations
 from training.commands import evaluate
 from training.commands.finetune import main
@@ -97,7 +97,7 @@ def test_figures_are_those_of_seqeval() -> None:
         for sequence in right
     ]
 
-    def entities(sequence: list[str]) -> frozenset[object]:
+    def entities(sequence: list[str]) -> frozenset[Span]:
         return frozenset(span for span in find_spans(sequence) if span.label != OUTSIDE)
 
     pairs = [(entities(a), entities(b)) for a, b in zip(predicted, right, strict=True)]
