@@ -150,8 +150,7 @@ def token_service(
     token_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A running service of its bundle."""
-    environment = service_environment(token_bundle, tmp_path_factory.mktemp("token-home"))
-    with running_service(environment, tmp_path_factory.mktemp("token-service")) as started:
+    with served(token_bundle, tmp_path_factory.mktemp("token-service")) as started:
         yield started
 
 
