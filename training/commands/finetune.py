@@ -124,6 +124,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             sentence_vectors=VECTORS if config.embeddings else None,
             validation=validation,
             validates_start=probing is not None,
+            compiles=compiles,
         )
         if trained.status == 0 and world.is_main and not _has_best(run):
             Checkpoints(folder=config.output, num_kept=config.keep).link_best(trained.num_steps)

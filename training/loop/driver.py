@@ -118,6 +118,7 @@ def train_run(
     alarm: PlateauAlarm | None = None,
     validation: Validation | None = None,
     validates_start: bool = False,
+    compiles: bool = False,
 ) -> TrainedRun:
     """Train a run to its end, resuming it from the output folder.
 
@@ -128,7 +129,7 @@ def train_run(
         start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
         sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
-        alarm, validation, validates_start: as in `Trainer`.
+        alarm, validation, validates_start, compiles: as in `Trainer`.
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
@@ -160,6 +161,7 @@ def train_run(
         alarm=alarm,
         validation=validation,
         validates_start=validates_start,
+        compiles=compiles,
     )
     status = trainer.train()
     if status == 128 + signal.SIGINT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from training.loop.distributed import World, reshard, whole
 from training.loop.meter import Meter, describe, describe_validation
 from training.loop.metrics import MetricsWriter
 from training.loop.plateau import PlateauAlarm
-from training.loop.step import Run
+from training.loop.step import Run, StepResult
 from training.loop.validating import validate
 from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
 from training.model.heads import Task
@@ -176,6 +177,7 @@ class Trainer:
         alarm: plateau alarm of the masked loss.
         validation: held-out text to validate on during training.
         validates_start: whether the weights are validated before the first step.
+        compiles: whether the first step compiles the model, which takes minutes.
     """
 
     run: Run
@@ -185,6 +187,7 @@ class Trainer:
     alarm: PlateauAlarm | None = None
     validation: Validation | None = None
     validates_start: bool = False
+    compiles: bool = False
 
     def train(self) -> int:
         """Train until the run is done or stopped by a signal, and save it.
@@ -241,7 +244,7 @@ class Trainer:
             # Weights between skipped steps may be the cause of the non-finite gradients.
             if decision.saves and not run.num_skipped_in_a_row:
                 self.saver.save(run)
-            step = run.step(decision.done)
+            step = self._compile(decision.done, bar) if self.compiles else run.step(decision.done)
             meter.add(step)
             if run.num_skipped_in_a_row:
                 self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
@@ -262,6 +265,27 @@ class Trainer:
             return 0
         self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
         return 128 + stopped_by
+
+    def _compile(self, done: float, bar: tqdm[Any]) -> StepResult:
+        """Train the first step, which compiles the model, while the bar's clock goes on."""
+        self.compiles, began, is_done = False, time.monotonic(), threading.Event()
+        self._tell(bar, "compiling the model, which takes minutes (--no-compile begins at once)")
+
+        def tick() -> None:
+            while not is_done.wait(max(1.0, bar.mininterval)):
+                bar.set_postfix_str("compiling")
+
+        clock = threading.Thread(target=tick, daemon=True)
+        clock.start()
+        try:
+            step = self.run.step(done)
+        finally:
+            is_done.set()
+            clock.join()
+        self._tell(
+            bar, f"compiled, and trained the first step, in {time.monotonic() - began:.0f} s"
+        )
+        return step
 
     def _start(self, stop: StopFlag, bar: tqdm[Any]) -> None:
         """Validate the initial weights if they may be the best, once, and save them."""

@@ -145,7 +145,9 @@ class _MachineOptions(Options, title="machine"):
         "recompute activations in the backward pass; for xlarge and xxlarge", default=False
     )
     workers: Seed | None = flag("data loader workers (0 on a CPU)")
-    compile: bool | None = flag(f"{COMPILE_HELP} (default: yes, where there is a compiler)")
+    compile: bool | None = flag(
+        f"{COMPILE_HELP} (default: yes, where there is a compiler, unless --budget is below 10m)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

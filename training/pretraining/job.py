@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +43,8 @@ from training.system.threads import use_threads
 
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
+# The shortest budget of a compiled run, since compiling takes a minute or two.
+_MIN_COMPILED_S: Final = 600
 # Tokens of held-out text in a validation.
 _VALIDATION_TOKENS: Final = 1 << 16
 
@@ -220,8 +223,16 @@ def open_job(
         shards=_open_shards(config.shards, config.corpus, "shards", config, start, world),
         world=world,
         precision=precision,
-        compiles=should_compile(config.compile, world.device),
+        compiles=_should_compile(config, world.device),
     )
+
+
+def _should_compile(config: CorpusRunConfig, device: torch.device) -> bool:
+    """Whether to compile; without `--compile`, a short budget would mostly go into it."""
+    if config.compile is None and (config.budget or math.inf) < _MIN_COMPILED_S:
+        print("the budget is short, so training is not compiled (--compile does it all the same)")
+        return False
+    return should_compile(config.compile, device)
 
 
 def run_job(
@@ -284,6 +295,7 @@ def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> Trai
             "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
         },
         alarm=PlateauAlarm(unigram_entropy=entropy, warmup=recipe.warmup),
+        compiles=job.compiles,
         validation=_validation(job),
     )
     if world.is_main:

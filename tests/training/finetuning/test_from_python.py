@@ -74,10 +74,10 @@ def test_a_notebook_goes_from_a_frame_to_answers(
     )
     with AlbertClient.local(exported.bundle.folder, num_threads=1) as albert:
         answers = albert.text_classification(frame["review"])
-        (default,), (raw,), (logit,) = (
-            albert.text_classification([ROWS[0]["review"]], function_to_apply=function)
-            for function in (None, "softmax", "none")
-        )
+        text = ROWS[0]["review"]
+        default = albert.text_classification(text)
+        raw = albert.text_classification(text, function_to_apply="softmax")
+        logit = albert.text_classification(text, function_to_apply="none")
     temperature = read_config(trained.best)["albert_temperature"]
     gap = logit[0].score - logit[1].score
     assert raw[0].score == pytest.approx(1 / (1 + np.exp(-gap)), abs=1e-6)
