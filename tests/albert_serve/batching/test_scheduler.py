@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.batching.scheduler import QueuedRequest, Scheduler
+from albert_serve.tasks.grouping import cut_batches, group_by_length
 
 CALL_OVERHEAD = 16
 MAX_BATCH_TOKENS = 64
@@ -235,3 +236,25 @@ def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:
 def test_the_nearest_lengths_run_together() -> None:
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
     assert [sorted(step.lengths) for step in steps] == [[3, 3, 4, 5], [19, 20, 21]]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 512), max_size=60),
+    max_tokens=st.sampled_from([1, 600, 4096]),
+    max_padding=st.sampled_from([0, 16, math.inf]),
+    ascends=st.booleans(),
+)
+def test_batches_hold_every_index_once_within_the_limits(
+    lengths: list[int], max_tokens: int, max_padding: float, ascends: bool
+) -> None:
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index] * (1 if ascends else -1))
+    batches = cut_batches(order, lengths, max_tokens, max_padding_tokens=max_padding)
+    assert [index for batch in batches for index in batch] == order
+    for batch in batches:
+        members = [lengths[index] for index in batch]
+        padded = len(members) * max(members)
+        assert padded <= max_tokens or len(members) == 1
+        assert padded - sum(members) <= max_padding
+    if not ascends:
+        grouped = group_by_length(lengths, max_tokens, max_padding_tokens=max_padding)
+        assert grouped == batches

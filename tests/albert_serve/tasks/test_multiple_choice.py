@@ -13,6 +13,7 @@ import transformers
 from albert_serve.api.schemas import ChoiceQuestion, ChoiceScore, MultipleChoiceParameters
 from albert_serve.tasks import MultipleChoice, TaskSetup
 from albert_serve.tasks.multiple_choice import with_choice
+from albert_serve.tasks.truncation import split_choice
 from tests.albert_serve.task_fixtures import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
@@ -89,6 +90,23 @@ def test_the_best_choice_is_first_and_equal_ones_keep_their_order(task: Multiple
     assert [one.index for one in finish(task, [0.0, 2.0, 1.0], top_k=2)] == [1, 2]
     extreme = finish(task, [3e38, -3e38])
     assert [one.score for one in extreme] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("num_context", "num_choice", "max_positions", "expected"),
+    [
+        (10, 5, 18, (10, 5)),  # they fit
+        (100, 5, 18, (10, 5)),  # the context is cut
+        (2, 100, 18, (2, 13)),  # the choice has what the context leaves
+        (100, 100, 18, (8, 7)),  # half of few positions are the choice's
+        (1000, 1000, 512, (381, 128)),  # of many, 128 tokens
+        (0, 600, 512, (0, 509)),
+    ],
+)
+def test_the_context_is_cut_first(
+    num_context: int, num_choice: int, max_positions: int, expected: tuple[int, int]
+) -> None:
+    assert split_choice(num_context, num_choice, max_positions) == expected
 
 
 def test_what_was_cut_is_reported(task: MultipleChoice) -> None:
