@@ -86,6 +86,17 @@ def test_bare_fields_and_inputs_are_the_same(
     assert set(best) >= fields
 
 
+def test_parts_of_token_vectors_are_smaller(
+    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "run " * 100}] * 200)
+    scorer = LocalScorer(engine, "feature-extraction", task_setup)
+    for pooling, num_parts in (("mean", 1), ("none", 2)):
+        options = ScoreOptions(parameters={"pooling": pooling}, keep=[])
+        summary = score_files(scorer, [source], tmp_path / pooling, options)
+        assert summary.num_parts == num_parts
+
+
 def test_a_bad_row_fails_alone(score: Score) -> None:
     results = score(
         "fill-mask",

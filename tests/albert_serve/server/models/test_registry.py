@@ -124,6 +124,13 @@ def test_bundles_of_the_same_weights_have_one_encoder(
     assert sessions == [("a", "1"), ("a", "1")]
 
 
+def test_threads_of_different_models_do_not_wait_actively(
+    shelf: Path, sessions: list[tuple[str, str]]
+) -> None:
+    load(settings_of(shelf))
+    assert sessions == [("first", "0"), ("second", "0")]
+
+
 def test_the_default_can_be_set(shelf: Path, tmp_path: Path) -> None:
     chosen = {"ALBERT_SERVE_MODELS": str(shelf), "ALBERT_SERVE_DEFAULT_MODEL": "second"}
     assert check_models(Settings.from_environment(chosen)) == "second"
