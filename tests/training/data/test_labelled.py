@@ -298,6 +298,15 @@ def test_twenty_errors_are_shown(tmp_path: Path) -> None:
         read_labelled([file])
 
 
+def test_a_split_may_number_the_labels_that_another_names(tmp_path: Path) -> None:
+    files = {
+        "training": [write(tmp_path / "training.tsv", "text\tlabel\na\tno\nb\tyes\n")],
+        "validation": [write(tmp_path / "validation.tsv", "text\tlabel\nc\t1\nd\t0\n")],
+    }
+    splits = read_splits(files, ["no", "yes"])
+    assert [example.label for example in splits.texts["validation"]] == [1, 0]
+
+
 def test_a_label_that_no_row_of_training_has_is_refused(tmp_path: Path) -> None:
     """Though it is among the names."""
     files = {

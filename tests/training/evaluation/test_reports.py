@@ -19,6 +19,7 @@ from training.data.labelled.texts import LabelledText
 from training.data.questions import Question
 from training.evaluation.choices import ChoicePredictions
 from training.evaluation.classification import TextPredictions
+from training.evaluation.markdown import cell
 from training.evaluation.prediction_files import write_choices, write_glue, write_squad
 from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
 from training.evaluation.report import Evaluation, write_report
@@ -79,6 +80,11 @@ def rows_under(report: str, title: str) -> list[list[str]]:
     """The cells of a table, without its head."""
     lines = report.partition(f"## {title}\n\n")[2].partition("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_cells_are_text_of_a_line() -> None:
+    assert cell("a|b\n`c` <i>") == r"a\|b \`c\` &lt;i&gt;"
+    assert len(cell("x" * 1000)) == 300
 
 
 QUESTIONS = [
