@@ -82,5 +82,5 @@ def test_a_bundle_has_the_figures_of_its_checkpoint(
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     names = [checkpoint_dir.name, "tiny", "peer", "TF-IDF"]
     assert [row[0].split()[0] for row in rows] == names
-    assert rows[0][1:4] == rows[1][1:4]
-    assert rows[3][1:] == ["", "100.00", "100.00", ""]
+    assert rows[0][1:5] == rows[1][1:5]
+    assert rows[3][1:] == ["", "100.00", "100.00", "100.00", ""]
