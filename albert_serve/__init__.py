@@ -1,4 +1,4 @@
-"""ALBERT in production: one stored layer, six tasks, over HTTP, from Python and in batch."""
+"""ALBERT in production: one stored layer, seven tasks, over HTTP, from Python and in batch."""
 
 import os
 

@@ -74,12 +74,14 @@ def _run(options: argparse.Namespace) -> int:
     requests = _requests(Bundle.open(options.bundle))
     service = our_service("ours", options.bundle.resolve(), options.threads)
     statuses: Counter[int] = Counter()
-    with service.running(options.output) as port:
-        samples = list(_day(port, requests, statuses, options))
-    with (options.output / "soak.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
+    samples = []
+    table = (options.output / "soak.csv").open("w", newline="", buffering=1)
+    with table, service.running(options.output) as port:
+        rows = csv.writer(table)
         rows.writerow(["hour", "requests", "bytes"])
-        rows.writerows([sample.hour, sample.num_requests, sample.num_bytes] for sample in samples)
+        for sample in _day(port, requests, statuses, options):
+            rows.writerow([sample.hour, sample.num_requests, sample.num_bytes])
+            samples.append(sample)
     _draw(samples, options.output / "soak.png")
     print(bullets([*describe_machine(options.threads), *_summary(samples, statuses)]))
     return 0

@@ -185,7 +185,7 @@ class _Meter:
 
     def measure(self, task: str, sample: Sample, budget_s: float | None) -> MeasuredQuality:
         """Measure a task on its sample, or on the part of it that is done within the budget."""
-        self.bar.set_description(task)
+        self.bar.set_description_str(task)
         ends_s = None if budget_s is None else time.monotonic() + budget_s
         expected: list[Any] = []
         predictions: list[Any] = []

@@ -55,6 +55,6 @@ class ZeroShotRequest(TaskRequest):
     parameters: ZeroShotParameters
 
 
-# The best label first.
+# The labels are sorted by score, the best first.
 ZeroShotAnswer: TypeAlias = list[LabelScore]
 ZeroShotReply: TypeAlias = list[ZeroShotAnswer] | ZeroShotAnswer

@@ -62,7 +62,7 @@ _NOTES: Final[_Types] = {
     "error": _TEXT,
     "error_type": _TEXT,
 }
-# The name of the answer in JSONL.
+# JSONL has the answer under this name.
 OUTPUT: Final = "output"
 
 
@@ -81,7 +81,7 @@ def _fill_mask(output: Any) -> dict[str, Any]:
 
 
 def _best_and_all(name: str) -> Callable[[Any], dict[str, Any]]:
-    """Return what makes columns of a ranking: those of the best, and all of it by a name."""
+    """Return the maker of a ranking's columns: the best entry's, and one with all entries."""
 
     def columns(output: Any) -> dict[str, Any]:
         ranking = output if isinstance(output, list) else [output]
@@ -213,7 +213,7 @@ class RowResult:
 
 
 def answer_columns(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Arrow's types of all columns that a table has beside the input's.
+    """Return Arrow's types of all columns that the output adds to the input's.
 
     Args:
         parameters: those that are given for all rows.

@@ -55,7 +55,7 @@ def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[Path]:
                     f"{path} has no file that ends in .jsonl, .csv, .tsv, .parquet or .arrow"
                 )
         elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
-            # Below the folder above the first wildcard.
+            # Places are relative to the folder above the first wildcard.
             above = next(it for it in path.parents if not _GLOB_CHARACTERS & set(str(it)))
             matches = _inputs(map(Path, glob.glob(pattern, recursive=True)), above, output)
             if not matches:

@@ -172,7 +172,7 @@ class _Job:
             resolved if is_folder else resolved.with_name(f"{resolved.name}.parts"),
             self.kind.suffix,
             self._description(),
-            # What came through a pipe cannot be read again.
+            # A pipe cannot be read again.
             restart=self.options.restart or not self.is_resumable,
             is_temporary=not is_folder,
         ) as parts:
@@ -249,7 +249,7 @@ class _Job:
             raise StoppedError(f"stopped after {self.summary.num_rows} rows{advice}")
 
     def _description(self) -> dict[str, Any]:
-        """Return what the rows of the output depend on."""
+        """Return the settings that the rows of the output depend on."""
         return {
             "version": __version__,
             "task": self.scorer.task,

@@ -35,7 +35,7 @@ _BATCHES_AT_ONCE: Final = 8
 
 
 def read_setup(bundle: Bundle, task: str) -> TaskSetup:
-    """Return what a task needs of a bundle.
+    """Return the parts of a bundle that a task needs.
 
     Raises:
         NotFoundError: it has no such task.

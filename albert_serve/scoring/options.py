@@ -88,7 +88,7 @@ class Counts:
     first_error: str | None = None
 
     def add(self, other: Counts) -> None:
-        """Add the counts of other rows."""
+        """Add the counts of more rows."""
         self.num_rows += other.num_rows
         self.num_errors += other.num_errors
         self.num_computed += other.num_computed

@@ -129,7 +129,7 @@ class PartFolder:
         _remove(self._folder)
 
     def finish(self) -> None:
-        """Mark a complete folder, and remove what it has no more use for.
+        """Mark a complete folder, and remove the files that it no longer needs.
 
         Raises:
             ChangedJobError: a part is not as it was written.

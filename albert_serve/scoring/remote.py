@@ -48,7 +48,7 @@ from albert_serve.scoring.errors import ChangedJobError, ServiceUnavailableError
 from albert_serve.scoring.options import NUM_CONCURRENT, WAIT_S
 
 _CALL_S: Final = 120.0
-# Delay before retrying a request that the client gave up.
+# This is the delay before a request that the client gave up is sent again.
 _DELAY_S: Final = 0.5
 # Timeouts allowed for one request while the service answers others.
 _MAX_DEADLINES: Final = 3

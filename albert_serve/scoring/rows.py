@@ -20,7 +20,7 @@ from albert_serve.tables.columnar import plain_rows
 from albert_serve.tables.columns import CHOICES, find_column, find_texts
 from albert_serve.tasks import TASKS
 
-# The limit of a part's text in memory.
+# A part holds at most so much text in memory.
 _MAX_PART_BYTES: Final = 4 << 20
 # How much more memory than a text its answer has, where that is a vector for each token.
 _TOKEN_EMBEDDINGS_WEIGHT: Final = 64

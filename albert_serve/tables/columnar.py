@@ -121,7 +121,7 @@ def plain_rows(batch: Any) -> list[dict[str, Any]]:
             batch = batch.set_column(index, name, _time_texts(column))
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
-    except ValueError as error:  # of text, a UnicodeDecodeError
+    except ValueError as error:  # text raises a UnicodeDecodeError
         raise InvalidInputError(
             f"the columns {', '.join(batch.schema.names)} hold a value that cannot be read "
             f"({first_line(error)}); is the file damaged?"
@@ -135,7 +135,7 @@ def _time_texts(column: Any) -> Any:
         return column
     pc = import_pyarrow("pyarrow.compute", _PURPOSE)
     text = pc.replace_substring(column.cast(pa.string()), " ", "T")
-    # +01:00 of Arrow's +0100
+    # Arrow writes +0100 for +01:00
     return pc.replace_substring_regex(text, r"([+-]\d\d)(\d\d)$", r"\1:\2")
 
 

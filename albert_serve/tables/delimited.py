@@ -20,12 +20,12 @@ from albert_serve.errors import InvalidInputError, MalformedRequestError
 from albert_serve.tables.formats import MAX_LINE_BYTES, Format, is_utf8, text_lines
 from albert_serve.tables.rows import ReadOptions, Row, check_names
 
-# Of output.
+# Output is written with these.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _LIKELY: Final = ",;\t|"
 # A field in quotes that needs them, in one line and without tabs.
 _QUOTED: Final = re.compile(r'""|"(?:[^"]|"")*(?:""|\r)(?:[^"]|"")*"')
-# Of a field between tabs.
+# A quoted field of a file with tabs has at most so many lines.
 _MAX_QUOTED_LINES: Final = 1000
 # The first line of files for Excel, which names the delimiter.
 _SEP_LINE: Final = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)

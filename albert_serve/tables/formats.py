@@ -48,7 +48,7 @@ _OPENERS: Final[dict[str, Callable[..., Any]]] = {
     ".xz": lzma.open,
 }
 _ZIP_MAGIC: Final = b"PK\x03\x04"
-# Its mark, or characters of ASCII at the beginning.
+# UTF-16 is known by its mark, or by characters of ASCII at the beginning.
 _UTF_16: Final = {
     "utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),
     "utf-16-le": re.compile(rb"([^\0]\0){4}"),
@@ -158,7 +158,7 @@ def open_lines(
         except _DAMAGE as error:
             raise damaged(path, error) from error
         except OSError as error:
-            # Those of bz2 and pyarrow about the content have no number.
+            # Errors of bz2 and pyarrow about the content have no number.
             if error.errno is not None:
                 raise
             raise damaged(path, error) from error
@@ -207,7 +207,7 @@ def damaged(path: Path, error: Exception) -> InvalidInputError:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's message; the error's type if it has none."""
+    """Return the first line of a library's message; the error's type without one."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

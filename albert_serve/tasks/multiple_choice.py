@@ -33,7 +33,7 @@ _MAX_CHARS_IN_BLANKS: Final = 1 << 16
 
 
 def with_choice(question: str | None, choice: str) -> str:
-    """Return a question with a choice in place of its blanks or, where it has none, after it."""
+    """Return a question with a choice in its blanks; after it, if it has no blanks."""
     if not question:
         return choice
     if _BLANK.search(question):
@@ -79,7 +79,7 @@ class MultipleChoice:
 
 
 def _encode(truncator: Truncator, text: str, read: str, name: str) -> Encoding:
-    """Encode what is read of a text, which is perhaps a question around it."""
+    """Encode the part of a text that is read; the text may have a question around it."""
     if not text.strip():
         raise InvalidInputError(f"{name} is empty; only texts can be chosen by and among")
     with named(name):
@@ -100,7 +100,7 @@ def _check_blanks(item: ChoiceQuestion) -> None:
 def _add_cuts(
     cuts: dict[str, int], cut_at: tuple[int | None, ...], item: ChoiceQuestion, number: int
 ) -> None:
-    """Add where the texts of a choice were cut: what was cut most of the context and question."""
+    """Add the cuts of a choice; of the context and the question, the longest cut counts."""
     context_end, begin = cut_at
     if context_end is not None:
         cuts[".context"] = min(context_end, cuts.get(".context", context_end))

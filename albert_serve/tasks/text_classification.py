@@ -109,7 +109,7 @@ def label_names(entry: HeadEntry) -> list[str]:
 
 
 def no_head(name: str, names: Sequence[str]) -> InvalidInputError:
-    """Return the error of a request for a classifier that is none of those of the model."""
+    """Return the error of a request for a classifier that the model lacks."""
     return InvalidInputError(f"the model has no head {name!r}; it has {', '.join(names)}")
 
 

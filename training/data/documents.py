@@ -1,4 +1,4 @@
-"""Documents of one file: text, JSON, CSV, Parquet and Arrow files, and those of WikiExtractor.
+"""Documents of one file: text, JSON, CSV, Parquet, Arrow, or WikiExtractor's.
 
 A file is what its name says or, where that says nothing, what its content is without doubt.
 """

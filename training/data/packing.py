@@ -28,7 +28,7 @@ _WINDOW_TOKENS: Final = 1 << 26
 _POOL: Final = 4096
 # Rows of examples have a multiple of this length.
 _ROW_MULTIPLE: Final = 64
-# Seeds of the random streams of an epoch, other than those of its examples and masks.
+# Seeds of an epoch's random streams, apart from its examples' and masks'.
 _PARTS, _ROWS = 2, 3
 
 

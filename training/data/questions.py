@@ -142,7 +142,7 @@ def read_located(files: Sequence[Path]) -> tuple[list[Question], int]:
 
 
 def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
-    """Return the questions of the files, and what is wrong in them."""
+    """Return the questions of the files, and the faults in them."""
     questions: list[Question] = []
     errors: list[str] = []
     found: list[Path] = []

@@ -46,7 +46,7 @@ class TaskStream(Protocol):
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """The losses of its micro-batches: those of the tasks, and additional ones."""
+        """The losses of its micro-batches: the tasks', and additional ones."""
 
     def step(self) -> Sequence[MicroBatch]:
         """Return this process' micro-batches of the next step."""

@@ -390,7 +390,7 @@ def _score_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question])
 
 
 def _draw_entities(drawing: _Drawing) -> Sample:
-    """Draw texts with entities or, without any, sentences, whose entities are those of torch."""
+    """Draw texts with entities; without any, sentences, with torch's entities."""
     files, names = drawing.data.tagged, drawing.tasks[TOKENS].labels or []
     if files:
         texts = read_tagged(files)

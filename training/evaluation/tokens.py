@@ -82,7 +82,7 @@ def predict_entities(
 def entity_figures(
     answered: Sequence[tuple[Entities, Entities]],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Return precision, recall and F1 of all entities, and of those of each label.
+    """Return precision, recall and F1 of all entities, and of each label's.
 
     An entity is right if its words and its label are.
     """

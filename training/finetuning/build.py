@@ -107,7 +107,7 @@ def build_run(
 
 
 def _weights(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> list[float]:
-    """Return the weight of each task stream; those of pretraining share one by --order-share."""
+    """Return the weight of each task stream; pretraining's streams share one by --order-share."""
     weights = list(config.weights) or [1.0] * len(tasks)
     if len(weights) != len(tasks):
         names = ", ".join(task.name for task in tasks)

@@ -172,7 +172,7 @@ class Classification:
 
     @property
     def figure(self) -> str:
-        """The figure that decides: that of `--metric`, or the official metrics."""
+        """The figure that decides: `--metric`'s, or the official metrics."""
         return self.metric or (self.official[0] if len(self.official) == 1 else COMBINED)
 
     @property
@@ -226,7 +226,7 @@ def _read(config: ClassifierConfig) -> LabelledSplits:
         files[VALIDATION] = config.validation
     if config.task is not None:
         return read_task(TASKS[config.task], files)
-    # Without either, labels that are many numbers are asked about.
+    # If both are open, many different numbers as labels are an error that asks.
     problem = config.problem if config.columns.has_several_labels else config.problem_type
     return read_splits(files, config.labels or None, config.columns, problem)
 

@@ -304,7 +304,7 @@ class FinetuneConfig(
 
     @property
     def has_held_out_vectors(self) -> bool:
-        """Whether `--validation` is of embeddings, as it is without data of other heads."""
+        """Whether `--validation` is of embeddings: it is, without data of other heads."""
         others = (self.text_classification, self.multiple_choice, self.token_classification)
         return bool(self.validation) and not any((*others, self.question_answering))
 

@@ -80,7 +80,7 @@ def loss_function(task: str, config: FinetuneConfig) -> LossFunction:
 
 
 def hold_out(texts: Sequence[_DividedT], part: float) -> dict[str, list[_DividedT]]:
-    """Divide texts into those of training and of validation, the same in each run.
+    """Divide texts into training and validation, the same in each run.
 
     Each label has the same part of both, and of a regression each range of scores; a label of a
     single text stays in training. Equal texts are on one side.

@@ -80,7 +80,7 @@ class VectorExample:
 
 
 def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch:
-    """Pack the texts of examples, those of one after the other: `firsts` and `sizes` are (Q * K,).
+    """Pack the texts of examples, one example after the other: `firsts` and `sizes` are (Q * K,).
 
     The targets are (Q,) or (Q, D).
     """

@@ -56,7 +56,7 @@ def load_start(
     tasks: Sequence[Task],
     labels: Mapping[Task, Mapping[str, Any]],
 ) -> AlbertForTasks:
-    """Load a checkpoint with the heads of the tasks beside its own, and report a replaced one.
+    """Load a checkpoint, add the heads of the tasks, and report a replaced head.
 
     A head that the checkpoint lacks, or a classifier that it has with other labels, is new.
 
@@ -125,7 +125,7 @@ def _reorder(model: AlbertForTasks, task: Task, order: Sequence[int]) -> None:
 
 
 def new_classifiers(start: Start, labels: Mapping[Task, Mapping[str, Any]]) -> list[Task]:
-    """Return the classifiers whose labels are not those of the checkpoint's, and report a change.
+    """Return the classifiers whose labels differ from the checkpoint's, and report a change.
 
     Args:
         labels: the keys of each classifier that is trained.

@@ -89,7 +89,7 @@ class ContinuedPretraining:
 
 
 def _sentence_task(config: FinetuneConfig, start: Start) -> SentenceTask:
-    """Return that of the checkpoint's pretraining; none beside steps that learn sentence order."""
+    """Return the checkpoint's sentence task; "none" if other steps learn sentence order."""
     if config.order_share:
         return "none"
     return "nsp" if start.hf.get("albert_sentence_task") == "nsp" else "sop"

@@ -37,7 +37,7 @@ def default_rate(hidden_size: int) -> float:
     return rate * min(1.0, _RATE_WIDTH / hidden_size)
 
 
-# Names of recipes: of questions that all have an answer, and of those of which some have none.
+# Names of recipes: for questions that all have an answer, and for others.
 SQUAD_1: Final = "squad1"
 SQUAD_2: Final = "squad2"
 

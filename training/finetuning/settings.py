@@ -55,7 +55,7 @@ def _recorded(config: ClassifierConfig, name: str) -> str:
 
 
 def settle(config: FinetuneConfig) -> FinetuneConfig:
-    """Decide what a configuration leaves open, except a rate that depends on the model.
+    """Fill in the open settings, except a rate that depends on the model.
 
     Files take the place of folders and tasks; data sets are downloaded if need be.
 

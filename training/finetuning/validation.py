@@ -114,6 +114,6 @@ def _describe_held_out(figure: str, held_out: Sequence[Path], part: str) -> str:
 
 
 def _files_at(path: Path) -> list[Path]:
-    """Return a file, or those of a folder: the held-out ones if its names tell splits."""
+    """Return a file, or a folder's files: the held-out ones if the names tell splits."""
     of_split = files_of_split(path, "validation", suffixes=CHOICES) if path.is_dir() else []
     return of_split or find_files([path])

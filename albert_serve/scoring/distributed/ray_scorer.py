@@ -27,7 +27,7 @@ from albert_serve.settings import ray_address
 
 # More threads hardly make a worker faster: it tokenises with one.
 _MAX_THREADS: Final = 4
-# How often a part is sent again because its actor died.
+# A part is sent again so often if its actor dies.
 _MAX_RETRIES: Final = 3
 # So that an actor has its next call when it is ready with one.
 _CALLS_AN_ACTOR: Final = 2

@@ -76,7 +76,7 @@ class AlbertScorer:
         return table_layout(self._model.task, input_schema, self._options).schema
 
     def __call__(self, batch: Any) -> Any:
-        """Return a batch with the columns of the answer, which are those of a Parquet output.
+        """Return a batch with the columns of the answer, the same as in Parquet output.
 
         Args:
             batch: a table or record batch of pyarrow, a frame of pandas, or arrays of numpy by

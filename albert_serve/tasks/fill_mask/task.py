@@ -67,7 +67,7 @@ class FillMask:
             if targets:
                 candidates, warnings = read_first_pieces(tokenizer, targets)
             prepared = _fill_each(text, candidates, top_k)
-        # Of whole targets all are held until they are ranked.
+        # The scores of all whole targets are held until they are ranked.
         num_choices = len(pieces) or min(top_k, len(targets) or top_k)
         # Each entry of an answer contains the whole text.
         entry_bytes = ENTRY_BYTES + _BYTES_PER_TOKEN * len(text.ids)

@@ -10,7 +10,7 @@ _ABBREVIATION: Final = re.compile(
     r"(?:^|(?<=\W))(?:[^\W\d_]{1,2}(?:\.[^\W\d_]{1,2})+|"
     r"Inc|Ltd|Co|Corp|Bros|Jr|Sr|St|Mt|Dr|Mr|Mrs|Ms|Prof|al|etc|vs)\.\Z"
 )
-# But the full stop: also those of Chinese, Japanese, Arabic and Hindi.
+# These marks end clauses, of Chinese, Japanese, Arabic and Hindi too; the full stop is not one.
 _CLAUSE_ENDS: Final = ",;:，；：、。،؛۔।"
 _QUOTES: Final = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“"}
 

@@ -72,7 +72,7 @@ class Spans:
         return scores, no_answer
 
     def trimmed(self, text: str) -> Spans:
-        """Return the spans without punctuation around them; those of equal characters are one."""
+        """Return the spans without punctuation around them; spans of equal characters are one."""
         ranges = ((*trim(text, span.start, span.end), span.logit) for span in self.best)
         return Spans(best=merged(ranges), no_answer=self.no_answer)
 

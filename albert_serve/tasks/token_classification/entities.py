@@ -21,7 +21,7 @@ _ENDS: Final = "ES"
 
 
 class Span(NamedTuple):
-    """An entity in a sequence of tags: the first and the last of them, and what it is."""
+    """An entity in a sequence of tags: its label, its first tag and its last."""
 
     label: str
     first: int
@@ -44,7 +44,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def find_spans(tags: Sequence[str]) -> Iterator[Span]:
-    """Yield the runs of tags of one label, those of "O" among them; of BIO, BIOES and IO.
+    """Yield the runs of tags of one label, "O" included, in BIO, BIOES or IO.
 
     As seqeval and the pipeline of `transformers` have them: a tag begins a new run if it says so,
     if the one before ends its run, or if its label is another. The pipeline reads only B and I.

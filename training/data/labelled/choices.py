@@ -22,9 +22,9 @@ from training.data.labelled.columns import (
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import RowError, gather_rows
 
-# The one name of a file's only split.
+# A file has one split, of this name.
 _ONLY: Final = "data"
-# What a record of RACE has beside its `article`.
+# A record of RACE has these keys, and `article`.
 _RACE_FIELDS: Final = ("questions", "options", "answers")
 # The two kinds of schools whose examinations RACE consists of, as its folders name them.
 _RACE_LEVELS: Final = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")

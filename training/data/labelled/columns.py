@@ -68,7 +68,7 @@ class Columns:
         return self.headerless if set(first).isdisjoint(self.headerless) else ()
 
 
-# Those that data sets commonly have.
+# Data sets commonly use these names.
 COMMON_COLUMNS: Final = Columns()
 
 
@@ -127,7 +127,7 @@ def read_columns(
 def read_choice_columns(
     file: Path, columns: Columns, choices: Sequence[str]
 ) -> Iterator[RowError | tuple[Row, ChoiceColumns | None]]:
-    """Yield the records of a file with their columns; None as those of a record of RACE.
+    """Yield the records of a file with their columns; None for a record of RACE.
 
     Where records lack columns, there is one error.
 
@@ -225,7 +225,7 @@ def _unknown(kind: str, usual: str) -> str:
 def _label_columns(
     keys: Mapping[str, object], columns: Columns, known: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the column of the label, or those of 0 and 1, of which all must be there."""
+    """Return the column of the label, or the columns of 0 and 1; all must be there."""
     if columns.indicators:
         names = [find_name(keys, name) for name in columns.indicators]
         return tuple(name for name in names if name is not None)

@@ -65,7 +65,7 @@ def gather_rows(
     name: str,
     errors: list[str],
 ) -> list[_ReadT]:
-    """Return what is read of files, and append the errors.
+    """Return the rows of files, and append their errors.
 
     Args:
         name: of what is read; that there is none is an error.

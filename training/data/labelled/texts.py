@@ -27,10 +27,10 @@ from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns,
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import RowError, gather_rows
 
-# The one name of a file's only split.
+# A file has one split, of this name.
 _ONLY: Final = "data"
 
-# What data sets such as SNLI write where there is no label.
+# Data sets such as SNLI write these where there is no label.
 _NO_LABEL: Final = frozenset({"-1", "-"})
 # More different numbers are asked about: they may be values, and not the names of classes.
 _MAX_FRACTIONS: Final = 20
@@ -38,7 +38,7 @@ _MAX_INTEGERS: Final = 200
 
 # The index of a label; of a regression the score; of several labels 1 or 0 for each.
 Label: TypeAlias = int | float | tuple[float, ...]
-# The least and the highest score of a regression.
+# A regression has scores from the first to the second.
 Scale: TypeAlias = tuple[float, float]
 ANY_SCORE: Final[Scale] = (-math.inf, math.inf)
 
@@ -232,7 +232,7 @@ def _scored(
 def _without_missing_scores(
     rows: Mapping[str, list[_Row]], errors: list[str]
 ) -> dict[str, list[_Row]]:
-    """Return the rows without those of the score -1, if it is the only negative score.
+    """Return the rows; those of score -1 are left out if no other score is negative.
 
     Data sets such as STS-B have it where there is no score.
     """
