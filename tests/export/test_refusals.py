@@ -58,10 +58,10 @@ def nothing(folder: Path) -> None:
 REFUSALS: Final[dict[str, tuple[Change, list[str], str]]] = {
     "labels": (config(id2label={"0": "a"}), [], "the classifier has 2 outputs"),
     "problem": (config(problem_type="ranking"), [], "problem_type is 'ranking'"),
-    "a head of tokens": (
-        config(architectures=["AlbertForTokenClassification"]),
+    "another head": (
+        config(architectures=["AlbertForCausalLM"]),
         [],
-        "the model is AlbertForTokenClassification, which none of the tasks",
+        "the model is AlbertForCausalLM, which none of the tasks",
     ),
     "architecture": (config(model_type="bert"), [], "model_type is 'bert'; only 'albert'"),
     "sizes": (config(hidden_size=48), [], "the config asks for (48, 12)"),
