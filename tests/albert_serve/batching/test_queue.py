@@ -68,6 +68,24 @@ async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
     assert engine.batches == [[[1]]]
 
 
+@on_event_loop
+async def test_what_is_late_when_its_batch_has_failed_is_not_computed_again() -> None:
+    clock = FakeClock()
+
+    class SlowEngine(FakeEngine):
+        def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            clock.now_s += 2.0
+            return super().run_batch(inputs)
+
+    engine = SlowEngine()
+    batcher = Batcher(engine, max_queue_tokens=100, clock=clock)
+    calls = [batcher.run([make_input(ids)], 1.0) for ids in ([POISON], [1])]
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    await batcher.close()
+    assert [type(error) for error in errors] == [DeadlineExceededError] * 2
+    assert engine.batches == [[[POISON], [1]]]
+
+
 def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     engine = FakeEngine()
     engine.open.clear()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
+from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.client import AlbertClient
 from tests.albert_serve.bundle.test_download import run
 from tests.albert_serve.support import running_service, service_environment
@@ -39,6 +41,17 @@ def test_a_folder_is_exported_once_and_again_when_it_changes(
     (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     with AlbertClient.local(checkpoint) as albert:
         assert albert.fill_mask(TEXT) != expected
+
+
+def test_each_precision_and_version_has_an_export_of_its_own(
+    checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    fp32, int8 = find_bundle(checkpoint_dir), find_bundle(checkpoint_dir, "int8")
+    assert find_bundle(checkpoint_dir, "fp32") == fp32
+    monkeypatch.setattr("albert_serve.bundle.checkpoint.__version__", "another")
+    assert len({fp32, int8, find_bundle(checkpoint_dir)}) == 3
 
 
 def test_a_checkpoint_of_the_hub_is_served_under_its_name(

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.runtime import prepacking
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.prepacking import packed_encoder
 from albert_serve.settings import Prepack, RuntimeOptions
@@ -66,7 +67,7 @@ def test_a_damaged_entry_is_made_anew(
     Engine.open(bundle, options).warm_up()
 
 
-def test_another_runtime_and_another_bundle_have_entries_of_their_own(
+def test_another_runtime_processor_and_bundle_have_entries_of_their_own(
     bundle_dir: Path, int8_dir: Path, options: RuntimeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in (bundle_dir, int8_dir):
@@ -75,6 +76,9 @@ def test_another_runtime_and_another_bundle_have_entries_of_their_own(
     monkeypatch.setattr(ort, "__version__", "1.99.0")
     packed_encoder(Bundle.open(bundle_dir), options)
     assert len(entries(options)) == 3
+    monkeypatch.setattr(prepacking, "cpu_name", lambda: "another")
+    packed_encoder(Bundle.open(bundle_dir), options)
+    assert len(entries(options)) == 4
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(

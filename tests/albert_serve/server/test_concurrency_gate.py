@@ -183,6 +183,22 @@ async def test_an_error_before_the_body_is_read_frees_the_slot() -> None:
         assert start["status"] == 401
 
 
+@on_event_loop
+async def test_a_body_that_is_read_after_the_reply_has_begun_has_no_slot() -> None:
+    async def refuse_and_drain(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": []})
+        await receive()
+        await asyncio.Event().wait()
+
+    full, models = gate(refuse_and_drain)
+    tasks = [*await fill(full), asyncio.create_task(ask(full))]
+    await asyncio.sleep(0)
+    assert models.num_refused == 0
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 NUM_CLIENTS = 512
 NUM_UNFINISHED = 200
 BODY = b'{"inputs": "The run was scored in the first inning."}'

@@ -83,6 +83,11 @@ def test_what_is_cancelled_or_late_before_its_turn_never_begins() -> None:
     assert begun == ["last"]
 
 
+def test_a_body_over_the_limit_of_all_has_room_where_it_is_alone() -> None:
+    with BodyBudget(LARGE_BYTES).body() as count:
+        count(LARGE_BYTES + 1)
+
+
 class Held:
     """The local variables of a request's frames."""
 

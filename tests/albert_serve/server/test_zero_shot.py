@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,8 +13,11 @@ import torch
 import transformers
 from huggingface_hub import InferenceClient
 
+from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.client import AlbertClient
 from albert_serve.errors import InvalidInputError, TextTooLongError
+from albert_serve.tasks import TextClassification
+from albert_serve.tasks.zero_shot import ZeroShot
 from export.bundle import export_bundle
 from tests.albert_serve.server.test_service import assert_envelope
 from tests.albert_serve.support import running_service, service_environment
@@ -95,6 +99,22 @@ def test_refusals(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         albert.zero_shot_classification("a text", labels, **options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns"),
+    [
+        (["neutral", "contradiction", "entailment"], (2, 1)),
+        (["no", "maybe", "entailment"], (2, 0)),
+        (["entailment", "maybe", "no"], (0, 2)),
+    ],
+)
+def test_contradiction_is_the_label_of_that_name_or_at_the_other_end(
+    labels: list[str], columns: tuple[int, int]
+) -> None:
+    setup: Any = SimpleNamespace(entry=TaskEntry(graph="a.onnx", num_outputs=3, labels=labels))
+    task = ZeroShot.open({"text-classification": TextClassification(setup)})
+    assert (task.entailment, task.contradiction) == columns
 
 
 def test_a_model_without_entailment_has_no_such_task(client: httpx.Client) -> None:

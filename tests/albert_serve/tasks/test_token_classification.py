@@ -140,6 +140,12 @@ def test_punctuation_is_no_part_of_an_entity(tokenizer: AlbertTokenizer) -> None
     assert [word for word in words if word.isalpha()] == ["in", "Berlin", "O", "Brien"]
 
 
+def test_a_tag_that_ends_its_entity_has_another_begin() -> None:
+    tags = ["B-PER", "E-PER", "I-PER", "S-LOC", "I-LOC", "I-LOC"]
+    spans = [("PER", 0, 1), ("PER", 2, 2), ("LOC", 3, 3), ("LOC", 4, 5)]
+    assert list(find_spans(tags)) == spans
+
+
 def test_entities_of_tags_are_those_of_seqeval() -> None:
     seqeval = pytest.importorskip("seqeval.metrics.sequence_labeling")
     tags = ["O", *(f"{prefix}-{label}" for prefix in "BIES" for label in ("PER", "LOC"))]

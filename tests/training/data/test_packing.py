@@ -84,6 +84,11 @@ def test_no_row_is_too_full(length: int, data: st.DataObject) -> None:
     assert (is_open & (used <= length / 2)).sum() <= 1
 
 
+def test_rows_of_short_examples_are_within_the_limit_of_sequences() -> None:
+    row_of = pack(np.full(5 * MAX_IN_ROW, 3), 4 * MAX_IN_ROW)
+    assert np.bincount(row_of).max() == MAX_IN_ROW - 1  # the rest is padding, and one more
+
+
 @settings(deadline=None, max_examples=25)
 @given(parts, st.integers(0, 2**40), windows, st.sampled_from(["sop", "nsp", "none"]))
 def test_an_epoch_has_every_example_in_one_row(

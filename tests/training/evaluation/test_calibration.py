@@ -38,6 +38,9 @@ def test_confidence_stays_below_one_where_all_few_predictions_are_right() -> Non
     logits_NK = torch.eye(2)[[0, 1, 0, 1]] * 50
     temperature = calibration_figures(logits_NK, torch.tensor([0, 1, 0, 1]))["temperature"]
     assert (logits_NK / temperature).softmax(-1).max().item() == pytest.approx(11 / 12, abs=0.01)
+    several_NK = torch.eye(4) * 100 - 50
+    temperature = calibration_figures(several_NK, torch.eye(4).long())["temperature"]
+    assert (several_NK / temperature).sigmoid().max().item() == pytest.approx(11 / 12, abs=0.01)
 
 
 def test_a_diverged_run_has_no_temperature() -> None:
