@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.training.processes import (
     all_of,
@@ -166,6 +167,20 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     assert [line.get("skipped", 0) for line in lines] == [0, 0, 1, 2, 2, 2, 2, 2]
     assert ["fill-mask/loss" in line for line in lines] == [step not in (3, 4) for step in STEPS]
     assert not same_weights(folder, tiny)
+
+
+def test_gradients_are_clipped(tiny_options: list[str], tmp_path: Path) -> None:
+    """Gradients far below AdamW's epsilon hardly change the weights."""
+    changes = []
+    for clip_norm in ("1e-12", "1"):
+        options = ("--optimizer", "adamw", "--weight-decay", "0", "--clip-norm", clip_norm)
+        folder = tmp_path / clip_norm
+        kept = ("--steps", "3", "--keep", "9", *OFTEN)
+        assert run_in_process(tiny_options, folder, *options, *kept).status == 0
+        checkpoints = [folder / "checkpoints" / f"step-0000000{step}" for step in (1, 2)]
+        old, new = (load_file(each / "model.safetensors") for each in checkpoints)
+        changes.append(max(float((new[name] - old[name]).abs().max()) for name in old))
+    assert changes[0] < changes[1] / 100
 
 
 def test_a_gradient_that_stays_not_finite_ends_the_run(
