@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Resolves all that the Makefile and the documents install into one environment, without the local
-# wheels and the configuration of this machine. Only metadata is downloaded. What resolves together,
+# wheels and the configuration of this machine. Only metadata is downloaded; seqeval alone, which has
+# no wheel, is built. What resolves together,
 # such as the extras `train` and `gpu`, also resolves alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset "${!UV_@}"
 
 resolve() {
-    .venv/bin/uv pip compile --quiet --no-config --no-build --output-file /dev/null \
+    .venv/bin/uv pip compile --quiet --no-config --output-file /dev/null \
+        --only-binary :all: --no-binary seqeval \
         --python-platform x86_64-manylinux_2_28 --python-version "$@"
 }
 
