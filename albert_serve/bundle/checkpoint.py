@@ -112,8 +112,9 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
         return bundle
     sys.stderr.write(f"exporting {checkpoint} in {precision} into the cache, once\n")
     command = [sys.executable, "-m", "export", checkpoint, str(bundle), "--precision", precision]
-    if precision == "fp32":
-        command.append("--no-quality")  # the weights are the checkpoint's own
+    # The weights of fp32 are the checkpoint's own. A service starts soon, so the cost of others is
+    # measured on less text.
+    command += ["--no-quality"] if precision == "fp32" else ["--quality-budget", "60s"]
     shows = sys.stderr.isatty()
     process = subprocess.run(  # noqa: S603  # our own program
         command,
@@ -126,5 +127,7 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
     if process.returncode and not bundle.is_dir():
         output = (process.stderr or b"").decode(errors="replace").strip()
         reason = output.rpartition("\n")[2].removeprefix("error: ") or "the reason is above"
-        raise BundleError(f"{checkpoint} cannot be exported: {reason}")
+        command_line = f"albert-serve export {checkpoint} BUNDLE --precision {precision}"
+        advice = f". `{command_line}` has these options" if " --" in reason else ""
+        raise BundleError(f"{checkpoint} cannot be exported: {reason}{advice}")
     return bundle
