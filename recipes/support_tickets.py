@@ -16,7 +16,7 @@ from typing import Any, Final
 from faker import Faker
 
 _COUNTS: Final = {"train": 2000, "test": 500}
-# Of two in three the model learns; the third of each row is of the test.
+# Every third template is held out for the test.
 _TEMPLATES: Final = (
     "Hello, this is {name}. My order {order} has not arrived yet.",
     "Dear team, I am {name} and I live in {city}. Please call me on {phone}.",

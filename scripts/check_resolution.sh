@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Resolves all that the Makefile and the documents install into one environment, without the local
 # wheels and the configuration of this machine. Only metadata is downloaded; seqeval alone, which has
-# no wheel, is built. What resolves together,
-# such as the extras `train` and `gpu`, also resolves alone.
+# no wheel, is built. What resolves together, such as the extras `train` and `gpu`, also resolves
+# alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset "${!UV_@}"
