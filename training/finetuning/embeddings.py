@@ -45,7 +45,7 @@ from training.model.heads import AlbertForTasks, Task
 
 TASK: Final = "embeddings"
 VECTORS: Final = SentenceVectors(pooling="mean", normalize=True)
-# Of the passes of a step: the other examples of a pass are what an example is told apart from.
+# Most tokens of a micro-batch, on average where its examples are compared with each other.
 _TOKENS_A_PASS: Final = 8192
 # Cosines are multiplied by it before a softmax, as in sentence-transformers.
 _SCALE: Final = 20.0
@@ -60,6 +60,7 @@ _LOSSES: Final[dict[TextKind, tuple[EmbeddingLoss, ...]]] = {
     "triplets": ("MultipleNegativesRankingLoss", "TripletLoss"),
     "scored pairs": ("CoSENTLoss", "CosineSimilarityLoss"),
 }
+_COMPARING: Final = ("MultipleNegativesRankingLoss", "CoSENTLoss")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,41 @@ def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch
 
 @dataclass(kw_only=True)
 class _VectorStream(ExampleStream[VectorExample]):
-    """Task stream over texts whose vectors are learnt; it trains no head."""
+    """Task stream over texts whose vectors are learnt; it trains no head.
+
+    Attributes:
+        compares: whether the loss compares each example with the others of its micro-batch, so that
+            a step's examples are one micro-batch of each process.
+
+    Raises:
+        RunError: the examples of a step are too many for that.
+    """
+
+    compares: bool
+
+    def __post_init__(self) -> None:
+        """Check that the examples that are compared fit into a micro-batch."""
+        super().__post_init__()
+        if self.compares:
+            self._check_size()
+
+    def _check_size(self) -> None:
+        num_processes = self.division.world_size
+        size = min(self.batch_size, len(self.examples)) // num_processes
+        num_tokens = sum(map(self.size_of, self.examples)) / len(self.examples)
+        most = min(self.division.micro_batch_size or size, int(_TOKENS_A_PASS / num_tokens))
+        if size > max(1, most):
+            raise RunError(
+                f"embeddings: the loss compares the {size:,} examples of a step with each other, "
+                f"and {max(1, most):,} fit into a micro-batch ({_TOKENS_A_PASS:,} tokens, or "
+                f"--micro-batch-size). Give --batch-size {max(1, most) * num_processes}, or a "
+                "shorter --length"
+            )
+        if num_processes > 1:
+            print(
+                f"embeddings: each process compares its {size:,} examples with each other, "
+                "not with those of the other processes"
+            )
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -103,22 +138,8 @@ class _VectorStream(ExampleStream[VectorExample]):
 
     def passes(self, examples: Sequence[VectorExample]) -> Sequence[Sequence[VectorExample]]:
         """Return examples in the parts that go through the model together, in random order."""
-        num_tokens = sum(map(self.size_of, examples))
-        num_passes = -(-num_tokens // _TOKENS_A_PASS)
+        num_passes = 1 if self.compares else -(-sum(map(self.size_of, examples)) // _TOKENS_A_PASS)
         return [examples[number::num_passes] for number in range(min(num_passes, len(examples)))]
-
-    @property
-    def step_size(self) -> int:
-        """The number of examples of a step."""
-        return min(self.batch_size, len(self.examples))
-
-    @property
-    def num_compared(self) -> int:
-        """The mean number of examples of a micro-batch, which are compared with each other."""
-        num_parts = len(self.division.parts(range(self.step_size), lambda _: 1))
-        num_tokens = sum(map(self.size_of, self.examples)) / len(self.examples)
-        num_examples = self.step_size / num_parts
-        return max(1, int(num_examples / -(-num_examples * num_tokens // _TOKENS_A_PASS)))
 
     def take_smaller_batches(self) -> bool:
         """Return False: the other examples of a micro-batch are what each is told apart from."""
@@ -157,11 +178,13 @@ class Embeddings:
         texts = read_similar(config.embeddings, config.embedding_columns)
         vectors = compile_logits(sentence_vectors) if config.compile else sentence_vectors
         if config.embedding_teacher is not None:
+            compares = False
             examples, loss = _taught(
                 texts, config.embedding_teacher, vectors, config, start.tokenizer, world
             )
         else:
             loss_name = _loss_name(texts[0].kind, config.embedding_loss)
+            compares = loss_name in _COMPARING
             _check_scores(texts, loss_name)
             examples = _tokenised(texts, config, start.tokenizer)
             loss = partial(_LOSS_OF[loss_name], vectors=vectors)
@@ -172,7 +195,7 @@ class Embeddings:
                 raise RunError("--validation of embeddings takes pairs with a score")
             held_out = _tokenised(pairs, config, start.tokenizer)
         return cls(
-            streams=(_stream(examples, config, start, world, batch_size),),
+            streams=(_stream(examples, config, start, world, batch_size, compares),),
             losses={TASK: partial(_vector_loss, training=loss, vectors=vectors)},
             held_out=held_out,
         )
@@ -197,13 +220,15 @@ def _stream(
     start: Start,
     world: World,
     batch_size: int,
+    compares: bool,
 ) -> _VectorStream:
     """Return the task stream, packed into rows of the length that costs least."""
     rng = np.random.default_rng(config.seed)
     lengths = [np.array(example.lengths) for example in examples]
     sample = rng.integers(len(lengths), size=(BATCHES_SAMPLED, batch_size))
-    stream = _VectorStream(
+    return _VectorStream(
         task=TASK,
+        compares=compares,
         examples=examples,
         batch_size=batch_size,
         row_length=best_row_length(
@@ -214,14 +239,6 @@ def _stream(
         seed=config.seed,
         division=division_of(config, world),
     )
-    num_compared = stream.num_compared
-    if num_compared < stream.step_size:
-        print(
-            f"embeddings: about {num_compared:,} of the {stream.step_size:,} examples a step are "
-            f"compared with each other, since a micro-batch has at most {_TOKENS_A_PASS:,} tokens, "
-            "or --micro-batch-size examples, of one process"
-        )
-    return stream
 
 
 def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
