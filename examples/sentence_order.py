@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from connection import connect, example_parser
 
+# Passages, since of single sentences the default model hardly knows the order.
 SENTENCES = [
-    "After that, he moved to Berlin.",
-    "He was born in Vienna in 1901.",
-    "He studied physics there.",
+    (
+        "After the war he moved to Berlin, where he taught at the university until 1965. "
+        "He died there in 1970."
+    ),
+    "Karl Berg was a German physicist. He was born in Vienna in 1901, the son of a teacher.",
+    (
+        "He studied physics in Vienna and Munich. In 1926 he received his doctorate for a work on "
+        "the light of stars."
+    ),
 ]
 
 

@@ -39,6 +39,8 @@ _FIGURE_NAMES: Final[Mapping[str, str]] = {
     "sentence_order_paired_accuracy": "sentence-order: accuracy when both orders are compared",
     "sentence_order_probe_accuracy": "sentence-order: length-and-word baseline",
 }
+# The beginning of the keys of figures on single sentences.
+_SINGLE: Final = "single_"
 _WORDS: Final[Mapping[str, str]] = {
     **{word: word.upper() for word in ("f1", "mrr", "mse")},
     **{word: word.capitalize() for word in ("matthews", "pearson", "spearman")},
@@ -115,6 +117,8 @@ def figure_name(key: str, heads: Iterable[str]) -> str:
     """
     if key in _FIGURE_NAMES:
         return _FIGURE_NAMES[key]
+    if key.startswith(_SINGLE):
+        return f"{figure_name(key.removeprefix(_SINGLE), heads)}, single sentences"
     for head in heads:
         task, slash, name = head.partition("/")
         prefix = f"{FIGURE_PREFIXES.get(task, task)}{slash}{name}_"

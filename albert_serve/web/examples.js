@@ -2,17 +2,16 @@
 
 import { isSentiment } from './text-classification.js';
 
-const NUM_EXAMPLES = 5;
 const MAX_LABEL = 48;
 const WORD = /\p{L}{3}/u;
 const UNNAMED = /^LABEL_\d+$/;
 
-/** The first examples of a task, as {label, inputs}; `general` are those for any model, by kind. */
+/** The examples of a task, as {label, inputs}; `general` are those for any model, by kind. */
 export function examplesOf(task, general) {
   const isOther = task.name === 'text-classification' && !isSentiment(task.labels);
   const own = task.examples ?? (isOther ? labelsOf(task) : general[task.name]);
   const examples = own ?? general.neutral[task.name];
-  return examples.slice(0, NUM_EXAMPLES).map(({ label, inputs }) => ({ label: label ?? beginning(inputs), inputs }));
+  return examples.map(({ label, inputs }) => ({ label: label ?? beginning(inputs), inputs }));
 }
 
 /** The words of a classifier's labels, as texts that it should know; undefined where these are no words. */

@@ -6,21 +6,31 @@ import { requestOf } from './service.js';
 import { SortableList } from './sortable.js';
 
 const SCORE_AFTER_MS = 150;
-// In percent of the pairs, of which a coin gets 50 right.
-const NEAR_CHANCE = 60;
+// A share of the pairs, of which a coin gets half right.
+const NEAR_CHANCE = 0.62;
 
 export function sentenceOrder(section, info, running, examples) {
-  warn(section, info.tasks.find((task) => task.name === 'sentence-order').quality);
+  const { quality } = info.tasks.find((task) => task.name === 'sentence-order');
+  const limit = limitOf(quality, info.card?.evaluation?.single_sentence_order_accuracy);
+  if (limit) showLimit(section, limit);
   return new SentenceOrder(section, running, examples);
 }
 
-/** Say beside the buttons that the model does not know order, where its figure shows that. */
-function warn(section, quality) {
-  if (quality?.metric !== 'accuracy' || quality.percent >= NEAR_CHANCE) return;
-  const told = `This model does not know sentence order: it tells two texts in order from the same two swapped in
+/** What the model does not know of order, by its figures; undefined where these are good or missing. */
+function limitOf(quality, single) {
+  if (single < NEAR_CHANCE) {
+    return `Single sentences are barely better than chance: of two neighbouring ones of like lengths, this model
+      recognises the order in ${percent(single)} of the cases, where chance is 50%.`;
+  }
+  if (quality?.metric !== 'accuracy' || quality.percent / 100 >= NEAR_CHANCE) return undefined;
+  return `This model does not know sentence order: it tells two texts in order from the same two swapped in
     ${percent(quality.percent / 100)} of the cases, where chance is 50%. Take what it finds as a guess.`;
+}
+
+/** Say a limit beside the buttons. */
+function showLimit(section, limit) {
   const best = section.querySelector('[data-action=best]');
-  const warning = element('p', { class: 'limit', id: 'order-limit', role: 'note' }, told.replace(/\s+/g, ' '));
+  const warning = element('p', { class: 'limit', id: 'order-limit', role: 'note' }, limit.replace(/\s+/g, ' '));
   best.setAttribute('aria-describedby', warning.id);
   best.parentElement.after(warning);
 }

@@ -24,6 +24,10 @@ Pairs = Literal["pairs"]
 IGNORED: Final = -100  # torch's ignore_index
 # Tokens of the shortest pair worth training on: three special ones and a few of each segment.
 MIN_LENGTH: Final = 8
+# Tokens of a sentence of `single_sentences`; shorter ones are mostly headings.
+_SHORTEST: Final = 8
+# By what factor the longer of them may exceed the other, so that lengths tell nothing.
+_LIKE_LENGTHS: Final = 1.2
 # Seeds of the random streams of an epoch.
 _EXAMPLES, _MASKS = 0, 1
 
@@ -39,12 +43,14 @@ class ExampleSettings:
             whole sentences, in order, and a chunk that has too few gives no example.
         short_rate: fraction of the documents that are cut into shorter examples.
         min_sentences: of each segment of `pairs`.
+        single_sentences: whether `pairs` are of two single sentences of like lengths.
     """
 
     length: int
     sentence_task: SentenceTask | Pairs = "sop"
     short_rate: float = 0.1
     min_sentences: int = 1
+    single_sentences: bool = False
 
     @property
     def room(self) -> int:
@@ -171,7 +177,8 @@ def _chunk_bounds(
 def _whole_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -> Examples:
     """Cut chunks of whole sentences into two segments at a random sentence, all of label 0.
 
-    A sentence with which no chunk of enough sentences fits is skipped.
+    A sentence with which no chunk of enough sentences fits is skipped, and of `single_sentences`
+    one whose length is unlike the next one's.
     """
     cuts = iter(rng.random(len(part.sentences)).tolist())
     least, chunks = settings.min_sentences, list[tuple[int, int, int]]()
@@ -179,7 +186,9 @@ def _whole_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSetting
         first = 0
         while (shortest := first + 2 * least) < len(bounds):
             last = max(bisect_right(bounds, bounds[first] + target) - 1, shortest)
-            if bounds[last] - bounds[first] > settings.room:
+            if settings.single_sentences:
+                last = shortest
+            if not _fits(bounds[first : last + 1], settings):
                 first += 1
                 continue
             cut = first + least + int(next(cuts) * (last - first - 2 * least + 1))
@@ -187,6 +196,16 @@ def _whole_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSetting
             first = last
     bounds_N4 = np.array(chunks, np.int64).reshape(-1, 3)[:, [0, 1, 1, 2]]
     return Examples(bounds_N4, np.zeros(len(chunks), np.int64))
+
+
+def _fits(bounds: list[int], settings: ExampleSettings) -> bool:
+    """Return whether sentences of these bounds may be a pair."""
+    if bounds[-1] - bounds[0] > settings.room:
+        return False
+    if not settings.single_sentences:
+        return True
+    shorter, longer = sorted(end - begin for begin, end in pairwise(bounds))
+    return shorter >= _SHORTEST and longer <= _LIKE_LENGTHS * shorter
 
 
 def _next_or_not(

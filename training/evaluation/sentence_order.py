@@ -43,12 +43,23 @@ def order_figures(
     """Return how well a model knows the order of pairs, and how well the probe does; nan for none.
 
     `sentence_order_loss` and `_accuracy` are of each order alone, `_paired_accuracy` of both
-    compared, and so is `_probe_accuracy`: chance is a half.
+    compared, and so is `_probe_accuracy`: chance is a half. `single_sentence_order_...` are the
+    same of two single sentences of like lengths.
 
     Args:
         settings: of which the length and the fraction of shorter examples count.
     """
     settings = replace(settings, sentence_task="pairs")
+    single = _figures(
+        model, shards, replace(settings, min_sentences=1, single_sentences=True), products
+    )
+    figures = _figures(model, shards, settings, products)
+    return figures | {f"single_{name}": figure for name, figure in single.items()}
+
+
+def _figures(
+    model: AlbertForTasks, shards: Shards, settings: ExampleSettings, products: PrecisionName
+) -> dict[str, float]:
     device = next(model.parameters()).device
     batches = list(_held_out_pairs(shards, settings))
     objective = Objective(model, device, {"sentence-order": paired_order_loss})

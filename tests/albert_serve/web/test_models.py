@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 import torch
 from playwright.sync_api import Page, expect
 
-from albert_serve.bundle.manifest import TaskExample
+from albert_serve.bundle.manifest import Bundle, TaskExample
 from albert_serve.config import AlbertConfig
+from albert_serve.default_bundle import shipped_bundle
 from export.bundle import export_bundle
 from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers
 from tests.albert_serve.support import Running, served
-from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars
+from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars, percent
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task
 
@@ -65,11 +67,14 @@ def export_many_labels(checkpoint: Path, folder: Path) -> Path:
 def several(
     bundle_dir: Path, checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A service of one model twice, of one with several classifiers, and of one of many labels."""
+    """A service of one model twice, of others with several classifiers and of many labels, and of
+    the model that ships.
+    """
     made, folder = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("several")
     heads = export_classifiers(classifiers(checkpoint_dir), checkpoint_dir, made)
     many = export_many_labels(checkpoint_dir, tmp_path_factory.mktemp("own"))
     bundles = {"one": bundle_dir, "two": bundle_dir, "heads": heads.folder, "many": many}
+    bundles["shipped"] = shipped_bundle()
     for name, bundle in bundles.items():
         (folder / name).symlink_to(bundle)
     log = tmp_path_factory.mktemp("several-log")
@@ -153,3 +158,24 @@ def test_examples_and_figures_are_those_of_the_model(open_page: OpenPage, severa
     )
     page.get_by_role("tab", name="Fill mask").click()
     expect(page.locator("#panel-fill-mask .measured")).to_have_count(0)
+
+
+def test_the_shipped_models_examples_and_limits_are_shown(
+    open_page: OpenPage, several: Running
+) -> None:
+    """All of the list, right or wrong, and what the figures are of."""
+    page = open_page("", url=f"{several.url}/?model=shipped")
+    manifest = Bundle.open(shipped_bundle()).manifest
+    for task, examples in manifest.examples.items():
+        chips = page.locator(f"#panel-{task} .chip")
+        expect(chips).to_have_count(len(examples))
+        expect(chips.last).to_have_text(examples[-1].label or re.compile("Why was the library"))
+    expect(page.locator(f"#panel-{TASK} .measured")).to_have_text(
+        re.compile(r"^On film reviews of SST-2, held out: accuracy \d\d\.\d% \(872 answers\)\.$")
+    )
+    page.get_by_role("tab", name="Sentence order").click()
+    share = percent(manifest.evaluation["single_sentence_order_accuracy"])
+    expect(page.locator("#order-limit")).to_contain_text(
+        "Single sentences are barely better than chance: of two neighbouring ones of like "
+        f"lengths, this model recognises the order in {share} of the cases"
+    )

@@ -88,6 +88,14 @@ def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
     assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 115, 115, 130]]
 
 
+def test_single_sentences_are_of_like_lengths() -> None:
+    """The longer has at most a fifth more tokens, and none has fewer than eight."""
+    part = make_part([[7, 7, 20, 24, 10, 13, 12], [8, 9], [60, 60]])
+    chosen = ExampleSettings(length=103, sentence_task="pairs", single_sentences=True)
+    examples = build_examples(part, chosen, seed=0, epoch=0)
+    assert examples.bounds.tolist() == [[14, 34, 34, 58], [68, 81, 81, 93], [93, 101, 101, 110]]
+
+
 def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:
     stream = stream_of(shards)
     assert (stream.tasks, stream.losses) == (

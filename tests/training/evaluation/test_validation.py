@@ -120,17 +120,7 @@ def shards_of(documents: list[list[NDArray[np.int64]]]) -> Shards:
 @torch.no_grad()
 def test_figures_are_those_of_each_pair_alone(model: AlbertForTasks, shards: Shards) -> None:
     figures = order_figures(model, shards, replace(OF_PAIRS, sentence_task="sop"), "fp32")
-    odds: list[list[float]] = []
-    for number, part in enumerate(shards.parts):
-        examples = build_examples(part, OF_PAIRS, seed=12345, epoch=0, number=number)
-        for a, b, c, d in examples.bounds.tolist():
-            odds.append([])
-            for bounds in ((a, b, c, d), (c, d, a, b)):
-                ids, second = Example(0, 0, 0, bounds, 0).tokens(part)
-                types = (np.arange(len(ids)) >= second).astype(int)
-                hidden = model(pad([(ids.tolist(), types.tolist())]))
-                logits = model.logits("sentence-order", hidden[:, 0])[0]
-                odds[-1].append(float(logits[0] - logits[1]))
+    odds = odds_of(model, shards, OF_PAIRS)
     in_order, swapped = np.array(odds).T
     assert figures["sentence_order_pairs"] == len(odds) > 100
     losses = np.log1p(np.exp([-in_order, swapped]))
@@ -140,6 +130,27 @@ def test_figures_are_those_of_each_pair_alone(model: AlbertForTasks, shards: Sha
     paired = (in_order > swapped).mean()
     assert figures["sentence_order_paired_accuracy"] == pytest.approx(paired)
     assert figures["sentence_order_probe_accuracy"] == probe_accuracy(shards, OF_PAIRS)
+    single = odds_of(model, shards, replace(OF_PAIRS, single_sentences=True))
+    in_order, swapped = np.array(single).T
+    assert figures["single_sentence_order_pairs"] == len(single) > 20
+    right = np.array([in_order > 0, swapped < 0]).mean()
+    assert figures["single_sentence_order_accuracy"] == pytest.approx(right)
+
+
+def odds_of(model: AlbertForTasks, shards: Shards, settings: ExampleSettings) -> list[list[float]]:
+    """The log-odds of each pair in order, and swapped."""
+    odds: list[list[float]] = []
+    for number, part in enumerate(shards.parts):
+        examples = build_examples(part, settings, seed=12345, epoch=0, number=number)
+        for a, b, c, d in examples.bounds.tolist():
+            odds.append([])
+            for bounds in ((a, b, c, d), (c, d, a, b)):
+                ids, second = Example(0, 0, 0, bounds, 0).tokens(part)
+                types = (np.arange(len(ids)) >= second).astype(int)
+                hidden = model(pad([(ids.tolist(), types.tolist())]))
+                logits = model.logits("sentence-order", hidden[:, 0])[0]
+                odds[-1].append(float(logits[0] - logits[1]))
+    return odds
 
 
 def test_the_probe_finds_words_that_say_which_segment_is_first() -> None:
@@ -163,6 +174,7 @@ def test_without_pairs_there_is_no_figure(model: AlbertForTasks) -> None:
     alone = shards_of([[np.arange(5, 12)], [np.arange(7, 20)]])
     figures = order_figures(model, alone, OF_PAIRS)
     assert figures.pop("sentence_order_pairs") == 0
+    assert figures.pop("single_sentence_order_pairs") == 0
     assert all(math.isnan(value) for value in figures.values())
     few = shards_of([[np.arange(5, 12), np.arange(7, 20)]] * 4)
     assert math.isnan(probe_accuracy(few, OF_PAIRS))
