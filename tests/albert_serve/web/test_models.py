@@ -174,8 +174,9 @@ def test_the_shipped_models_examples_and_limits_are_shown(
         re.compile(r"^On film reviews of SST-2, held out: accuracy \d\d\.\d% \(872 answers\)\.$")
     )
     page.get_by_role("tab", name="Sentence order").click()
-    share = percent(manifest.evaluation["single_sentence_order_accuracy"])
+    share = manifest.evaluation["single_sentence_order_accuracy"]
+    assert isinstance(share, float)
     expect(page.locator("#order-limit")).to_contain_text(
         "Single sentences are barely better than chance: of two neighbouring ones of like "
-        f"lengths, this model recognises the order in {share} of the cases"
+        f"lengths, this model recognises the order in {percent(share)} of the cases"
     )
