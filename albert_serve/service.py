@@ -1,6 +1,6 @@
 """The BentoML service: `bentoml serve albert_serve.service:AlbertServe`.
 
-HTTP requests are answered by the routes that are mounted (`server/routes.py`). The endpoints of the
+HTTP requests are answered by the routes of `server/routes.py`. The endpoints of the
 default model are methods, too: those of BentoML's clients, and for another service, which composes
 this one with `bentoml.depends(AlbertServe)`. Error replies are in `server/error_replies.py`, and
 authentication is in `server/auth.py`.
@@ -36,7 +36,6 @@ from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
 from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.middleware import (
-    NO_SPANS,
     CallersTrace,
     adapt_middleware,
     has_exporter,
@@ -213,7 +212,6 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         if folder is not None and not reserve_files(folder):
             self.config["metrics"] = {"enabled": False}
         if not has_exporter():
-            self.config["tracing"] = dict(NO_SPANS)
             self.add_asgi_middleware(CallersTrace)
         if is_main:
             self.add_asgi_middleware(ErrorReplies)
@@ -223,9 +221,9 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             keys = _read_keys(settings)
             self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
-        adapt_middleware(app)
+        adapt_middleware(app, is_main=is_main)
         if is_main:
-            self._leave_requests_to_our_routes(app)
+            self._add_our_routes(app)
             app.exception_handlers.update(EXCEPTION_HANDLERS)
         app.add_middleware(
             ConcurrencyGate, models=lambda: _app.state.models, limit=settings.max_concurrency
@@ -234,16 +232,19 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
             app.add_middleware(CORSMiddleware, **cors_options(settings))
         return app
 
-    def _leave_requests_to_our_routes(self, app: Starlette) -> None:
-        """Remove BentoML's routes of the endpoints, so that `server/routes.py` answers.
+    def _add_our_routes(self, app: Starlette) -> None:
+        """Replace BentoML's routes of the endpoints by those of `server/routes.py`.
 
         BentoML would read a body of any size and content type, take any time for it, and refuse an
-        invalid one with another status and format.
+        invalid one with another status and format. Ours are not mounted: every request would pass
+        through a second application.
         """
         endpoints = {method.route for method in self.apis.values()}
-        app.router.routes = [
+        bentomls = [
             route for route in app.router.routes if getattr(route, "path", None) not in endpoints
         ]
+        app.router.routes = [*_app.routes, *bentomls]
+        app.state = _app.state
 
 
 def _read_keys(settings: Settings) -> ApiKeys:
@@ -257,4 +258,3 @@ AlbertServe: Any = bentoml.service(
     workers=num_workers(),
     logging={"access": {"enabled": False}},  # ours has the request's id (error_replies.py)
 )(Serving)
-AlbertServe.mount_asgi_app(_app)

@@ -1,4 +1,4 @@
-"""The routes of the service, as a Starlette application that `service.py` mounts."""
+"""The routes of the service, as a Starlette application whose routes `service.py` takes."""
 
 from __future__ import annotations
 

@@ -165,22 +165,22 @@ def _note_headers(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> di
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Return the result of `work`, which is cancelled when the client disconnects."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    watching = asyncio.ensure_future(_cancel_at_disconnect(request, asyncio.current_task()))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if not watching.done():
+            raise
         return Response(status_code=_CLIENT_GONE)
     finally:
-        working.cancel()
-        gone.cancel()
-        await asyncio.wait({working, gone})
-        # An exception's traceback holds this frame, and `working` the exception: without this
-        # cycle a refused request's memory is free at once.
-        del working
+        watching.cancel()
+        # An exception's traceback holds this frame, and `watching` the task that raises: without
+        # this cycle a refused request's memory is free at once.
+        del watching
 
 
-async def _disconnected(request: Request) -> None:
+async def _cancel_at_disconnect(request: Request, working: asyncio.Task[Any] | None) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    if working is not None:
+        working.cancel()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from _bentoml_impl.server.app import ContextMiddleware
 from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml._internal.server.http.instruments import RunnerTrafficMetricsMiddleware
 from bentoml._internal.server.http.traffic import TimeoutMiddleware
 from opentelemetry import context, propagate
+from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -15,25 +17,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from albert_serve.server.paths import target_of
 
-# BentoML's configuration by which it makes no span. It would make some for every request, even
-# without an exporter; that is half of the latency that it adds (docs/decisions.md).
-NO_SPANS: Final = {"excluded_urls": ".*"}
 _SCOPE: Final = "albert_serve.scope"
 
 
-def adapt_middleware(app: Starlette) -> None:
-    """Leave BentoML's timeout out, and limit its metrics to known paths.
+def adapt_middleware(app: Starlette, *, is_main: bool) -> None:
+    """Remove middleware of BentoML that our routes do not use; limit its metrics to known paths.
 
-    The timeout keeps a timer and a task for a minute after each reply. BentoML's configuration
-    requires it, though requests have our deadline. Call this before the first request.
+    The timeout keeps a timer and a task for a minute after each reply, and our requests have a
+    deadline. Spans are made for every request, even without an exporter. The context is read only
+    by BentoML's own endpoints. Call this before the first request.
+
+    Args:
+        is_main: whether our routes answer, instead of BentoML's endpoints.
     """
-    timeout: Any = TimeoutMiddleware
     metrics: Any = RunnerTrafficMetricsMiddleware
     ours: Any = _MetricsOfKnownPaths
+    unused: set[Any] = {TimeoutMiddleware}
+    if not has_exporter():
+        unused.add(OpenTelemetryMiddleware)
+    if is_main:
+        unused.add(ContextMiddleware)
     app.user_middleware = [
         Middleware(ours, **part.kwargs) if part.cls is metrics else part
         for part in app.user_middleware
-        if part.cls is not timeout
+        if part.cls not in unused
     ]
 
 
