@@ -5,6 +5,7 @@ from tests.training.conftest import (
     labelled,
     pretrain_options,
     pretrained,
+    tokenizer,
     tokenizer_file,
     vocab_dir,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "labelled",
     "pretrain_options",
     "pretrained",
+    "tokenizer",
     "tokenizer_file",
     "vocab_dir",
 ]

@@ -178,6 +178,7 @@ class Trainer:
         validation: held-out text to validate on during training.
         validates_start: whether the weights are validated before the first step.
         compiles: whether the first step compiles the model, which takes minutes.
+        sequel: how to go on after a signal, for the user.
     """
 
     run: Run
@@ -188,6 +189,7 @@ class Trainer:
     validation: Validation | None = None
     validates_start: bool = False
     compiles: bool = False
+    sequel: str = "the same command resumes it"
 
     def train(self) -> int:
         """Train until the run is done or stopped by a signal, and save it.
@@ -263,7 +265,7 @@ class Trainer:
         if stopped_by is None:
             self._report_selection(bar, decision.done)
             return 0
-        self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
+        self._tell(bar, f"stopped at {decision.done:.1%}; {self.sequel}")
         return 128 + stopped_by
 
     def _compile(self, done: float, bar: tqdm[Any]) -> StepResult:
