@@ -86,6 +86,13 @@ def test_the_next_stage_continues_from_the_checkpoint(
     assert finetune.main([*words, "--output", str(tmp_path / "next")]) == 0
 
 
+def test_masked_tokens_are_learnt(options: list[str], tmp_path: Path) -> None:
+    words = [*options, "--lr", "1e-2", "--adamw-lr", "1e-2", "--steps", "60"]
+    assert gpu_stage.main([*words, "--output", str(tmp_path / "run")]) == 0
+    losses = [line["fill-mask/loss"] for line in read_metrics(tmp_path / "run")]
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+
+
 def test_the_checkpoint_is_the_moving_average(options: list[str], tmp_path: Path) -> None:
     words = [*options, "--steps", "4", "--save-every", "0.0001s", "--keep", "9"]
     words += ["--lr", "0.05", "--adamw-lr", "0.05"]
