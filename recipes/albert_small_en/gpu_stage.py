@@ -269,6 +269,7 @@ def _compile(run: Run) -> None:
     """Compile the layer with a micro-batch, before the clock starts.
 
     Its two blocks are compiled twice: for all positions, and for those that the last layer needs.
+    Learning rates are in no compiled code, so that a new one compiles nothing.
     """
     encoder, (stream,) = run.model.albert.encoder, run.mixture.streams
     for block in (*encoder.attentions, *encoder.ffns):
