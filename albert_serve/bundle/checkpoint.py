@@ -18,14 +18,16 @@ from albert_serve.files import sha256_of
 from albert_serve.models_file import store_tag
 from albert_serve.settings import CACHE_VARIABLE, cache_folder
 
-_CONFIG_FILE: Final = "config.json"
+CONFIG_FILE: Final = "config.json"
 # A folder with one of these is a checkpoint: of a whole model, an adapter, or Google's format.
-_CONFIG_FILES: Final = (_CONFIG_FILE, "adapter_config.json", "albert_config.json")
+_CONFIG_FILES: Final = (CONFIG_FILE, "adapter_config.json", "albert_config.json")
 # The second pattern matches the parts of a model of sentence-transformers, such as 1_Pooling.
 _CHECKPOINT_FILES: Final = ("*", "[0-9]_*/*")
 
 
-def find_bundle(reference: Path, precision: Precision | None = None) -> Path:
+def find_bundle(
+    reference: Path, precision: Precision | None = None, *, exports: bool = True
+) -> Path:
     """Return a bundle's folder or tag; first download a model of the Hub, and export a checkpoint.
 
     A process of its own exports; it needs the extra `train`. The cache keeps the bundle of a
@@ -34,15 +36,17 @@ def find_bundle(reference: Path, precision: Precision | None = None) -> Path:
     Args:
         reference: a folder, `bentoml:NAME[:VERSION]`, or a name on the Hub, OWNER/NAME[@REVISION].
         precision: of the export; None for fp32.
+        exports: whether a checkpoint is allowed.
 
     Raises:
-        BundleError: the checkpoint cannot be exported, or the bundle on the Hub is not whole.
+        BundleError: the checkpoint cannot be exported or is not allowed, or the bundle on the Hub
+            is not whole.
         ConfigError: there is no cache folder, or `precision` is given for a bundle.
         HubError: the model cannot be downloaded.
     """
     if is_on_hub(reference):
-        return _find_on_hub(reference, precision)
-    if not _is_checkpoint(reference):
+        return _find_on_hub(reference, precision, exports)
+    if not exports or not _is_checkpoint(reference):
         return _bundle(reference, precision)
     name = Path(os.path.abspath(reference)).name  # a link's name, not its target's
     return _export(str(reference), name, [*_hashes(reference)], precision)
@@ -67,7 +71,7 @@ def cache_for_downloads() -> Path:
     return cache
 
 
-def _find_on_hub(reference: Path, precision: Precision | None) -> Path:
+def _find_on_hub(reference: Path, precision: Precision | None, exports: bool) -> Path:
     # Imported for a model on the Hub only: its client takes time to import.
     from albert_serve.bundle.download import download_bundle
     from albert_serve.hub import HubModel, download
@@ -75,9 +79,9 @@ def _find_on_hub(reference: Path, precision: Precision | None) -> Path:
     model = HubModel.parse(str(reference))
     if model is None:
         return reference
-    snapshot = download(model, (MANIFEST_FILE, _CONFIG_FILE))
-    if not _is_checkpoint(snapshot):
-        return _bundle(download_bundle(model, cache_for_downloads()), precision)
+    snapshot = download(model, (MANIFEST_FILE, CONFIG_FILE))
+    if not exports or not _is_checkpoint(snapshot):
+        return _bundle(download_bundle(model, snapshot, cache_for_downloads()), precision)
     pinned = f"{model.repo_id}@{snapshot.name}"
     return _export(pinned, model.repo_id.rpartition("/")[2], [pinned], precision)
 

@@ -8,22 +8,22 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
+from albert_serve.bundle.checkpoint import CONFIG_FILE
 from albert_serve.bundle.manifest import CARD_FILE, MANIFEST_FILE, read_manifest
 from albert_serve.errors import BundleMissingError, ConfigError
 from albert_serve.hub import HubModel, check_reachable, download
 
-_CONFIG_FILE: Final = "config.json"
 
-
-def download_bundle(model: HubModel, cache: Path) -> Path:
+def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
     """Download a bundle with its model card, and return its folder, which has the model's name.
 
     Files in the cache of the Hub are not downloaded again. Without a connection, that cache
     answers. The folder's content is that of one commit and does not change.
 
     Args:
+        snapshot: has the manifest and the configuration, if the model has them; named after the
+            commit.
         cache: holds the folder; its files are hard links into the cache of the Hub where that is
             possible, else copies. ONNX Runtime refuses symbolic links out of a bundle's folder.
 
@@ -32,7 +32,6 @@ def download_bundle(model: HubModel, cache: Path) -> Path:
         BundleError: the model is no bundle, or not a whole one.
         ConfigError: the folder cannot be written.
     """
-    snapshot = download(model, (MANIFEST_FILE, _CONFIG_FILE))
     if not (snapshot / MANIFEST_FILE).is_file():
         check_reachable(model, MANIFEST_FILE)
         raise BundleMissingError(_no_bundle(model, snapshot))
@@ -57,7 +56,7 @@ def download_bundle(model: HubModel, cache: Path) -> Path:
 
 
 def _no_bundle(model: HubModel, snapshot: Path) -> str:
-    if not (snapshot / _CONFIG_FILE).is_file():
+    if not (snapshot / CONFIG_FILE).is_file():
         return f"{model} is not a bundle: it has no {MANIFEST_FILE}"
     return (
         f"{model} is a checkpoint, not a bundle: it has no {MANIFEST_FILE}. `albert-serve serve` "

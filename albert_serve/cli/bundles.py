@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle, read_manifest
 from albert_serve.bundle.store import import_bundle, locate
 from albert_serve.cli.options import (
@@ -17,7 +18,6 @@ from albert_serve.cli.options import (
     bundle_path,
     check_home,
     chosen,
-    downloaded,
     make_parser,
     one_bundle,
 )
@@ -119,7 +119,7 @@ def _info(options: argparse.Namespace) -> int:
     if options.compute is not None:
         _print({"compute": _compute(options)}, options)
         return 0
-    bundle = Bundle.open(locate(downloaded(options.bundle)))
+    bundle = Bundle.open(locate(find_bundle(options.bundle, exports=False)))
     if options.json:
         _print(describe_bundle(bundle), options)
     else:
@@ -167,7 +167,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     check_home()
-    tag = import_bundle(downloaded(options.bundle), options.tag)
+    tag = import_bundle(find_bundle(options.bundle, exports=False), options.tag)
     print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {STORE_PREFIX}{tag}")
     return 0
 

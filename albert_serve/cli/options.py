@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
-from albert_serve.bundle.checkpoint import cache_for_downloads, find_bundle, is_on_hub
+from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
 from albert_serve.config import Precision
@@ -94,18 +94,6 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
         "ALBERT_SERVE_MAX_BATCH_TOKENS": getattr(options, "max_batch_tokens", None),
     }
     return {variable: str(value) for variable, value in values.items() if value is not None}
-
-
-def downloaded(bundle: Path) -> Path:
-    """Return a bundle's folder or tag; a bundle on the Hub is downloaded first."""
-    if not is_on_hub(bundle):
-        return bundle
-    # Imported for a bundle on the Hub only: its client takes time to import.
-    from albert_serve.bundle.download import download_bundle
-    from albert_serve.hub import HubModel
-
-    model = HubModel.parse(str(bundle))
-    return bundle if model is None else download_bundle(model, cache_for_downloads())
 
 
 def one_bundle(settings: Settings) -> Bundle:
