@@ -49,7 +49,7 @@ test: $(VENV)/.dev  ## run the tests, but the extended and the slow ones
 test-extended: $(VENV)/.dev  ## run further cases, and the tests of what is rarely changed; CI does, too
 	$(PYTEST) -m 'extended and not slow'
 
-test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers, in a minute
+test-fast: $(VENV)/.dev  ## run the tests without processes, browsers and compilers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow and not process and not extended'
 
 test-slow: $(VENV)/.dev  ## run the tests that take minutes
@@ -99,7 +99,7 @@ bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FIL
 bench-budgets: $(VENV)/.dev  ## finetune on TRAIN=FILE.csv as a user does, in a minute, six minutes and on few texts, and measure on TEST=FILE.csv
 	$(BIN)/python -m benchmarks.budgets $(TRAIN) $(TEST)
 
-image-cpu: $(VENV)/.serve  ## build the image for CPUs (BACKEND=podman: without docker)
+image-cpu: $(VENV)/.serve  ## build the image for CPUs (without docker: BACKEND=podman or buildah)
 	$(BIN)/bentoml build
 	$(BIN)/bentoml containerize albert-serve:latest --backend $(BACKEND) --image-tag albert-serve:cpu
 
