@@ -91,9 +91,10 @@ bench-gpu: $(VENV)/.dev $(VENV)/.gpu  ## training and answers on a GPU against t
 bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the engine and transformers
 	$(BIN)/python -m benchmarks.score --texts $(TEXTS)
 
-bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FILE, SICK=FILE, BANKING77="TRAIN TEST"; PEERS="FOLDER ..." of sentence-transformers
+bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FILE, SICK=FILE, SQUAD=FILE, BANKING77="TRAIN TEST"; PEERS="FOLDER ..." of sentence-transformers
 	$(BIN)/python -m benchmarks.embeddings $(MODELS) $(if $(PEERS),--sentence-transformers $(PEERS)) \
 		$(if $(STSB),--stsb $(STSB)) $(if $(SICK),--sick $(SICK)) \
+		$(if $(SQUAD),--squad $(SQUAD)) \
 		$(if $(BANKING77),--banking77 $(BANKING77))
 
 bench-budgets: $(VENV)/.dev  ## finetune on TRAIN=FILE.csv as a user does, in a minute, six minutes and on few texts, and measure on TEST=FILE.csv

@@ -1,17 +1,21 @@
-"""Embeddings of models: similarity of sentences, and a classifier of intents over them.
+"""Embeddings of models: similarity of sentences, retrieval, and a classifier of intents over them.
 
 Embeds texts with bundles (by the engine of the service), checkpoints and models of
 sentence-transformers, each pooled as it says (else the mean of all tokens), all of length 1, and
 prints a table:
 
 - STS-B, SICK: Spearman's correlation of cosine similarities with the scores, times 100.
-- Banking77, 8 and 16 each: accuracy of MTEB's Banking77Classification, the mean over ten logistic
-  regressions on as many texts of each intent. MTEB takes 8, and all 3,080 texts of the test set;
-  the table says how many there are here.
+- SQuAD: percentage of questions whose own paragraph is the nearest of all paragraphs.
+- Banking77, MTEB: accuracy of MTEB's Banking77Classification, the mean over ten logistic
+  regressions on 8 texts of each intent, C = 1. MTEB takes all 3,080 texts of the test set; the
+  table says how many there are here.
+- Banking77, 8 and 16 each: the same with the C that is best on the training texts of the first of
+  the ten (three-fold cross-validation).
 - Banking77, all: accuracy of one logistic regression on all training texts, C = 10.
 - vectors/s: over the texts of Banking77, tokenisation included.
 
-The last row has TF-IDF of words in place of embeddings.
+The last row has TF-IDF of words in place of embeddings, fitted on the pairs, the paragraphs or the
+training texts.
 """
 
 from __future__ import annotations
@@ -29,8 +33,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, Bundle
@@ -45,6 +51,7 @@ from benchmarks.harness.page import table
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from training.conversion.source import open_checkpoint
 from training.data.labelled.texts import LabelledText, read_splits
+from training.data.questions import read_squad
 from training.data.similar import SimilarTexts, read_similar
 from training.distillation.pseudo_labels import EmbeddingTeacher
 from training.errors import report_errors
@@ -53,6 +60,7 @@ from training.evaluation.embeddings import (
     Vectors,
     embed_in_torch,
     embed_texts,
+    retrieval_figures,
     similarity_figures,
 )
 from training.model.checkpoint import load_checkpoint
@@ -61,11 +69,14 @@ from training.system.command_line import make_parser
 # These are MTEB's (AbsTaskClassification); the classifier is scikit-learn's default (lbfgs).
 _SEED: Final = 42
 _NUM_EXPERIMENTS: Final = 10
+_MTEB_TEXTS: Final = 8
+_MTEB_ITERATIONS: Final = 100
 _TEXTS_A_LABEL: Final = (8, 16)
-_MAX_ITERATIONS: Final = 100
-# With all texts: 100 iterations are too few to converge, and a weaker penalty than scikit-learn's
-# is better for each row of the table (three-fold cross-validation on the training texts).
-_MAX_ITERATIONS_OF_ALL: Final = 1000
+# 100 are too few to converge.
+_MAX_ITERATIONS: Final = 1000
+_INVERSE_PENALTIES: Final = (1.0, 10.0, 100.0)
+# With all texts, better than scikit-learn's default for each row of the table (three-fold
+# cross-validation on the training texts).
 INVERSE_PENALTY_OF_ALL: Final = 10.0
 _PEER_BATCH_TOKENS: Final = 8192
 _EXAMPLES: Final = """\
@@ -79,46 +90,72 @@ examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The texts of the table; a data set that is not given has none."""
+    """The texts of the table; a data set that is not given has none.
+
+    Attributes:
+        retrieval: questions with their paragraphs.
+    """
 
     similarity: dict[str, list[SimilarTexts]] = field(default_factory=dict)
+    retrieval: Sequence[SimilarTexts] = ()
     train: Sequence[LabelledText] = ()
     test: Sequence[LabelledText] = ()
 
 
 def measure(embed: Embed, data: Data) -> Iterator[str]:
     """Yield the cells of a model's row."""
-    for pairs in data.similarity.values():
-        yield f"{100 * similarity_figures(pairs, embed)['embeddings_spearman']:.2f}"
+    yield from _similarities(lambda _: embed, data)
     if data.train:
         texts = [text.text for text in (*data.train, *data.test)]
         began_s = time.perf_counter()
         vectors = embed(texts)
         duration_s = time.perf_counter() - began_s
-        yield from accuracies(vectors, data)
+        yield from _accuracies(vectors, data)
         yield f"{len(texts) / duration_s:.0f}"
 
 
-def accuracies(vectors: Any, data: Data) -> Iterator[str]:
-    """Yield the accuracies by MTEB's protocol and on all training texts, in percent.
+def _similarities(open_for: Callable[[Sequence[str]], Embed], data: Data) -> Iterator[str]:
+    """Yield the correlations and the recall.
+
+    Args:
+        open_for: returns the embeddings, for the texts that a vocabulary may be fitted on.
+    """
+    for pairs in data.similarity.values():
+        embed = open_for([text for pair in pairs for text in pair.texts])
+        yield f"{100 * similarity_figures(pairs, embed)['embeddings_spearman']:.2f}"
+    if data.retrieval:
+        embed = open_for(list({pair.texts[1] for pair in data.retrieval}))
+        yield f"{100 * retrieval_figures(data.retrieval, embed)['embeddings_recall_at_1']:.2f}"
+
+
+def _accuracies(vectors: Any, data: Data) -> Iterator[str]:
+    """Yield the accuracies on few and on all training texts, in percent.
 
     Args:
         vectors: (N, H) of the training texts and then those of the test, dense or sparse.
     """
     train, test = vectors[: len(data.train)], vectors[len(data.train) :]
     labels, targets = (np.array([text.label for text in its]) for its in (data.train, data.test))
-    mteb = LogisticRegression(random_state=_SEED, max_iter=_MAX_ITERATIONS)
-    of_all = LogisticRegression(C=INVERSE_PENALTY_OF_ALL, max_iter=_MAX_ITERATIONS_OF_ALL)
-    fits: list[tuple[LogisticRegression, Iterable[Any]]] = [
-        (mteb, undersampled(labels.tolist(), num_each, _NUM_EXPERIMENTS))
-        for num_each in _TEXTS_A_LABEL
-    ]
-    for classifier, indices in (*fits, (of_all, [np.arange(len(labels))])):
-        scores = []
-        for chosen in indices:
-            classifier.fit(train[chosen], labels[chosen])
-            scores.append(classifier.score(test, targets))
-        yield f"{100 * np.mean(scores):.2f}"
+
+    def accuracy(classifier: LogisticRegression, samples: Iterable[Any]) -> str:
+        fitted = (classifier.fit(train[chosen], labels[chosen]) for chosen in samples)
+        return f"{100 * np.mean([each.score(test, targets) for each in fitted]):.2f}"
+
+    mteb = LogisticRegression(random_state=_SEED, max_iter=_MTEB_ITERATIONS)
+    yield accuracy(mteb, undersampled(labels.tolist(), _MTEB_TEXTS, _NUM_EXPERIMENTS))
+    for num_each in _TEXTS_A_LABEL:
+        samples = list(undersampled(labels.tolist(), num_each, _NUM_EXPERIMENTS))
+        penalty = _best_penalty(train[samples[0]], labels[samples[0]])
+        yield accuracy(LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS), samples)
+    of_all = LogisticRegression(C=INVERSE_PENALTY_OF_ALL, max_iter=_MAX_ITERATIONS)
+    yield accuracy(of_all, [np.arange(len(labels))])
+
+
+def _best_penalty(vectors: Any, labels: NDArray[np.int64]) -> float:
+    """Return the C that is best by cross-validation."""
+    classifier = LogisticRegression(max_iter=_MAX_ITERATIONS)
+    search = GridSearchCV(classifier, {"C": _INVERSE_PENALTIES}, cv=3)
+    return float(search.fit(vectors, labels).best_params_["C"])
 
 
 def undersampled(labels: Sequence[int], num_each: int, num_experiments: int) -> Iterator[list[int]]:
@@ -182,10 +219,16 @@ def open_peer(folder: Path) -> Embed:
     return embed
 
 
-def _tf_idf(data: Data) -> list[str]:
-    words = TfidfVectorizer().fit([text.text for text in data.train])
-    vectors = words.transform([text.text for text in (*data.train, *data.test)])
-    return ["TF-IDF", *[""] * len(data.similarity), *accuracies(vectors, data), ""]
+def _tf_idf(data: Data) -> Iterator[str]:
+    def embed_by(texts: Sequence[str]) -> Embed:
+        words = TfidfVectorizer(dtype=np.float32).fit(texts)
+        return lambda texts: words.transform(texts).toarray()
+
+    yield from _similarities(embed_by, data)
+    if data.train:
+        words = TfidfVectorizer().fit([text.text for text in data.train])
+        vectors = words.transform([text.text for text in (*data.train, *data.test)])
+        yield from (*_accuracies(vectors, data), "")
 
 
 def _read(options: argparse.Namespace) -> Data:
@@ -194,17 +237,23 @@ def _read(options: argparse.Namespace) -> Data:
         similarity["STS-B"] = read_similar([options.stsb])
     if options.sick is not None:
         similarity["SICK"] = read_similar([options.sick], delimiter="\t")
+    retrieval = [
+        SimilarTexts(texts=(asked.question, asked.context), score=None, place=asked.place)
+        for asked in (read_squad([options.squad]) if options.squad is not None else ())
+    ]
     if options.banking77 is None:
-        return Data(similarity=similarity)
+        return Data(similarity=similarity, retrieval=retrieval)
     train, test = options.banking77
-    splits = read_splits({"train": [train], "test": [test]})
-    return Data(similarity=similarity, train=splits.texts["train"], test=splits.texts["test"])
+    texts = read_splits({"train": [train], "test": [test]}).texts
+    return Data(
+        similarity=similarity, retrieval=retrieval, train=texts["train"], test=texts["test"]
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
     data = _read(options)
-    if not (data.similarity or data.train):
-        raise BenchmarkError("nothing to measure: give --stsb, --sick or --banking77")
+    if not (data.similarity or data.retrieval or data.train):
+        raise BenchmarkError("nothing to measure: give --stsb, --sick, --squad or --banking77")
     torch.set_num_threads(options.threads)
     opened: list[tuple[Path, Callable[[], Embed]]] = [
         (folder, partial(open_model, folder, options.threads)) for folder in options.models
@@ -215,14 +264,19 @@ def _run(options: argparse.Namespace) -> int:
         name = f"{folder.resolve().name} ({sha256_of(folder / WEIGHTS_FILE)[:8]})"
         rows.append([name, *measure(open_one(), data)])
         print("  ".join(rows[-1]), file=sys.stderr)
-    headings = ["", *(f"{name}, {len(pairs):,}" for name, pairs in data.similarity.items())]
-    if data.train:
-        tested = f"{len(data.test):,}"
-        sizes = [*(f"{num_each} each" for num_each in _TEXTS_A_LABEL), "all"]
-        headings += [*(f"Banking77, {size}, {tested}" for size in sizes), "vectors/s"]
-        rows.append(_tf_idf(data))
-    print(table(headings, rows))
+    rows.append(["TF-IDF", *_tf_idf(data)])
+    print(table(_headings(data), rows))
     return 0
+
+
+def _headings(data: Data) -> list[str]:
+    headings = ["", *(f"{name}, {len(pairs):,}" for name, pairs in data.similarity.items())]
+    if data.retrieval:
+        headings.append(f"SQuAD, {len(data.retrieval):,}")
+    if data.train:
+        sizes = ["MTEB", *(f"{num_each} each" for num_each in _TEXTS_A_LABEL), "all"]
+        headings += [*(f"Banking77, {size}, {len(data.test):,}" for size in sizes), "vectors/s"]
+    return headings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,6 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sentence-transformers", nargs="+", type=Path, default=[], help="models, as folders")
     add("--stsb", type=Path, help="pairs with a score, such as sts-dev.tsv")
     add("--sick", type=Path, help="SICK_test_annotated.txt")
+    add("--squad", type=Path, help="questions with their paragraphs, such as dev-v1.1.json")
     add("--banking77", type=Path, nargs=2, metavar=("TRAIN", "TEST"), help="train.csv and test.csv")
     add("--threads", type=int, default=num_usable_cpus(), help="(%(default)s)")
     return parser

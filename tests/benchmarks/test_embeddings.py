@@ -21,9 +21,28 @@ genre\tfile\tyear\t3\t3.0\tThe school is in the city.\tA river was named after h
 INTENTS = """text,category
 Where is my card?,card
 When does my card come?,card
+Which card is mine?,card
 What is the rate?,rate
 How is the rate set?,rate
+Which rate is mine?,rate
 """
+SQUAD = {
+    "data": [
+        {
+            "title": "A",
+            "paragraphs": [
+                {
+                    "context": context,
+                    "qas": [{"id": context[:5], "question": asked, "answers": []}],
+                }
+                for context, asked in (
+                    ("The school is in the city.", "Where is the school?"),
+                    ("The river was named in May.", "When was the river named?"),
+                )
+            ],
+        }
+    ]
+}
 
 
 @pytest.fixture
@@ -73,14 +92,17 @@ def test_a_bundle_has_the_figures_of_its_checkpoint(
     stsb, intents = tmp_path / "sts.tsv", tmp_path / "intents.csv"
     stsb.write_text(STSB)
     intents.write_text(INTENTS)
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps(SQUAD))
     command = [str(checkpoint_dir), str(bundle_dir), "--sentence-transformers", str(peer)]
-    command += ["--stsb", str(stsb), "--banking77", str(intents), str(intents), "--threads", "1"]
+    command += ["--stsb", str(stsb), "--squad", str(squad)]
+    command += ["--banking77", str(intents), str(intents), "--threads", "1"]
     assert main(command) == 0
     heading, _, *lines = capsys.readouterr().out.splitlines()
     assert "STS-B, 3" in heading
-    assert "Banking77, all, 4" in heading
+    assert "Banking77, all, 6" in heading
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     names = [checkpoint_dir.name, "tiny", "peer", "TF-IDF"]
     assert [row[0].split()[0] for row in rows] == names
-    assert rows[0][1:5] == rows[1][1:5]
-    assert rows[3][1:] == ["", "100.00", "100.00", "100.00", ""]
+    assert rows[0][1:7] == rows[1][1:7]
+    assert rows[3][2:] == ["100.00", "100.00", "100.00", "100.00", "100.00", ""]
