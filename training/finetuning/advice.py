@@ -28,7 +28,7 @@ def advise(config: FinetuneConfig, run: Run) -> Iterator[str]:
         for stream in run.mixture.streams
         if isinstance(stream, ExampleStream) and run.num_steps[stream.name] < stream.steps_an_epoch
     ]
-    if config.head_only:
+    if run.progress.num_steps == 0:
         return
     if short:
         yield f"the run ended before one pass over the examples of {', '.join(short)}"

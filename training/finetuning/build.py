@@ -12,6 +12,7 @@ from training.data.streams import ExampleStream
 from training.errors import RunError
 from training.finetuning.classification import Classification
 from training.finetuning.config import FinetuneConfig
+from training.finetuning.contrast import contrasts
 from training.finetuning.model import load_start, new_classifiers
 from training.finetuning.pretraining import mask_rates
 from training.finetuning.probing import Probing
@@ -61,19 +62,23 @@ def _trained_heads(tasks: Sequence[FinetuningTask]) -> list[Task]:
 def probing_of(
     model: AlbertForTasks, start: Start, tasks: Sequence[FinetuningTask], config: FinetuneConfig
 ) -> Probing | None:
-    """Return the probing of the classifiers that are new, or with --head-only of all, if any.
+    """Return the probing of the classifiers that are new, if any; of all where no step trains them.
 
     A teacher's logits are no labels to fit.
     """
     classifiers = classifiers_of(tasks)
     labels = {name: task.labels for name, task in labelled_of(tasks).items()}
     new = new_classifiers(start, labels)
+    contrast_rate = config.lr if contrasts(tasks, config) else None
+    fits_all = config.head_only or contrast_rate is not None
     fitted = {
         name: task
         for name, task in classifiers.items()
-        if config.teacher is None and (name in new or config.head_only)
+        if config.teacher is None and (name in new or fits_all)
     }
-    return Probing.of(model, fitted, _trained_heads(tasks)) if fitted else None
+    if not fitted:
+        return None
+    return Probing.of(model, fitted, _trained_heads(tasks), contrast_rate)
 
 
 def build_run(
@@ -127,7 +132,7 @@ def check_run(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> None:
 def _num_steps(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> int | None:
     """Return the steps of a run by --steps and --epochs; None if its budget alone ends it."""
     steps, epochs = config.steps, config.epochs
-    if config.head_only:
+    if config.head_only or contrasts(tasks, config):
         return 0
     if not epochs and (steps or config.budget):
         return steps

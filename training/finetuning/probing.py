@@ -23,6 +23,7 @@ from albert_serve.progress import progress
 from training.data.batch import TokenisedExample
 from training.evaluation.validation import evaluating
 from training.finetuning.classification import Classification
+from training.finetuning.contrast import contrast
 from training.finetuning.data import validation_batches
 from training.loop.distributed import World
 from training.model.heads import AlbertForTasks, PooledHead, Task
@@ -65,11 +66,14 @@ class Probing:
     Attributes:
         data: of each, by its head.
         replaces_pooler: whether no other head reads the pooler, so that it can whiten the states.
+        contrast_rate: learning rate of the `contrast` before the fit, which the one classifier has;
+            None without it.
     """
 
     model: AlbertForTasks
     data: Mapping[Task, Classification]
     replaces_pooler: bool
+    contrast_rate: float | None = None
 
     @classmethod
     def of(
@@ -77,6 +81,7 @@ class Probing:
         model: AlbertForTasks,
         data: Mapping[Task, Classification],
         trained: Collection[Task],
+        contrast_rate: float | None = None,
     ) -> Self:
         """Decide about the pooler, without which a head of sentence order is left out.
 
@@ -89,7 +94,9 @@ class Probing:
         if replaces_pooler and readers:
             print(f"the checkpoint's head of {_ORDER} is left out (--pretraining trains it on)")
             del model.heads[_ORDER], model.tasks[_ORDER]
-        return cls(model=model, data=data, replaces_pooler=replaces_pooler)
+        return cls(
+            model=model, data=data, replaces_pooler=replaces_pooler, contrast_rate=contrast_rate
+        )
 
     def fit(self, world: World, products: PrecisionName) -> None:
         """Fit the heads on the [CLS] states of their training texts.
@@ -99,6 +106,9 @@ class Probing:
         if not world.is_main:
             return
         model, began = self.model.to(world.device), time.monotonic()
+        if self.contrast_rate is not None:
+            (data,) = self.data.values()
+            contrast(model, data, world, products, self.contrast_rate)
         states = {
             task: _cls_states(model, task, of_task.examples, world, products)
             for task, of_task in self.data.items()

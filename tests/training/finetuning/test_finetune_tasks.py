@@ -221,8 +221,10 @@ def test_a_run_without_a_given_end_stops_after_five_validations_without_a_better
 ) -> None:
     steps = start.index("--steps")
     options = [*start[:steps], *start[steps + 2 :], "--lr", "1e-12", "--adamw-lr", "1e-12"]
-    options += ["--task", "cola"]
-    assert run(options, tmp_path / "run", "--data", str(cola), "--validate-every", "1") == 0
+    options += ["--task", "cola", "--data", str(cola)]
+    texts = (cola / "train.tsv").read_text()
+    (cola / "train.tsv").write_text(5 * texts)  # few texts would have a contrast in its place
+    assert run(options, tmp_path / "run", "--validate-every", "1") == 0
     said = capsys.readouterr()
     assert "no better validation in 5; a larger --patience goes on" in said.out + said.err
     assert checkpoint_state(tmp_path / "run")["step"] == 5
