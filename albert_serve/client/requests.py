@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain
@@ -168,7 +168,9 @@ class RerankOptions(TypedDict, total=False):
 
 
 def _listed(inputs: object) -> object:
-    """Return a column or an array as a list; anything else as it is."""
+    """Return a column, an array, a tuple or an iterator as a list; anything else as it is."""
+    if isinstance(inputs, tuple | Iterator):
+        return list(inputs)
     to_list = getattr(inputs, "tolist", None) or getattr(inputs, "to_list", None)
     return inputs if to_list is None else to_list()
 

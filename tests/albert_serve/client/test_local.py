@@ -79,7 +79,9 @@ def test_answers_are_those_of_the_service(
 
 
 @pytest.mark.parametrize(
-    "column", [pandas.Series, polars.Series, np.array], ids=["pandas", "polars", "numpy"]
+    "column",
+    [pandas.Series, polars.Series, np.array, tuple, iter],
+    ids=["pandas", "polars", "numpy", "tuple", "iterator"],
 )
 def test_a_column_is_answered_as_the_list(column: Any, local: AlbertClient) -> None:
     texts = ["a film", "another film"]
