@@ -22,13 +22,16 @@ def describe_passes(run: Run) -> Iterator[str]:
 
 
 def advise(config: FinetuneConfig, run: Run) -> Iterator[str]:
-    """Yield lines on a run that is done, but was too short or at too high a rate."""
+    """Yield lines on a run that is done, but only fitted, too short, or at too high a rate."""
     short = [
         stream.name
         for stream in run.mixture.streams
         if isinstance(stream, ExampleStream) and run.num_steps[stream.name] < stream.steps_an_epoch
     ]
+    if config.head_only:
+        return
     if run.progress.num_steps == 0:
+        yield "the classifier was fitted, since the texts are few; --epochs trains it on"
         return
     if short:
         yield f"the run ended before one pass over the examples of {', '.join(short)}"

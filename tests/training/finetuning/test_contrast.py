@@ -42,7 +42,9 @@ def test_few_texts_train_the_encoder_and_then_fit_the_head(
     options = ["--initialize-from", str(START), "--text-classification", train]
     options += ["--label-column", "category", "--validation", dev, "--device", "cpu"]
     assert run(options, tmp_path / "run") == 0
-    assert "10 texts of 2 labels are few" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "10 texts of 2 labels are few" in printed
+    assert "--epochs trains it on" in printed
     assert best_step(tmp_path / "run") == 0
     assert validations(tmp_path / "run", "text-classification", "accuracy")[0] > 0.8
     before, after = read_weights(START), read_weights(tmp_path / "run" / "best")
