@@ -121,7 +121,7 @@ def test_a_notebook_is_stored_with_outputs_that_name_no_machine(name: str) -> No
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_and_prints_what_is_stored(name: str, tmp_path: Path) -> None:
     kinds = [
-        [(output.output_type, *output.get("data", ())) for output in outputs_of(notebook)]
+        [(output.output_type, *sorted(output.get("data", ()))) for output in outputs_of(notebook)]
         for notebook in (run_notebook(name, tmp_path), read_notebook(name))
     ]
     assert kinds[0] == kinds[1]
