@@ -138,8 +138,10 @@ def _accuracies(vectors: Any, data: Data) -> Iterator[str]:
     labels, targets = (np.array([text.label for text in its]) for its in (data.train, data.test))
 
     def accuracy(classifier: LogisticRegression, samples: Iterable[Any]) -> str:
-        fitted = (classifier.fit(train[chosen], labels[chosen]) for chosen in samples)
-        return f"{100 * np.mean([each.score(test, targets) for each in fitted]):.2f}"
+        scores = [
+            classifier.fit(train[chosen], labels[chosen]).score(test, targets) for chosen in samples
+        ]
+        return f"{100 * np.mean(scores):.2f}"
 
     mteb = LogisticRegression(random_state=_SEED, max_iter=_MTEB_ITERATIONS)
     yield accuracy(mteb, undersampled(labels.tolist(), _MTEB_TEXTS, _NUM_EXPERIMENTS))
@@ -238,8 +240,8 @@ def _read(options: argparse.Namespace) -> Data:
     if options.sick is not None:
         similarity["SICK"] = read_similar([options.sick], delimiter="\t")
     retrieval = [
-        SimilarTexts(texts=(asked.question, asked.context), score=None, place=asked.place)
-        for asked in (read_squad([options.squad]) if options.squad is not None else ())
+        SimilarTexts(texts=(item.question, item.context), score=None, place=item.place)
+        for item in (read_squad([options.squad]) if options.squad is not None else ())
     ]
     if options.banking77 is None:
         return Data(similarity=similarity, retrieval=retrieval)
