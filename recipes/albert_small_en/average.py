@@ -22,7 +22,7 @@ from training.errors import report_errors
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks, is_classifier
 from training.model.hf_names import parameters
-from training.model.labels import head_record, stored_labels
+from training.model.labels import head_config, head_record
 from training.model.provenance import read_stages, record_stage
 from training.options.flags import Options, add_flags, flag, read_flags
 from training.options.values import Positive
@@ -62,14 +62,11 @@ def average(references: Sequence[str | Path], weights: Sequence[float], target: 
         sources = [stack.enter_context(open_checkpoint(reference)) for reference in references]
         folders = [source.folder for source in sources]
         model = _mean(folders, weights)
-        config = read_config(folders[0])
-        extra = stored_labels(config, model.tasks)
-        extra |= {key: config[key] for key in ("albert_sentence_task",) if key in config}
         save_checkpoint(
             model,
             folder,
             tokenizer_from=folders[0],
-            extra_config=extra,
+            extra_config=head_config(read_config(folders[0]), model.tasks),
             sentence_vectors=read_sentence_vectors(folders[0]),
         )
         first, *others = (read_stages(each) for each in folders)

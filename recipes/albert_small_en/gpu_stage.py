@@ -45,7 +45,7 @@ from training.losses import LOSS_OF
 from training.model import checkpoint as checkpoints
 from training.model.heads import AlbertForTasks
 from training.model.hf_names import parameters
-from training.model.labels import stored_labels
+from training.model.labels import head_config
 from training.model.provenance import read_stages, record_stage
 from training.options.config import COMPILE_HELP, RunFolder, StoppingCriteria
 from training.options.device import should_compile
@@ -145,7 +145,7 @@ def _write_start(source: Checkpoint, folder: Path) -> AlbertForTasks:
         folder,
         tensors=_in_bf16(model),
         tokenizer_from=source.folder,
-        extra_config=_extra_config(source.folder, model),
+        extra_config=head_config(checkpoints.read_config(source.folder), model.tasks),
         sentence_vectors=read_sentence_vectors(source.folder),
     )
     record = {"initialize_from": source.name, "precision": "bf16"}
@@ -155,13 +155,6 @@ def _write_start(source: Checkpoint, folder: Path) -> AlbertForTasks:
 
 def _in_bf16(model: AlbertForTasks) -> dict[str, Tensor]:
     return {name: tensor.detach().bfloat16() for name, tensor in parameters(model).items()}
-
-
-def _extra_config(folder: Path, model: AlbertForTasks) -> dict[str, Any]:
-    """Return the keys of `config.json` about the heads."""
-    config = checkpoints.read_config(folder)
-    sentence_task = {key: config[key] for key in ("albert_sentence_task",) if key in config}
-    return stored_labels(config, model.tasks) | sentence_task
 
 
 @dataclass(kw_only=True)
@@ -260,7 +253,7 @@ def _saver(config: _TrainConfig, source: Checkpoint, run: Run) -> _AverageSaver:
             "initialize_from": source.name,
         },
         earlier_stages=read_stages(source.folder),
-        extra_config=_extra_config(source.folder, run.model),
+        extra_config=head_config(checkpoints.read_config(source.folder), run.model.tasks),
         sentence_vectors=read_sentence_vectors(source.folder),
     )
 

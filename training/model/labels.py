@@ -125,14 +125,15 @@ def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
     return float(temperature)
 
 
-def stored_labels(hf: Mapping[str, Any], heads: Iterable[Task]) -> dict[str, Any]:
-    """Return the keys of a `config.json` that name the labels of these heads.
+def head_config(hf: Mapping[str, Any], heads: Iterable[Task]) -> dict[str, Any]:
+    """Return the keys of a `config.json` about these heads: their labels, and the sentence task.
 
     Raises:
         CheckpointError: as `default_name` and `head_record`.
     """
     records = {head: head_record(hf, head) for head in heads if has_labels(head)}
-    return labels_config(records, default_name(hf))
+    sentence_task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
+    return labels_config(records, default_name(hf)) | sentence_task
 
 
 def _name_of(head: Task) -> str:
