@@ -66,7 +66,7 @@ from training.evaluation.embeddings import (
 from training.model.checkpoint import load_checkpoint
 from training.system.command_line import make_parser
 
-# These are MTEB's (AbsTaskClassification); the classifier is scikit-learn's default (lbfgs).
+# Settings of MTEB's AbsTaskClassification, whose classifier is scikit-learn's default (lbfgs).
 _SEED: Final = 42
 _NUM_EXPERIMENTS: Final = 10
 _MTEB_TEXTS: Final = 8
@@ -90,7 +90,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The texts of the table; a data set that is not given has none.
+    """The texts of the table. A data set that was not given is empty.
 
     Attributes:
         retrieval: questions with their paragraphs.
@@ -135,7 +135,9 @@ def _accuracies(vectors: Any, data: Data) -> Iterator[str]:
         vectors: (N, H) of the training texts and then those of the test, dense or sparse.
     """
     train, test = vectors[: len(data.train)], vectors[len(data.train) :]
-    labels, targets = (np.array([text.label for text in its]) for its in (data.train, data.test))
+    labels, targets = (
+        np.array([text.label for text in texts]) for texts in (data.train, data.test)
+    )
 
     def accuracy(classifier: LogisticRegression, samples: Iterable[Any]) -> str:
         scores = [
