@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.training.support import REPOSITORY, SMALL_PART, WIKI, file_contents, limited_file_size
@@ -109,8 +110,10 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def after_a_part(options: list[str], folder: Path, script: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command, in a process group of its own, when it has written a part."""
+def prepare_until(
+    reached: Callable[[int], bool], options: list[str], folder: Path, script: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a process group of its own, when it has come as far as this."""
     script.write_text(IN_SMALL_PARTS)
     with subprocess.Popen(
         [sys.executable, str(script), str(SMALL_PART), *options, "--output", str(folder)],
@@ -120,7 +123,7 @@ def after_a_part(options: list[str], folder: Path, script: Path) -> Iterator[sub
         start_new_session=True,
     ) as process:
         try:
-            while not (folder / "partial.json").is_file():
+            while not reached(process.pid):
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.01)
             yield process
@@ -135,7 +138,9 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
     corpus.write_text(WIKI.read_text() * 40)
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
-    with after_a_part(options, folder, tmp_path / "script.py") as process:
+    with prepare_until(
+        lambda pid: (folder / "partial.json").is_file(), options, folder, tmp_path / "script.py"
+    ) as process:
         if number is signal.SIGKILL:
             process.kill()
         else:
@@ -153,6 +158,27 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     prepare([corpus], tokenizer_file, tmp_path / "whole", part_bytes=SMALL_PART)
     assert file_contents(folder) == file_contents(tmp_path / "whole")
     assert first.stat().st_mtime_ns == written
+
+
+def imports_in_a_worker(pid: int) -> bool:
+    return any(
+        "pyarrow" in library.path
+        for child in psutil.Process(pid).children()
+        for library in child.memory_maps()
+    )
+
+
+def test_stopped_while_its_workers_start_it_says_one_line(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
+    options = ["--corpus", str(WIKI), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
+    with prepare_until(
+        imports_in_a_worker, options, tmp_path / "shards", tmp_path / "script.py"
+    ) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "\nstopped; repeat the command to resume it\n"
 
 
 def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:

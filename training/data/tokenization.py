@@ -93,16 +93,19 @@ def _tokenise_in_parallel(
 def _submit(
     pool: ProcessPoolExecutor, tokenizer_file: Path, chunk: list[Document]
 ) -> Future[list[Tokenised]]:
+    # A worker that this starts inherits the mask, so that Ctrl-C does not reach it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(_encode, tokenizer_file, chunk)
     except OSError as error:  # a worker died while this started another
         raise BrokenProcessPool(str(error)) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _start_worker() -> None:
-    """Set up a worker: one thread, Ctrl-C ignored, exit with the parent."""
+    """Set up a worker: one thread, exit with the parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
