@@ -96,7 +96,7 @@ def test_a_finetuned_teacher_labels_texts_for_a_student(
 ) -> None:
     folder = tmp_path / "teacher"
     words = [str(make_bert(tmp_path / "bert")), "--train", str(named), "--dev", str(named)]
-    words += ["--labels", "plain", "named", "--epochs", "30", "--batch-size", "8", "--lr", "1e-2"]
+    words += ["--labels", "plain", "named", "--epochs", "30", "--batch-size", "8", "--lr", "3e-3"]
     assert finetune_teacher.main([*words, "--output", str(folder)]) == 0
     assert "100.0% of 32 held-out texts" in capsys.readouterr().out
 
