@@ -113,7 +113,7 @@ if __name__ == "__main__":
 def prepare_until(
     reached: Callable[[int], bool], options: list[str], folder: Path, script: Path
 ) -> Iterator[subprocess.Popen[str]]:
-    """The command, in a process group of its own, when it has come as far as this."""
+    """The command, in a process group of its own, once `reached` is true of its pid."""
     script.write_text(IN_SMALL_PARTS)
     with subprocess.Popen(
         [sys.executable, str(script), str(SMALL_PART), *options, "--output", str(folder)],

@@ -118,8 +118,8 @@ def _exit_with_parent() -> None:
 
 def _encode(tokenizer_file: Path, documents: list[Document]) -> list[Tokenised]:
     tokenizer = _load_tokenizer(tokenizer_file)
-    sentences = [split_sentences(document.text) for document in documents]
-    flat = list(chain.from_iterable(sentences))
+    split = [split_sentences(document.text) for document in documents]
+    flat = list(chain.from_iterable(split))
     encodings = chain.from_iterable(
         tokenizer.encode_batch_fast(
             flat[begin : begin + _SENTENCES_A_BATCH], add_special_tokens=False
@@ -127,8 +127,8 @@ def _encode(tokenizer_file: Path, documents: list[Document]) -> list[Tokenised]:
         for begin in range(0, len(flat), _SENTENCES_A_BATCH)
     )
     tokenised = []
-    for document, its in zip(documents, sentences, strict=True):
-        every = [encoding.ids for encoding in islice(encodings, len(its))]
+    for document, sentences in zip(documents, split, strict=True):
+        every = [encoding.ids for encoding in islice(encodings, len(sentences))]
         ids = [sentence for sentence in every if sentence]
         tokenised.append(
             Tokenised(
