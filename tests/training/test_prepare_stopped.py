@@ -160,6 +160,10 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     assert first.stat().st_mtime_ns == written
 
 
+def has_a_worker(pid: int) -> bool:
+    return len(psutil.Process(pid).children()) > 1  # the first is the tracker of semaphores
+
+
 def imports_in_a_worker(pid: int) -> bool:
     return any(
         "pyarrow" in library.path
@@ -168,13 +172,14 @@ def imports_in_a_worker(pid: int) -> bool:
     )
 
 
+@pytest.mark.parametrize("reached", [has_a_worker, imports_in_a_worker])
 def test_stopped_while_its_workers_start_it_says_one_line(
-    tokenizer_file: Path, tmp_path: Path
+    reached: Callable[[int], bool], tokenizer_file: Path, tmp_path: Path
 ) -> None:
-    options = ["--corpus", str(WIKI), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
-    with prepare_until(
-        imports_in_a_worker, options, tmp_path / "shards", tmp_path / "script.py"
-    ) as process:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(WIKI.read_text() * 40)
+    options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "6"]
+    with prepare_until(reached, options, tmp_path / "shards", tmp_path / "script.py") as process:
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
@@ -73,10 +73,15 @@ def _tokenise_in_parallel(
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
     )
+    # Ctrl-C interrupts the main thread, which may not be between a worker's start and its input.
+    # A worker inherits the mask of the thread that starts it.
+    submitter = ThreadPoolExecutor(
+        1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT})
+    )
     pending: deque[Future[list[Tokenised]]] = deque()
     try:
         for chunk in chunks:
-            pending.append(_submit(pool, tokenizer_file, chunk))
+            pending.append(submitter.submit(_submit, pool, tokenizer_file, chunk).result())
             if len(pending) >= _CHUNKS_A_WORKER * num_workers:
                 yield pending.popleft().result()
         while pending:
@@ -87,20 +92,17 @@ def _tokenise_in_parallel(
             "the same command resumes it, with fewer --workers if need be"
         ) from error
     finally:
+        submitter.shutdown()
         pool.shutdown(cancel_futures=True)
 
 
 def _submit(
     pool: ProcessPoolExecutor, tokenizer_file: Path, chunk: list[Document]
 ) -> Future[list[Tokenised]]:
-    # A worker that this starts inherits the mask, so that Ctrl-C does not reach it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(_encode, tokenizer_file, chunk)
     except OSError as error:  # a worker died while this started another
         raise BrokenProcessPool(str(error)) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _start_worker() -> None:
