@@ -73,8 +73,8 @@ def _tokenise_in_parallel(
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
     )
-    # Ctrl-C interrupts the main thread, which may not be between a worker's start and its input.
-    # A worker inherits the mask of the thread that starts it.
+    # Ctrl-C interrupts the main thread. Between a worker's start and its input this would break the
+    # worker, so another thread submits. The workers inherit its signal mask.
     submitter = ThreadPoolExecutor(
         1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT})
     )
