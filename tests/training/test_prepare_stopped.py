@@ -161,7 +161,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
 
 
 def has_a_worker(pid: int) -> bool:
-    return len(psutil.Process(pid).children()) > 1  # the first is multiprocessing's resource tracker
+    return len(psutil.Process(pid).children()) > 1  # the first is the resource tracker
 
 
 def imports_in_a_worker(pid: int) -> bool:
