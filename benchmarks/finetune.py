@@ -34,7 +34,6 @@ from benchmarks.harness.trainers import (
 from training.data.batch import TokenisedExample
 from training.data.labelled.columns import COMMON_COLUMNS
 from training.data.labelled.texts import read_labelled
-from training.data.mask_rate import MaskRates
 from training.data.questions import locate_answers, read_squad, span_examples
 from training.data.streams import Division, example_stream, labelled_examples
 from training.errors import report_errors
@@ -113,12 +112,7 @@ class FinetuningCase:
         )
         return build_run(
             AlbertForTasks(self.config, {self.task: 2}),
-            Mixture(
-                streams=[stream],
-                weights=[1.0],
-                loss_weights={},
-                mask_rates=MaskRates(first=0.15, last=0.15),
-            ),
+            Mixture(streams=[stream], weights=[1.0], loss_weights={}),
             compiled_losses() if job.compiles else LOSS_OF,
             _HYPERPARAMETERS,
             progress=Progress(num_steps=sys.maxsize, budget_s=None),

@@ -165,7 +165,7 @@ def make_examples(
     made = []
     for example in islice(chain.from_iterable(rows), num_examples):
         whole, second = example.tokens(shards.parts[example.part])
-        masked, chosen, _ = masking(whole, example.mask_rng(_SEED))
+        masked, chosen = masking(whole, example.mask_rng(_SEED))
         labels = np.full(len(whole), IGNORED)
         labels[chosen] = whole[chosen]
         made.append(

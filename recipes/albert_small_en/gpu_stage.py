@@ -224,7 +224,7 @@ def _build(config: _TrainConfig, folder: Path) -> Run:
     recipe = config.recipe
     return build_run(
         model,
-        Mixture(streams=[text], weights=[1.0], loss_weights={}, mask_rates=recipe.mask_rates),
+        Mixture(streams=[text], weights=[1.0], loss_weights={}),
         LOSS_OF,
         recipe,
         progress=Progress(num_steps=config.steps, budget_s=config.budget),

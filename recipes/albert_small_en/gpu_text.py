@@ -160,7 +160,6 @@ class MaskedText:
             tokens=ModelInputs(ids=ids, types=torch.zeros_like(ids)),
             rows=(firsts[:, None] + 1 + chosen).flatten(),
             targets=targets.flatten(),
-            rates=ids.new_zeros(targets.numel()),
             firsts=firsts,
             labels=ids.new_zeros(len(ids)),
             num_tokens=ids.numel(),

@@ -47,7 +47,6 @@ class PretrainBatch(MicroBatch):
     Attributes:
         rows: (R,) positions of the tokens to predict, as indices into the flattened (B * S).
         targets: (R,) the original ids; IGNORED where R was rounded up.
-        rates: (R,) the mask rate from which on each is among the tokens to predict.
         firsts: (C,) positions of each sequence's [CLS], as indices into the flattened (B * S).
         labels: (C,) of the sentence task, or IGNORED.
         counts: without "sentence-order" where the rows have no sentence task.
@@ -56,7 +55,6 @@ class PretrainBatch(MicroBatch):
     task: str = "pretraining"
     rows: Tensor
     targets: Tensor
-    rates: Tensor
     firsts: Tensor
     labels: Tensor
 

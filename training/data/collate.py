@@ -80,21 +80,18 @@ class Collator:
         packed = PackedRows(len(rows), self.length)
         positions: list[NDArray[np.int64]] = []
         targets: list[NDArray[np.int64]] = []
-        rates: list[NDArray[np.float64]] = []
         labels: list[int] = []
         for line, row in enumerate(rows):
             for example, whole, second in row:
-                masked, chosen, of_chosen = self.masking(whole, example.mask_rng(self.seed))
+                masked, chosen = self.masking(whole, example.mask_rng(self.seed))
                 types = (np.arange(len(whole)) >= second).astype(np.int64)
                 positions.append(packed.add(line, masked, types) + chosen)
                 targets.append(whole[chosen])
-                rates.append(of_chosen)
                 labels.append(example.label)
         return PretrainBatch(
             tokens=packed.batch(),
             rows=rounded(np.concatenate(positions), 0),
             targets=rounded(np.concatenate(targets), IGNORED),
-            rates=rounded(np.concatenate(rates), 0),
             firsts=rounded(np.array(packed.firsts), 0),
             labels=rounded(np.array(labels), IGNORED),
             num_tokens=packed.num_tokens,

@@ -55,35 +55,30 @@ class NgramMasking:
 
     def __call__(
         self, ids: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Mask one sequence of ids (S,), and rank the masks.
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Mask one sequence of ids (S,).
 
         Returns:
-            The ids with replacements (S,), the positions to predict in ascending order, and the
-            rate from which on each position is among them: at most `rate`, and 0 for the first
-            span.
+            The ids with replacements (S,), and the positions to predict in ascending order.
         """
-        chosen, rates = self._choose(ids, rng)
+        chosen = self._choose(ids, rng)
         masked = ids.copy()
         fate = rng.random(len(chosen))
         masked[chosen[fate < 0.8]] = self.special.mask
         swapped = chosen[fate >= 0.9]
         masked[swapped] = self._ordinary[rng.integers(0, len(self._ordinary), len(swapped))]
-        return masked, chosen, rates
+        return masked, chosen
 
-    def _choose(
-        self, ids: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _choose(self, ids: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         begins, ends = word_bounds(ids, self.word_starts, self.is_special)
-        rates = np.full(len(ids), np.inf)
         if not len(begins):
-            return np.zeros(0, np.int64), np.zeros(0)
+            return np.zeros(0, np.int64)
         odds = 1 / np.arange(1, self.max_words + 1)
         order = rng.permutation(len(begins))
         num_words = rng.choice(self.max_words, len(begins), p=odds / odds.sum()) + 1
         # A span that would run past a special token ends before it.
         lasts = np.minimum(order + num_words - 1, _last_neighbours(begins, ends)[order])
-        whole = budget = max(1, round(self.rate * len(ids)))
+        budget = max(1, round(self.rate * len(ids)))
         begin_of, end_of, taken = begins.tolist(), ends.tolist(), bytearray(len(ids))
         for word, last in zip(order.tolist(), lasts.tolist(), strict=True):
             begin = begin_of[word]
@@ -93,14 +88,10 @@ class NgramMasking:
             if last >= word and not any(taken[begin : end_of[last]]):
                 size = end_of[last] - begin
                 taken[begin : end_of[last]] = bytes([1]) * size
-                # A lower rate has the spans of which at least half is within its budget.
-                is_first = budget == whole
-                rates[begin : end_of[last]] = 0 if is_first else whole - budget + size / 2
                 budget -= size
                 if not budget:
                     break
-        chosen = np.flatnonzero(np.frombuffer(taken, np.uint8))
-        return chosen, rates[chosen] / len(ids)
+        return np.flatnonzero(np.frombuffer(taken, np.uint8))
 
 
 def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:

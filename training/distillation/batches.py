@@ -89,7 +89,6 @@ class DistilCollator:
             tokens=batch.tokens,
             rows=batch.rows,
             targets=batch.targets,
-            rates=batch.rates,
             firsts=batch.firsts,
             labels=batch.labels,
             num_tokens=batch.num_tokens,

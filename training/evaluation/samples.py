@@ -236,7 +236,7 @@ def _draw_masks(drawing: _Drawing) -> Sample:
     def items(examples: Iterable[Example]) -> Iterator[EngineItem]:
         for example in examples:
             whole, second = example.tokens(drawing.part)
-            _, chosen, _ = masking(whole, example.mask_rng(_SEED))
+            _, chosen = masking(whole, example.mask_rng(_SEED))
             masked = whole.copy()
             masked[chosen] = mask_id
             if len(chosen):

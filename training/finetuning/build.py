@@ -14,7 +14,6 @@ from training.finetuning.classification import Classification
 from training.finetuning.config import FinetuneConfig
 from training.finetuning.contrast import contrasts
 from training.finetuning.model import load_start, new_classifiers
-from training.finetuning.pretraining import mask_rates
 from training.finetuning.probing import Probing
 from training.finetuning.start import Start
 from training.finetuning.tasks import FinetuningTask
@@ -100,7 +99,6 @@ def build_run(
             streams=[stream for task in tasks for stream in task.streams],
             weights=_weights(tasks, config),
             loss_weights=hyperparameters.loss_weights,
-            mask_rates=mask_rates(config),
         ),
         {name: loss for task in tasks for name, loss in task.losses.items()},
         hyperparameters,

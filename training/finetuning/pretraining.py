@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
 from training.data.examples import SentenceTask
-from training.data.mask_rate import MaskRates
 from training.data.preparation import prepare
 from training.data.streams import PackedStream
 from training.errors import RunError
@@ -22,11 +21,6 @@ from training.pretraining.text_streams import TextStreams
 
 # Fraction of the tokens that is predicted, the paper's.
 _MASK_RATE: Final = RECIPES["paper"].mask_rate
-
-
-def mask_rates(config: FinetuneConfig) -> MaskRates:
-    """Return the rates of `--mask-rate`; the paper's if it is not given."""
-    return config.mask_rates or MaskRates(first=_MASK_RATE, last=_MASK_RATE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +64,7 @@ class ContinuedPretraining:
             tokens_a_batch=(config.micro_batch_size or batch_size) * config.length,
             sentence_task=_sentence_task(config, start),
             short_rate=recipe.short_rate,
-            mask_rate=mask_rates(config).highest,
+            mask_rate=_MASK_RATE if config.mask_rate is None else config.mask_rate,
             seed=config.seed,
             rows_option=rows_option,
         )

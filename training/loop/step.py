@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from training.data.batch import LossName, MicroBatch
-from training.data.mask_rate import MaskRates
 from training.data.streams import TaskStream
 from training.errors import RunError
 from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
@@ -60,13 +59,11 @@ class Mixture:
         weights: relative frequency of each task stream, in the order of `streams`.
         loss_weights: by the loss' name; 1 where it is missing. Sentence order has one label a
             sequence: in small batches its gradient is mostly noise and drowns the others'.
-        mask_rates: of masked rows.
     """
 
     streams: Sequence[TaskStream]
     weights: Sequence[float]
     loss_weights: Mapping[LossName, float]
-    mask_rates: MaskRates
 
     def draw(self, rng: np.random.Generator) -> TaskStream:
         """Draw the task stream of a step."""
@@ -123,7 +120,7 @@ class Run:
         """
         stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
         with reproducible(self.world.device):
-            tallies, num_tokens = self._fitting_gradient(stream, done)
+            tallies, num_tokens = self._fitting_gradient(stream)
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
             grad_norm = float(whole(norm))
             factor = self._update(grad_norm, done)
@@ -133,14 +130,12 @@ class Run:
             tallies=tallies, num_tokens=num_tokens, grad_norm=grad_norm, lr_factor=factor
         )
 
-    def _fitting_gradient(
-        self, stream: TaskStream, done: float
-    ) -> tuple[dict[LossName, Tally], int]:
+    def _fitting_gradient(self, stream: TaskStream) -> tuple[dict[LossName, Tally], int]:
         """Return what `_gradient` does, in micro-batches for which the device has the memory."""
         position = stream.state()
         while True:
             try:
-                return self._gradient(stream, done)
+                return self._gradient(stream)
             except torch.OutOfMemoryError as error:
                 reason = str(error).split(". ")[0]
             # Not in the handler, whose error holds the tensors of the pass.
@@ -154,9 +149,9 @@ class Run:
                 torch.cuda.empty_cache()
             stream.restore(position)
 
-    def _gradient(self, stream: TaskStream, done: float) -> tuple[dict[LossName, Tally], int]:
+    def _gradient(self, stream: TaskStream) -> tuple[dict[LossName, Tally], int]:
         """Compute the gradient of the stream's next step; return its tallies and real tokens."""
-        batches = [self.mixture.mask_rates.thin(batch, done) for batch in stream.step()]
+        batches = list(stream.step())
         *counts, num_tokens = self.world.sum(
             [sum(batch.counts[name] for batch in batches) for name in stream.losses]
             + [sum(batch.num_tokens for batch in batches)]

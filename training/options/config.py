@@ -6,7 +6,6 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Final
 
-from training.data.mask_rate import MaskRates
 from training.errors import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
 from training.options.device import DEVICE_HELP, Device
@@ -78,15 +77,10 @@ class ObjectiveOptions(Options, title="masked tokens and sentence order"):
     """Options of masked tokens and of sentence order.
 
     Raises:
-        RunError: there are more than two mask rates, or no step is left to masked tokens.
+        RunError: no step is left to masked tokens.
     """
 
-    mask_rate: tuple[Fraction, ...] = flag(
-        "fraction of the tokens that is predicted; two, such as 0.3 0.15, for one that changes "
-        "linearly over the run",
-        (),
-        metavar="RATE",
-    )
+    mask_rate: Fraction | None = flag("fraction of the tokens that is predicted")
     order_share: Fraction | None = flag(
         "fraction of the steps of pretraining that learn sentence order from both orders of a "
         "pair, without masks, in place of the masked rows' sentence task (0)"
@@ -95,18 +89,7 @@ class ObjectiveOptions(Options, title="masked tokens and sentence order"):
     order_sentences: Count | None = flag("least sentences of each side of a pair (2)")
 
     def __post_init__(self) -> None:
-        """Check the rates and the share."""
+        """Check the share."""
         super().__post_init__()
-        if len(self.mask_rate) > 2:
-            raise RunError(
-                f"--mask-rate takes one rate, or the first and the last: not {list(self.mask_rate)}"
-            )
         if self.order_share == 1:
             raise RunError("--order-share 1 leaves no step to masked tokens; give less")
-
-    @property
-    def mask_rates(self) -> MaskRates | None:
-        """The rates at the beginning and at the end of the run; None if they are not given."""
-        if not self.mask_rate:
-            return None
-        return MaskRates(first=self.mask_rate[0], last=self.mask_rate[-1])

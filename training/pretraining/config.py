@@ -125,10 +125,6 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
         }
         if self.batch_size is not None and self.lr is None and self.optimizer is None:
             changes["lr"] = scaled_lr(base, self.batch_size)
-        del changes["mask_rate"]
-        if (rates := self.mask_rates) is not None:
-            changes["mask_rate"] = rates.first
-            changes["final_mask_rate"] = rates.last if rates.changes else None
         if self.order_share:
             # The small recipes' weight is for one label a sequence among its masked tokens.
             changes = {"sentence_weight": 1.0, **changes, "sentence_task": "none"}

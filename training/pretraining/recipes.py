@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 from albert_serve.config import AlbertConfig, preset
 from training.data.examples import SentenceTask
-from training.data.mask_rate import MaskRates
 from training.model.heads import Task
 from training.model.initialization import Start
 from training.optim.hyperparameters import Hyperparameters
@@ -29,8 +28,7 @@ class Recipe(Hyperparameters):
         length: tokens of a row, which is one example or several that are packed.
         batch_size: rows per step.
         num_steps: of the whole run; None if the recipe does not set them.
-        mask_rate: fraction of the tokens that is predicted, at the beginning of the run.
-        final_mask_rate: the same at its end, linear between; None if it stays.
+        mask_rate: fraction of the tokens that is predicted.
         start: the initialization.
         order_share: fraction of the steps that are on pairs of segments in both orders, without
             masks, in place of a sentence task of the masked rows.
@@ -52,13 +50,6 @@ class Recipe(Hyperparameters):
     order_length: int | None = None
     order_batch_size: int | None = None
     order_sentences: int = 2
-    final_mask_rate: float | None = None
-
-    @property
-    def mask_rates(self) -> MaskRates:
-        """The mask rates at the beginning and at the end of the run."""
-        last = self.mask_rate if self.final_mask_rate is None else self.final_mask_rate
-        return MaskRates(first=self.mask_rate, last=last)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -77,7 +77,6 @@ def distilling(**values: Any) -> DistilConfig:
         (finetuning, {"task": "NLI"}, "--task: "),
         (pretraining, {"recipe": "large"}, "--recipe: 'large' is none of paper, small"),
         (pretraining, {"corpus": ()}, "give either --corpus or --shards"),
-        (pretraining, {"mask_rate": (0.1, 0.2, 0.3)}, "--mask-rate takes one rate, or the first"),
         (pretraining, {"order_share": 1.0}, "--order-share 1 leaves no step to masked tokens"),
         (pretraining, {"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
         (pretraining, {"device": "gpu"}, "--device: 'gpu' cannot be used: "),

@@ -49,7 +49,6 @@ def test_the_paper_s_numbers() -> None:
         "order_length": None,
         "order_batch_size": None,
         "order_sentences": 2,
-        "final_mask_rate": None,
     }
     assert NgramMasking(word_starts=np.zeros(1, bool)).max_words == 3  # section 4.1
 
