@@ -69,7 +69,6 @@ from training.evaluation.real_text import RealData
 from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
-from training.model.resizing import with_layers
 from training.options.flags import Options, flag
 from training.options.values import Finite
 from training.system.partial_folder import partial_folder, put_folder_in_place
@@ -99,8 +98,7 @@ class Limits(Options, title="limits"):
     """The limits that a bundle must meet."""
 
     max_cost: Finite = flag(
-        "maximum loss of a task's metric in points, by precision and fewer layers; only "
-        "significant losses count",
+        "maximum loss of a task's metric in points, by precision; only significant losses count",
         1.0,
         metavar="POINTS",
     )
@@ -130,7 +128,6 @@ def export_bundle(
     limits: Limits | None = None,
     evaluation: Mapping[str, Any] | None = None,
     null_score_diff_threshold: float | None = None,
-    layers: int | None = None,
     examples: Mapping[str, Sequence[TaskExample]] | None = None,
     overwrite: bool = False,
 ) -> ExportResult:
@@ -151,7 +148,6 @@ def export_bundle(
             `evaluation.json`.
         null_score_diff_threshold: of question answering, for the manifest; by default the best F1
             threshold of the results.
-        layers: the number of layers that are applied; None for all.
         examples: inputs that the service's page shows, by task.
         overwrite: whether a bundle that is at the target is replaced.
 
@@ -166,12 +162,8 @@ def export_bundle(
     target = target.resolve()
     limits = limits or Limits()
     _check_target(Path(checkpoint), target, overwrite)
-    with (
-        open_checkpoint(checkpoint) as opened,
-        with_layers(opened.folder, layers) as cut,
-        _new_folder(target) as folder,
-    ):
-        source = read_source(cut)
+    with open_checkpoint(checkpoint) as opened, _new_folder(target) as folder:
+        source = read_source(opened.folder)
         figures = {**source.evaluation, **(evaluation or {})}
         training, vectors = read_training(opened.folder), read_sentence_vectors(opened.folder)
         source = replace(source, evaluation=figures, training=training)
@@ -199,8 +191,6 @@ def export_bundle(
         )
         _write_manifest(manifest, folder)
         if data is not None:
-            if layers is not None:  # the cost of the missing layers counts, too
-                model = load_checkpoint(opened.folder, source.num_outputs)
             measured = _measure_quality(source, folder, model, data, quality_budget_s)
             if not limits.force:
                 check_quality(measured, limits.max_cost)

@@ -25,7 +25,7 @@ from training.glue.files import dev_files
 from training.glue.tasks import TASKS
 from training.options.flags import flag
 from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
-from training.options.values import Count, Duration, Finite
+from training.options.values import Duration, Finite
 
 _WIDTH: Final = 24  # the least width of the first column of the summary
 
@@ -47,11 +47,6 @@ class ExportConfig(LabelledTexts, ChoiceFiles, Limits, title="export"):
         "here; all if the checkpoint does not say what was trained)",
         (),
         metavar="TASK",
-    )
-    layers: Count | None = flag(
-        "apply only so many layers of a model whose layers share all weights; what that costs is "
-        "measured against all of them",
-        metavar="NUMBER",
     )
     precision: Precision = flag(
         "fp32: the checkpoint's own file; int8: a quarter of the size, fastest on CPUs; fp16: half "
@@ -106,7 +101,6 @@ def export(config: ExportConfig) -> ExportResult:
         limits=config,
         evaluation=_read_evaluation(config.evaluation),
         null_score_diff_threshold=config.null_score_diff_threshold,
-        layers=config.layers,
         examples=read_examples(config.examples) if config.examples else None,
         overwrite=config.overwrite,
     )

@@ -86,7 +86,6 @@ REFUSALS: Final[dict[str, tuple[Change, list[str], str]]] = {
     "parity on CUDA": (nothing, ["--max-cuda-difference", "1e-5"], "--max-cuda-difference raises"),
     "an evaluation": (nothing, ["--evaluation", "none.json"], "none.json is not there"),
     "examples": (nothing, ["--examples", "none.json"], "none.json is not there"),
-    "more layers": (nothing, ["--layers", "5"], "5 layers: "),
     "a head": (
         nothing,
         ["--quality", "--head", "nobody", "--text-classification", "a.csv"],

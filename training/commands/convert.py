@@ -14,15 +14,12 @@ from typing import Final
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.conversion.standard import write_for_transformers
 from training.errors import report_errors
-from training.model.resizing import with_layers
-from training.options.values import parse_count
 from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = """examples:
   albert-serve convert runs/base/checkpoint for-transformers/
   albert-serve convert albert_base/ checkpoints/albert-base-v2
-  albert-serve convert runs/mine/best for-transformers/ --layers 6
   albert-serve convert textattack/albert-base-v2-SST-2 checkpoints/sst2
 
 A checkpoint is a folder, or a model of the Hugging Face Hub: config.json with weights as
@@ -31,25 +28,19 @@ published: albert_config.json, model.ckpt-best.index and .data-..., and 30k-clea
 """
 
 
-def convert(reference: str | Path, target: Path, *, layers: int | None = None) -> None:
+def convert(reference: str | Path, target: Path) -> None:
     """Write a checkpoint for `transformers` into a new folder, which appears whole or not at all.
 
     Args:
         reference: a folder, or a model of the Hugging Face Hub.
         target: the folder to write.
-        layers: how many layers are applied, of a model whose layers share all weights; None for
-            all.
 
     Raises:
         CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be found or read.
         OSError: the target is there already, or cannot be written.
     """
-    with (
-        new_folder(target) as folder,
-        open_checkpoint(reference) as checkpoint,
-        with_layers(checkpoint.folder, layers) as source,
-    ):
-        write_for_transformers(source, folder)
+    with new_folder(target) as folder, open_checkpoint(reference) as checkpoint:
+        write_for_transformers(checkpoint.folder, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,16 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("albert-serve convert", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to write")
-    parser.add_argument(
-        "--layers",
-        type=parse_count,
-        metavar="NUMBER",
-        help="apply only so many layers of a model whose layers share all weights (default: all)",
-    )
     values = parser.parse_args(arguments)
 
     def run() -> int:
-        convert(values.checkpoint, values.folder, layers=values.layers)
+        convert(values.checkpoint, values.folder)
         print(f"written to {values.folder}")
         return 0
 

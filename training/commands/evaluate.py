@@ -64,7 +64,7 @@ def _run(config: EvaluateConfig) -> int:
     if file is not None:
         print(f"written to {file}")
     else:
-        print("not written to a file, which --output names for a model of the Hub or --layers")
+        print("not written to a file, which --output names for a model of the Hub")
     return 0
 
 

@@ -45,7 +45,6 @@ from training.loop.step import Run
 from training.model.checkpoint import read_config
 from training.model.heads import AlbertForTasks
 from training.model.provenance import file_names
-from training.model.resizing import with_layers
 from training.options.device import should_compile
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
@@ -92,7 +91,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
             has_default_rate = config.lr is None and config.recipe is None
             config = settle(config)
             checkpoint = stack.enter_context(open_checkpoint(config.initialize_from))
-            folder = stack.enter_context(with_layers(checkpoint.folder, config.layers))
+            folder = checkpoint.folder
             if has_default_rate:
                 hidden_size = AlbertConfig.from_hf(read_config(folder)).hidden_size
                 config = replace(config, lr=default_rate(hidden_size))

@@ -29,8 +29,6 @@ _EXAMPLES: Final = r"""examples:
   torchrun --nproc-per-node 8 --no-python albert-serve pretrain --shards wiki-shards/ \
       --tokenizer vocab/ --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp \
       --recompute
-  albert-serve pretrain --initialize-from runs/3-layers/checkpoint --layers 12 \
-      --shards wiki-shards/ --tokenizer vocab/ --output runs/12-layers --budget 2h
   albert-serve pretrain --initialize-from albert/albert-base-v2 --corpus letters/ \
       --output runs/letters --budget 2h
 """

@@ -51,7 +51,6 @@ from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels, read_temperature
 from training.model.provenance import file_names
-from training.model.resizing import with_layers
 from training.options.device import Device
 from training.options.flags import flag
 from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
@@ -120,9 +119,6 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
     report: Path | None = flag(
         "write report.md: the figures as tables, and the worst examples", metavar="FOLDER"
     )
-    layers: Count | None = flag(
-        "apply only so many layers of a model whose layers share all weights", metavar="NUMBER"
-    )
     length: Count = flag("tokens per row of held-out text", 128)
     output: Path | None = flag("output file (evaluation.json in the checkpoint's folder)")
     device: Device = flag(
@@ -159,10 +155,9 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
 
     @property
     def figures_file(self) -> Path | None:
-        """The file of the figures; None of a model of the Hub, and of fewer layers."""
+        """The file of the figures; None for a model of the Hub."""
         folder = Path(self.checkpoint)
-        is_whole = folder.is_dir() and self.layers is None
-        return self.output or (folder / "evaluation.json" if is_whole else None)
+        return self.output or (folder / "evaluation.json" if folder.is_dir() else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,16 +195,16 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     config = replace(config, heads=tuple(map(with_task_data, config.heads)))
     with (
         open_checkpoint(config.checkpoint) as checkpoint,
-        with_layers(checkpoint.folder, config.layers) as folder,
         precision(config.device, config.precision),
     ):
+        folder = checkpoint.folder
         model = load_checkpoint(folder).to(config.device).eval()
         tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
         return _evaluate(config, _Opened(folder=folder, model=model, tokenizer=tokenizer))
 
 
 def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
-    figures: dict[str, Any] = {} if config.layers is None else {"layers": config.layers}
+    figures: dict[str, Any] = {}
     choices: ChoicePredictions | None = None
     questions: list[AnsweredQuestion] = []
     if config.pretraining:

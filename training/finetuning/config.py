@@ -202,9 +202,6 @@ class _TrainingOptions(Optimization, title="training"):
     dropout: Fraction | None = flag("of hidden states and attention (the checkpoint's)")
     classifier_dropout: Fraction | None = flag("of pooled states (the checkpoint's)")
     max_positions: Count | None = flag("drop positions that pretraining never used")
-    layers: Count | None = flag(
-        "apply only so many layers of a model whose layers share all weights (all)"
-    )
     truncation: bool = flag(
         "cut longer texts to --length; with --no-truncation they are an error", default=True
     )

@@ -73,7 +73,7 @@ class ModelOptions(Options, title="model (defaults are the preset's)"):
     max_positions: Count | None = flag()
     sharing: Sharing | None = flag()
     initialize_from: str | None = flag(
-        f"{REFERENCE_HELP}, for the initial weights; --layers may be more", metavar="CHECKPOINT"
+        f"{REFERENCE_HELP}, for the initial weights", metavar="CHECKPOINT"
     )
 
     @property
@@ -213,7 +213,8 @@ def architecture(
         dropout = recipe.dropout_of(new)
         model = replace(new, hidden_dropout=dropout, attention_dropout=dropout)
     else:
-        model = _grown(config, load_checkpoint(start.folder).config, tokenizer.vocab_size)
+        model = load_checkpoint(start.folder).config
+        _check_sizes(config, model, tokenizer.vocab_size)
     lengths = {"length": recipe.length, "order-length": recipe.order_length or recipe.length}
     for name, length in lengths.items():
         if not MIN_LENGTH <= length <= model.max_positions:
@@ -224,11 +225,11 @@ def architecture(
     return model
 
 
-def _grown(config: CorpusRunConfig, initial: AlbertConfig, vocab_size: int) -> AlbertConfig:
-    """Return the sizes of the initial checkpoint, with the number of layers from `--layers`.
+def _check_sizes(config: CorpusRunConfig, initial: AlbertConfig, vocab_size: int) -> None:
+    """Check that no other sizes than the initial checkpoint's are given.
 
     Raises:
-        RunError: other sizes than the checkpoint's are given.
+        RunError: some are.
     """
     if config.preset is not None:
         raise RunError("--preset goes with new weights; --initialize-from has sizes of its own")
@@ -237,9 +238,8 @@ def _grown(config: CorpusRunConfig, initial: AlbertConfig, vocab_size: int) -> A
             f"{config.initialize_from} has {initial.vocab_size} tokens, --tokenizer {vocab_size}"
         )
     for name, value in config.given.items():
-        if name != "num_layers" and getattr(initial, name) != value:
+        if getattr(initial, name) != value:
             raise RunError(
-                f"{name} {value}: {config.initialize_from} has {getattr(initial, name)}; "
-                "only the number of layers can grow"
+                f"{name} {value}: {config.initialize_from} has {getattr(initial, name)}. "
+                "Omit the option"
             )
-    return replace(initial, num_layers=config.layers or initial.num_layers)

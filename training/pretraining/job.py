@@ -32,7 +32,6 @@ from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
 from training.model.initialization import start_local
 from training.model.provenance import file_names
-from training.model.resizing import grow_depth
 from training.options.device import should_compile
 from training.order_losses import order_loss
 from training.pretraining.config import CorpusRunConfig, Start
@@ -107,8 +106,7 @@ class PretrainingJob:
         torch.manual_seed(self.recipe.seed)
         sizes = head_sizes(self.architecture, self.recipe.tasks)
         if self.start.folder is not None:
-            shallow = load_checkpoint(self.start.folder, sizes)
-            return grow_depth(shallow, self.architecture.num_layers)
+            return load_checkpoint(self.start.folder, sizes)
         model = AlbertForTasks(self.architecture, sizes)
         if self.recipe.start == "local":
             start_local(model, self.shards.token_counts(self.architecture.vocab_size))

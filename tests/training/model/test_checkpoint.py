@@ -32,7 +32,7 @@ from tests.training.support import (
 from training.model.checkpoint import CheckpointError, find_tasks, load_checkpoint, save_checkpoint
 from training.model.hf_names import parameters
 from training.model.provenance import read_stages
-from training.model.resizing import cut_positions, expand_for_hf, grow_depth
+from training.model.resizing import cut_positions
 
 pytestmark = pytest.mark.process
 
@@ -175,40 +175,23 @@ def test_positions_can_be_cut_off() -> None:
         cut_positions(cut, 8)
 
 
-@pytest.mark.parametrize("num_inner_layers", [1, 2])
-@pytest.mark.parametrize("num_groups", [1, 2])
-@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none"])
-@torch.no_grad()
-def test_a_model_grows_by_the_layers_at_their_relative_depth(
-    tmp_path: Path, sharing: Sharing, num_groups: int, num_inner_layers: int
-) -> None:
-    """Against a model of `transformers` whose groups, one a layer, are copied over by hand."""
-    config = replace(
-        TINY, sharing=sharing, num_groups=num_groups, num_inner_layers=num_inner_layers
-    )
-    model = our_model(config, ("fill-mask", "sentence-order"))
-    save_checkpoint(model, tmp_path / "shallow")
-    expand_for_hf(tmp_path / "shallow", tmp_path / "theirs")
-    shallow = hf_load("AlbertForPreTraining", tmp_path / "theirs")
-    deep_config = replace(config, sharing="all", num_layers=6, num_groups=6)
-    deep = hf_model(deep_config, "AlbertForPreTraining")
-    given = shallow.albert.encoder.albert_layer_groups
-    for layer, group in enumerate(deep.albert.encoder.albert_layer_groups):
-        group.load_state_dict(given[layer * 4 // 6].state_dict())
-    rest = {k: v for k, v in shallow.state_dict().items() if "albert_layer_groups" not in k}
-    deep.load_state_dict(rest, strict=False)
-    grown = grow_depth(model, 6).eval()
-    assert grown.config == replace(config, num_layers=6)
-    assert grown.tasks == model.tasks
-    assert_close(our_logits(grown.double(), ragged()), hf_logits(deep.double(), ragged()))
-
-
 def change_config(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
     return change
+
+
+@pytest.mark.parametrize("num_layers", [2, 6])
+@torch.no_grad()
+def test_a_shared_layer_is_applied_as_often_as_the_config_says(
+    tmp_path: Path, num_layers: int
+) -> None:
+    save_checkpoint(our_model(TINY, ("fill-mask", "sentence-order")), tmp_path)
+    change_config(num_hidden_layers=num_layers)(tmp_path)
+    ours, theirs = load_checkpoint(tmp_path).eval(), hf_load("AlbertForPreTraining", tmp_path)
+    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
 
 
 def without(*names: str) -> Callable[[Path], None]:
