@@ -15,9 +15,9 @@ import os
 import queue
 import re
 import sys
-import threading
 import time
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
 from typing import Any, Final, Literal
 
 from albert_serve.errors import printable
@@ -31,7 +31,7 @@ _ACCESS_FIELDS: Final = ("method", "path", "status", "duration_ms")
 _TRACE: Final = re.compile(r"trace=(?P<trace>\w+),span=(?P<span>\w+)")
 _OURS: Final = "albert_serve"
 _INTERVAL_S: Final = 10.0
-_MAX_WAITING_CHARS: Final = 1 << 20
+_MAX_WAITING: Final = 1000
 _FLUSH_S: Final = 1.0
 _logger = logging.getLogger(__name__)
 
@@ -42,76 +42,80 @@ def configure_logs(log_format: Literal["text", "json"]) -> None:
     if log_format == "json" and not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
     for name in ("", *logging.root.manager.loggerDict):
-        for handler in logging.getLogger(name).handlers:
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
             if log_format == "json":
                 handler.setFormatter(JsonFormatter())
             if isinstance(handler, logging.StreamHandler) and handler.stream is sys.__stdout__:
-                handler.setStream(log_writer())
+                logger.removeHandler(handler)
+                logger.addHandler(_queued(handler))
 
 
-class LogWriter:
-    """A stream that writes in a thread of its own, and drops lines while too many wait.
+def _queued(handler: logging.Handler) -> QueuedHandler:
+    """Return a handler that queues what another handler would write."""
+    queued = QueuedHandler(log_output())
+    queued.setLevel(handler.level)
+    queued.setFormatter(handler.formatter)
+    for log_filter in handler.filters:
+        queued.addFilter(log_filter)
+    return queued
+
+
+class LogOutput(logging.Handler):
+    """Writes queued log records in a thread of its own, one a line.
 
     Args:
         file: the descriptor to write to.
     """
 
     def __init__(self, file: int) -> None:
+        super().__init__()
         self._file = file
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the counts
-        self._num_waiting_chars = 0
-        self._num_dropped = 0
-        threading.Thread(target=self._work, name="log", daemon=True).start()
+        self.records: queue.Queue[logging.LogRecord] = queue.Queue(_MAX_WAITING)
+        self.num_dropped = 0
+        QueueListener(self.records, self).start()
 
-    def write(self, line: str) -> None:
-        """Write a line later, or drop it."""
-        with self._lock:
-            if self._num_waiting_chars + len(line) > _MAX_WAITING_CHARS:
-                self._num_dropped += 1
-                return
-            self._num_waiting_chars += len(line)
-        self._lines.put(line)
-
-    def flush(self) -> None:
-        """Do nothing: handlers call this after each line."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or drop it: a full disk or a closed pipe stops nothing."""
+        line = f"{printable(record.getMessage())}\n".encode("utf-8", "backslashreplace")
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except OSError:
+            self.num_dropped += 1
+            return
+        if self.num_dropped and self.records.empty():
+            num_dropped, self.num_dropped = self.num_dropped, 0
+            _logger.warning("%d log lines were dropped, as nothing took them", num_dropped)
 
     def finish(self) -> None:
-        """Wait until the lines are written, but not long."""
-        give_up_s = time.monotonic() + _FLUSH_S
-        while self._num_waiting_chars and time.monotonic() < give_up_s:
+        """Wait until the records are written, for at most a second."""
+        end_s = time.monotonic() + _FLUSH_S
+        while self.records.unfinished_tasks and time.monotonic() < end_s:
             time.sleep(0.01)
 
-    def _work(self) -> None:
-        while True:
-            line = self._lines.get()
-            is_written = self._write(line)
-            with self._lock:
-                self._num_waiting_chars -= len(line)
-                self._num_dropped += not is_written
-                is_up_to_date = is_written and not self._num_waiting_chars
-                num_dropped = self._num_dropped if is_up_to_date else 0
-                self._num_dropped -= num_dropped
-            if num_dropped:
-                _logger.warning("%d log lines were dropped, as nothing took them", num_dropped)
 
-    def _write(self, line: str) -> bool:
-        """Whether a line could be written; a full disk or a closed pipe must stop nobody."""
-        content = printable(line).encode("utf-8", "backslashreplace")
+class QueuedHandler(QueueHandler):
+    """Formats a record and queues it, or drops it if the queue is full."""
+
+    def __init__(self, output: LogOutput) -> None:
+        super().__init__(output.records)
+        self._output = output
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a formatted record."""
         try:
-            while content:
-                content = content[os.write(self._file, content) :]
-        except OSError:
-            return False
-        return True
+            self._output.records.put_nowait(record)
+        except queue.Full:
+            self._output.num_dropped += 1
 
 
 @functools.cache
-def log_writer() -> LogWriter:
+def log_output() -> LogOutput:
     """Return the writer of this process's standard output."""
-    writer = LogWriter(1)
-    atexit.register(writer.finish)
-    return writer
+    output = LogOutput(1)
+    atexit.register(output.finish)
+    return output
 
 
 class RepeatedWarning:

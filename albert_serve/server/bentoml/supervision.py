@@ -25,7 +25,7 @@ from circus.process import DEAD_OR_ZOMBIE, UNEXISTING  # type: ignore[import-unt
 from circus.watcher import Watcher  # type: ignore[import-untyped]
 from prometheus_client.multiprocess import mark_process_dead
 
-from albert_serve.server.logging import log_writer
+from albert_serve.server.logging import log_output
 from albert_serve.settings import (
     METRICS_VARIABLE,
     SUPERVISOR_VARIABLE,
@@ -77,7 +77,7 @@ def end_worker(error: Exception) -> None:
     """End this process with one line if it is a worker; BentoML would log tracebacks."""
     if supervisor_pid() is not None:
         _logger.error("this worker cannot start: %s", error)
-        log_writer().finish()
+        log_output().finish()
         os._exit(1)
 
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from albert_serve.server import logging as our_logging
-from albert_serve.server.logging import LogWriter
+from albert_serve.server.logging import LogOutput, QueuedHandler
 from tests.albert_serve.support import (
     Running,
     running_service,
@@ -31,32 +31,30 @@ from tests.albert_serve.support import (
 )
 
 TIMEOUT_S = 20.0
-LINE = "a" * 99 + "\n"
+LINE = "a" * 99
 NUM_LINES = 5000
 NOTICE = re.compile(r"(\d+) log lines were dropped, as nothing took them\n")
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogWriter, int]]:
-    """A writer into a pipe, which is our logger's, too, and the pipe's other end."""
-    monkeypatch.setattr(our_logging, "_MAX_WAITING_CHARS", 10_000)
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[logging.Logger, int]]:
+    """A logger that writes into a pipe, and the pipe's other end."""
+    monkeypatch.setattr(our_logging, "_MAX_WAITING", 100)
     reading, writing = os.pipe()
-    writer = LogWriter(writing)
-    handler = logging.StreamHandler(writer)
+    handler = QueuedHandler(LogOutput(writing))
     logger = logging.getLogger(our_logging.__name__)
     logger.addHandler(handler)
-    yield writer, reading
+    yield logger, reading
     logger.removeHandler(handler)
     os.close(writing)
     os.close(reading)
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted(log: tuple[LogWriter, int]) -> None:
-    writer, reading = log
+def test_lines_that_nobody_reads_are_dropped_and_counted(log: tuple[logging.Logger, int]) -> None:
+    logger, reading = log
     started_s = time.monotonic()
     for _ in range(NUM_LINES):
-        writer.write(LINE)
-    writer.finish()
+        logger.warning(LINE)
     assert time.monotonic() - started_s < TIMEOUT_S  # it has returned
     text, num_lines, num_dropped = "", 0, 0
     while num_lines + num_dropped < NUM_LINES:
@@ -64,21 +62,22 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(log: tuple[LogWriter, i
         num_lines = text.count(LINE)
         num_dropped = sum(map(int, NOTICE.findall(text)))
     assert num_dropped > 0
-    assert NOTICE.sub("", text) == LINE * num_lines
-    writer.write("then\n")
+    assert NOTICE.sub("", text) == f"{LINE}\n" * num_lines
+    logger.warning("then")
     assert os.read(reading, 1 << 20) == b"then\n"
 
 
 def test_a_full_disk_stops_nobody() -> None:
     with open("/dev/full", "wb") as full:
-        writer = LogWriter(full.fileno())
-        writer.write(LINE)
-        writer.finish()
+        output = LogOutput(full.fileno())
+        QueuedHandler(output).handle(logging.makeLogRecord({"msg": LINE}))
+        output.finish()
+        assert output.num_dropped == 1
 
 
-def test_control_characters_are_escaped(log: tuple[LogWriter, int]) -> None:
-    writer, reading = log
-    writer.write("a\x1b]0;title\x07 \x9b2J\tb\n")
+def test_control_characters_are_escaped(log: tuple[logging.Logger, int]) -> None:
+    logger, reading = log
+    logger.warning("a\x1b]0;title\x07 \x9b2J\tb")
     assert os.read(reading, 1 << 20) == b"a\\x1b]0;title\\x07 \\x9b2J\tb\n"
 
 
