@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError
 from albert_serve.files import write_atomically
 from albert_serve.models_file import store_tag
 from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
-from albert_serve.scoring.options import NUM_CONCURRENT, PART_ROWS, WAIT_S, ScoreOptions
+from albert_serve.scoring.options import PART_ROWS, ScoreOptions
 from albert_serve.settings import Settings
 from albert_serve.tables.formats import WRITTEN_FORMATS, Format
 from albert_serve.tasks import TASKS
@@ -34,7 +33,7 @@ examples:
   albert-serve score --task text-classification --column text=review --keep id in.csv out.parquet
   albert-serve score --task question-answering --parameters '{"top_k": 3}' in.jsonl.gz out.jsonl.gz
   albert-serve score --task feature-extraction --parameters '{"normalize": true}' 'logs/*.csv' out/
-  albert-serve score --task fill-mask --server http://albert:3000 - - < in.jsonl > out.jsonl
+  albert-serve score --task fill-mask - - < in.jsonl > out.jsonl
   albert-serve score --task fill-mask --engine ray --ray-address auto in.parquet out.parquet
 
 Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
@@ -49,8 +48,8 @@ killed goes on where it was, with the same command. An output that is a folder (
 parts themselves. A pipe, a device or - is written to at once.
 
 exit status: 0 done; 1 wrong options, model or input, or no row was answered; 2 usage; 3 too many
-rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 6 the
-service (--server) or Ray is unavailable; 7 the output cannot be written; 130 interrupted; 143
+rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 6 Ray
+is unavailable; 7 the output cannot be written; 130 interrupted; 143
 stopped by SIGTERM, after the part that it was at. After 5, 6, 7, 130 and 143 the same command goes
 on.
 """
@@ -77,7 +76,6 @@ def score_parser(purpose: str) -> argparse.ArgumentParser:
     )
     _add_columns(score.add_argument_group("columns and formats"))
     _add_job(score.add_argument_group("the job"))
-    _add_server(score.add_argument_group("a running service instead of a model"))
     _add_ray(score.add_argument_group("many machines"))
     add_model_options(score)
     score.add_argument(
@@ -196,30 +194,6 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_server(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--server", metavar="URL", help="address of the service")
-    group.add_argument(
-        "--model", metavar="NAME", help="model of the service (default: the service's)"
-    )
-    group.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="file that contains the service's key"
-    )
-    group.add_argument(
-        "--concurrency",
-        type=int,
-        default=NUM_CONCURRENT,
-        metavar="N",
-        help="maximum number of concurrent requests (default: %(default)s)",
-    )
-    group.add_argument(
-        "--server-wait",
-        type=float,
-        default=WAIT_S,
-        metavar="SECONDS",
-        help="seconds to wait for a service that does not answer (default: %(default)g)",
-    )
-
-
 def _add_ray(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--engine",
@@ -327,41 +301,15 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
 
 
 def _open_scorer(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
-    """Open a scorer: a service, Ray actors, or the engine in this process."""
+    """Open a scorer: Ray actors, or the engine in this process."""
     if options.engine != "ray" and (options.ray_address or options.num_actors):
         raise ConfigError("--ray-address and --workers are for --engine ray")
-    if options.server is not None:
-        if options.engine == "ray":
-            raise ConfigError("--server and --engine ray are given; choose one of them")
-        return _open_remote(options)
     settings = Settings.from_environment(chosen(options))
     if options.engine == "ray":
         return _open_ray(options, settings)
     from albert_serve.scoring.local import LocalScorer
 
     return nullcontext(LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime))
-
-
-def _open_remote(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
-    from albert_serve.scoring.remote import RemoteScorer
-
-    # Warnings are written with their rows, so they are not logged again.
-    logging.getLogger("albert_serve.client").setLevel(logging.ERROR)
-    return RemoteScorer(
-        options.server,
-        options.task,
-        model=options.model,
-        api_key=_read_key(options.api_key_file),
-        num_concurrent=options.concurrency,
-        wait_s=options.server_wait,
-    )
-
-
-def _read_key(file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--api-key-file {file} is not UTF-8; it must hold the key") from error
 
 
 def _open_ray(options: argparse.Namespace, settings: Settings) -> AbstractContextManager[Scorer]:

@@ -20,7 +20,6 @@ class Call(Generic[ReplyT]):
     """One request, and the parser of its reply.
 
     Attributes:
-        on_reply: takes each successful reply and the index of its first item.
         start: the index of its first item in the caller's list.
     """
 
@@ -28,7 +27,6 @@ class Call(Generic[ReplyT]):
     path: str
     body: dict[str, Any] | None
     read: Callable[[bytes], ReplyT]
-    on_reply: Callable[[RawReply, int], None] = log_warnings
     start: int = 0
 
     @property
@@ -55,7 +53,7 @@ class Call(Generic[ReplyT]):
         """
         if not received.is_success:
             raise self.error(received)
-        self.on_reply(received, self.start)
+        log_warnings(received, self.start)
         try:
             answer = self.read(received.content)
         except ValueError as error:  # a ValidationError is one

@@ -1,4 +1,4 @@
-"""Batch scoring: files and tables, resumable, in process, by a service, or on many machines."""
+"""Batch scoring: files and tables, resumable, in process or on many machines."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -239,8 +239,7 @@ class _Job:
             # The rate is that of this run.
             bar.initial = bar.n = position * summary.num_resumed_rows // summary.num_rows
         speed = f"{summary.num_rows} rows, {summary.rows_per_s:.1f} rows/s"
-        if summary.num_run_tokens:
-            speed += f", {summary.tokens_per_s:.0f} tokens/s"
+        speed += f", {summary.tokens_per_s:.0f} tokens/s"
         bar.set_postfix_str(speed, refresh=False)
         bar.update(position - bar.n if bar.total else part.counts.num_rows)
 

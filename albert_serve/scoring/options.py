@@ -13,9 +13,6 @@ from albert_serve.errors import ConfigError
 from albert_serve.tables.formats import Format
 
 PART_ROWS: Final = 1024
-# Limits for a service: concurrent requests, and the time without any answer.
-NUM_CONCURRENT: Final = 8
-WAIT_S: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +72,7 @@ class Counts:
 
     Attributes:
         num_computed: rows that the model answered; the others are errors, or like an earlier row.
-        num_tokens: the tokens that were computed, where it is known.
+        num_tokens: the tokens that were computed.
         first_error: the message of the first row with an error.
     """
 

@@ -1,4 +1,4 @@
-"""The scripts of examples/ and the programs of docs/client.md run as they are printed."""
+"""The scripts of examples/ and the documents' programs for a service run as they are printed."""
 
 from __future__ import annotations
 
@@ -82,8 +82,12 @@ def test_a_script_runs_against_a_service(
 
 
 PAGE = (ROOT / "docs/client.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BATCH = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:3000"
+PROGRAMS = [
+    *re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL),
+    *(text for text in re.findall(r"```python\n(.*?)```", BATCH, re.DOTALL) if ADDRESS in text),
+]
 METHODS = [
     name
     for name, _ in inspect.getmembers(AlbertClient, inspect.isfunction)
@@ -103,7 +107,7 @@ def test_a_program_runs_as_printed(
 ) -> None:
     program = PROGRAMS[number]
     assert ADDRESS in program
-    exec(compile(program.replace(ADDRESS, service.url), "docs/client.md", "exec"), {})
+    exec(compile(program.replace(ADDRESS, service.url), f"program {number}", "exec"), {})
     assert capsys.readouterr().out.strip()
 
 

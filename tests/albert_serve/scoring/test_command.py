@@ -118,17 +118,6 @@ def test_columns_to_keep_are_listed_by_commas(
     assert list(read(tmp_path / "out.jsonl")) == [*kept, "output"]
 
 
-def test_a_key_file_that_is_not_text_is_one_line(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    key = tmp_path / "key"
-    key.write_bytes(b"\xff\xfe")
-    assert command("--server", "http://127.0.0.1:1", "--api-key-file", str(key)) == 1
-    assert error_of(capsys) == f"error: --api-key-file {key} is not UTF-8; it must hold the key"
-    assert command("--server", "http://127.0.0.1:1", "--api-key-file", f"{key}s") == 1
-    assert "No such file" in error_of(capsys)
-
-
 def test_without_pyarrow_the_extra_is_named(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,8 +160,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ("--part-rows 0", 1, "part_rows is 0; it must be 1 or more"),
     ("--max-errors -1", 1, "max_errors is -1; it must be 0 or more"),
     ("--workers 2", 1, "--ray-address and --workers are for --engine ray"),
-    ("--engine ray --server http://a", 1, "--server and --engine ray are given"),
-    ("--server http://a --concurrency 0", 1, "concurrency is 0; it must be 1 or more"),
 ]
 
 
