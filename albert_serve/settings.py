@@ -368,11 +368,6 @@ def supervisor_pid() -> int | None:
     return int(value) if value else None
 
 
-def ray_address() -> str | None:
-    """Return the address of a Ray cluster, of the variable that Ray reads."""
-    return os.environ.get("RAY_ADDRESS", "").strip() or None
-
-
 def metrics_folder() -> Path | None:
     """Return the folder of the metrics of all workers; None outside of a service."""
     value = os.environ.get(METRICS_VARIABLE)

@@ -8,24 +8,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.cli.options import add_model_options, chosen, make_parser, one_bundle
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, how_to_install
 from albert_serve.files import write_atomically
-from albert_serve.models_file import store_tag
 from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
 from albert_serve.scoring.options import PART_ROWS, ScoreOptions
 from albert_serve.settings import Settings
 from albert_serve.tables.formats import WRITTEN_FORMATS, Format
 from albert_serve.tasks import TASKS
-
-if TYPE_CHECKING:
-    from albert_serve.scoring.answering import Scorer
 
 _SCORE_EXAMPLES: Final = """\
 examples:
@@ -34,7 +30,6 @@ examples:
   albert-serve score --task question-answering --parameters '{"top_k": 3}' in.jsonl.gz out.jsonl.gz
   albert-serve score --task feature-extraction --parameters '{"normalize": true}' 'logs/*.csv' out/
   albert-serve score --task fill-mask - - < in.jsonl > out.jsonl
-  albert-serve score --task fill-mask --engine ray --ray-address auto in.parquet out.parquet
 
 Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
 .xz, .zst). A row has the fields of one item in columns of their names (text, text_pair, question,
@@ -48,10 +43,9 @@ killed goes on where it was, with the same command. An output that is a folder (
 parts themselves. A pipe, a device or - is written to at once.
 
 exit status: 0 done; 1 wrong options, model or input, or no row was answered; 2 usage; 3 too many
-rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 6 Ray
-is unavailable; 7 the output cannot be written; 130 interrupted; 143
-stopped by SIGTERM, after the part that it was at. After 5, 6, 7, 130 and 143 the same command goes
-on.
+rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 7 the
+output cannot be written; 130 interrupted; 143 stopped by SIGTERM, after the part that it was at.
+After 5, 7, 130 and 143 the same command goes on.
 """
 
 
@@ -76,7 +70,6 @@ def score_parser(purpose: str) -> argparse.ArgumentParser:
     )
     _add_columns(score.add_argument_group("columns and formats"))
     _add_job(score.add_argument_group("the job"))
-    _add_ray(score.add_argument_group("many machines"))
     add_model_options(score)
     score.add_argument(
         "inputs", nargs="+", metavar="INPUT", help="files, globs or folders; - for stdin"
@@ -194,43 +187,22 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_ray(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="where to run the model: in this process, or in Ray actors (default: %(default)s)",
-    )
-    group.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="Ray cluster (default: RAY_ADDRESS, else the Ray of this machine, else a new one)",
-    )
-    group.add_argument(
-        "--workers",
-        dest="num_actors",
-        type=int,
-        metavar="N",
-        help="number of actors of --threads CPUs each (default: as many as fit)",
-    )
-
-
 def _score(options: argparse.Namespace) -> int:
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(f"score needs pyarrow: {how_to_install('score')}") from error
     from albert_serve.scoring.job import is_stdout, output_path, score_files
+    from albert_serve.scoring.local import LocalScorer
 
     score_options = read_score_options(options)
-    with (
-        _summary_file(options) as write_summary,
-        _open_scorer(options) as scorer,
-        _termination() as is_terminated,
-    ):
-        summary = score_files(
-            scorer, options.inputs, options.output, score_options, is_stopped=is_terminated
-        )
+    with _summary_file(options) as write_summary:
+        settings = Settings.from_environment(chosen(options))
+        scorer = LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime)
+        with _termination() as is_terminated:
+            summary = score_files(
+                scorer, options.inputs, options.output, score_options, is_stopped=is_terminated
+            )
         write_summary({"status": "complete", **summary.as_json()})
     output = output_path(options.output)
     # Rows on the standard output are not mixed with the summary.
@@ -298,40 +270,6 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
         with suppress(OutputError):
             write({"status": status, "error": str(error)})
         raise
-
-
-def _open_scorer(options: argparse.Namespace) -> AbstractContextManager[Scorer]:
-    """Open a scorer: Ray actors, or the engine in this process."""
-    if options.engine != "ray" and (options.ray_address or options.num_actors):
-        raise ConfigError("--ray-address and --workers are for --engine ray")
-    settings = Settings.from_environment(chosen(options))
-    if options.engine == "ray":
-        return _open_ray(options, settings)
-    from albert_serve.scoring.local import LocalScorer
-
-    return nullcontext(LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime))
-
-
-def _open_ray(options: argparse.Namespace, settings: Settings) -> AbstractContextManager[Scorer]:
-    from albert_serve.scoring.distributed.model import WorkerModel
-    from albert_serve.scoring.distributed.ray_scorer import RayScorer
-
-    bundle = one_bundle(settings)
-    tag = store_tag(settings.bundle) if settings.bundle else None
-    model = WorkerModel(
-        # The tag, because the store's folder may differ on other nodes.
-        bundle=str(settings.bundle if tag else bundle.folder.absolute()),
-        task=options.task,
-        device="cuda" if settings.device == "cuda" else "cpu",
-        prepack=settings.prepack,
-    )
-    return RayScorer(
-        bundle,
-        model,
-        num_workers=options.num_actors,
-        num_threads=settings.num_threads,
-        address=options.ray_address,
-    )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -36,14 +36,8 @@ class Scorer(Protocol):
     identity: dict[str, str]
     heads: Sequence[str]
 
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
-        """Yield the results of each part's requests, in order; of one that failed, its error.
-
-        Parts may be read before the results of earlier ones are yielded.
-
-        Raises:
-            JobError: the whole job cannot go on.
-        """
+    def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
+        """Return the results of requests, in order; of one that failed, its error."""
         ...
 
 
@@ -158,16 +152,10 @@ def answer_batches(
     """
     total = Counts() if total is None else total
     recent = _RecentAnswers()
-    begun: deque[_PendingPart] = deque()
-
-    def requests() -> Iterator[list[TaskRequest]]:
-        for batch in batches:
-            begun.append(_PendingPart(batch, reader, recent, dedupe=options.dedupe))
-            yield list(begun[-1].requests.values())
-
     _check_errors(total, options.error_limit)
-    for results in scorer.answer(requests()):
-        pending = begun.popleft()
+    for batch in batches:
+        pending = _PendingPart(batch, reader, recent, dedupe=options.dedupe)
+        results = scorer.run(list(pending.requests.values()))
         computed = dict(zip(pending.requests, results, strict=True))
         if options.dedupe:
             recent.keep(computed)

@@ -37,12 +37,6 @@ class LockedOutputError(JobError):
     exit_status = 5
 
 
-class ServiceUnavailableError(JobError):
-    """The service that answers was out of reach or overloaded for too long."""
-
-    exit_status = 6
-
-
 class OutputError(JobError):
     """The output cannot be written, as on a full disk."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -34,24 +34,6 @@ from albert_serve.tasks.load import load_setups
 _BATCHES_AT_ONCE: Final = 8
 
 
-def read_setup(bundle: Bundle, task: str) -> TaskSetup:
-    """Return the parts of a bundle that a task needs.
-
-    Raises:
-        NotFoundError: it has no such task.
-    """
-    setups = load_setups(bundle)
-    if task not in setups:
-        raise NotFoundError(f"{bundle.folder} has no {task}; it has {', '.join(setups)}")
-    return setups[task]
-
-
-def head_names(task: str, setup: TaskSetup) -> list[str]:
-    """Return the names of a model's classifiers of texts, where the task is theirs."""
-    entry = setup.entry if task == CLASSIFICATION else None
-    return [] if entry is None else [entry.default_head, *entry.heads]
-
-
 class LocalScorer:
     """Answers with an engine.
 
@@ -70,7 +52,8 @@ class LocalScorer:
     ) -> None:
         self.task = task
         self.identity = identity or {}
-        self.heads: Sequence[str] = head_names(task, setup)
+        entry = setup.entry if task == CLASSIFICATION else None
+        self.heads: Sequence[str] = [entry.default_head, *entry.heads] if entry else []
         self._opened = open_task(task, setup)
         self._engine = engine
 
@@ -86,13 +69,11 @@ class LocalScorer:
             EngineError: it cannot be run here.
         """
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
-        setup = read_setup(opened, task)
+        setups = load_setups(opened)
+        if task not in setups:
+            raise NotFoundError(f"{opened.folder} has no {task}; it has {', '.join(setups)}")
         engine = Engine.open(opened, options)
-        return cls(engine, task, setup, {"revision": opened.manifest.revision})
-
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
-        """Yield the results of each part's requests; see `Scorer`."""
-        return map(self.run, parts)
+        return cls(engine, task, setups[task], {"revision": opened.manifest.revision})
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         """Return the results of requests, in order; of one that cannot be answered, its error."""

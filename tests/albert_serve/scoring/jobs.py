@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,8 @@ class HashScorer:
         self.texts: list[str] = []
         self.requests: list[Any] = []
 
-    def answer(self, parts: Iterable[Sequence[TaskRequest]]) -> Iterator[list[RowResult]]:
-        for requests in parts:
-            yield [self._answer(request) for request in requests]
+    def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
+        return [self._answer(request) for request in requests]
 
     def _answer(self, request: TaskRequest) -> RowResult:
         text = text_of(request)

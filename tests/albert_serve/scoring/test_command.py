@@ -159,7 +159,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ("--shard 2/2", 1, "the shard is 2 of 2; it must be 0 to 1"),
     ("--part-rows 0", 1, "part_rows is 0; it must be 1 or more"),
     ("--max-errors -1", 1, "max_errors is -1; it must be 0 or more"),
-    ("--workers 2", 1, "--ray-address and --workers are for --engine ray"),
 ]
 
 

@@ -16,12 +16,14 @@ from pyarrow import dataset, parquet
 from albert_serve.errors import BundleMissingError, InvalidInputError, NotFoundError
 from albert_serve.scoring import AlbertScorer
 from albert_serve.scoring.dataset import score_dataset
-from albert_serve.scoring.distributed.model import WorkerModel
-from albert_serve.scoring.errors import ChangedJobError, TooManyErrorsError
+from albert_serve.scoring.errors import TooManyErrorsError
 from albert_serve.scoring.job import score_files
+from albert_serve.scoring.local import LocalScorer
 from albert_serve.scoring.options import ScoreOptions
-from albert_serve.settings import CACHE_VARIABLE
+from albert_serve.settings import CACHE_VARIABLE, RuntimeOptions
 from tests.albert_serve.scoring.jobs import HashScorer, labels_of
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +52,10 @@ def test_its_columns_are_those_of_parquet(
     table: pyarrow.Table, scorer: AlbertScorer, bundle_dir: Path, tmp_path: Path
 ) -> None:
     parquet.write_table(table, tmp_path / "in.parquet")
-    model = WorkerModel(bundle=str(bundle_dir), task="text-classification")
     options = ScoreOptions(parameters={"top_k": 1}, columns={"text": "review"}, keep=["id"])
     output = tmp_path / "out.parquet"
-    score_files(model.open(), [tmp_path / "in.parquet"], output, options)
+    engine = LocalScorer.open(bundle_dir, "text-classification", RuntimeOptions(num_threads=1))
+    score_files(engine, [tmp_path / "in.parquet"], output, options)
     expected = parquet.read_table(output)
     scored = scorer(table)
     assert scored.equals(expected)
@@ -123,12 +125,8 @@ def test_errors_of_a_worker_name_the_machine(
 ) -> None:
     with pytest.raises(BundleMissingError, match=r"^on \S+: .*nowhere"):
         AlbertScorer(tmp_path / "nowhere", "fill-mask", columns={"text": "review"})(table)
-    with pytest.raises(NotFoundError, match=r"^on \S+: .* has no multiple-choice"):
-        WorkerModel(bundle=str(bundle_dir), task="multiple-choice").open()
-    with pytest.raises(ChangedJobError, match="where the job was started; copy the same bundle"):
-        WorkerModel(bundle=str(bundle_dir), task="fill-mask", revision="other").open()
-    with pytest.raises(ChangedJobError, match=r"albert-serve is \S+ here and 0\.0 where"):
-        WorkerModel(bundle=str(bundle_dir), task="fill-mask", version="0.0").open()
+    with pytest.raises(NotFoundError, match=r"^on \S+: .* has no token-classification"):
+        AlbertScorer(bundle_dir, "token-classification", columns={"text": "review"})(table)
 
 
 def test_rows_with_errors_raise_on_request(table: pyarrow.Table, bundle_dir: Path) -> None:

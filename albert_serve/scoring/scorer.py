@@ -9,17 +9,26 @@ ds.map_batches(
 
 from __future__ import annotations
 
+import functools
+import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
+from albert_serve.bundle.store import locate
+from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
+from albert_serve.errors import AlbertServeError
 from albert_serve.scoring.dataset import score_dataset, table_layout
-from albert_serve.scoring.distributed.model import WorkerModel
+from albert_serve.scoring.local import LocalScorer
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
-from albert_serve.settings import Device
+from albert_serve.settings import Device, Settings
+
+# One thread opens an engine, while others wait for it.
+_LOCK: Final = threading.Lock()
 
 
 class AlbertScorer:
@@ -58,9 +67,10 @@ class AlbertScorer:
         self._options = ScoreOptions(
             parameters=parameters or {}, columns=columns or {}, keep=keep, errors=errors
         )
-        self._model = WorkerModel(
-            bundle=str(bundle), task=task, num_threads=num_threads, device=device
-        )
+        self._bundle = str(bundle)
+        self._task = task
+        self._num_threads = num_threads
+        self._device: Device = device
         # Wrong ones are refused here, not in a worker.
         RowReader(task, self._options, in_table=True)
 
@@ -73,7 +83,7 @@ class AlbertScorer:
         Raises:
             InvalidInputError: a batch of it has not the columns that are read.
         """
-        return table_layout(self._model.task, input_schema, self._options).schema
+        return table_layout(self._task, input_schema, self._options).schema
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch with the columns of the answer, the same as in Parquet output.
@@ -85,7 +95,7 @@ class AlbertScorer:
         Raises:
             InvalidInputError: it has not the columns that are read, or the model has no such head.
             TooManyErrorsError: a row cannot be answered, and errors is "fail".
-            AlbertServeError: the model cannot be opened.
+            AlbertServeError: the model cannot be opened; the message names the machine.
         """
         if isinstance(batch, pa.Table):
             return self._score(batch)
@@ -106,4 +116,22 @@ class AlbertScorer:
         return map(self, batches)
 
     def _score(self, table: Any) -> Any:
-        return score_dataset(table, self._model.open(), self._options).read_all()
+        with _LOCK:
+            scorer = _open(self._bundle, self._task, self._num_threads, self._device)
+        return score_dataset(table, scorer, self._options).read_all()
+
+
+@functools.cache
+def _open(bundle: str, task: str, num_threads: int, device: Device) -> LocalScorer:
+    """Open the engine of this process."""
+    variables = {
+        BUNDLE_VARIABLE: bundle,
+        MODELS_VARIABLE: "",
+        "ALBERT_SERVE_THREADS": str(num_threads),
+        "ALBERT_SERVE_DEVICE": device,
+    }
+    try:
+        options = Settings.from_environment(variables).job_runtime
+        return LocalScorer.open(locate(Path(bundle)), task, options)
+    except AlbertServeError as error:
+        raise type(error)(f"on {socket.gethostname()}: {error}") from error
