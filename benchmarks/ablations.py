@@ -69,7 +69,7 @@ _EXAMPLES: Final = r"""examples:
       --tokenizer vocab/ --output runs/ablations --steps 2000
   python -m benchmarks.ablations --shards wiki-shards/ --validation held-out-shards/ \
       --tokenizer vocab/ --output runs/sentence --tables sentence --seeds 0 1 2 \
-      --initialize-from runs/distilled/checkpoint --steps 1000
+      --initialize-from runs/base/checkpoint --steps 1000
 """
 
 

@@ -21,7 +21,6 @@ training texts.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -34,17 +33,17 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, Bundle
-from albert_serve.bundle.sentence_vectors import read_sentence_vectors
+from albert_serve.bundle.sentence_vectors import MODULES_FILE, read_sentence_vectors
 from albert_serve.files import sha256_of
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
-from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_setups
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.page import table
@@ -53,11 +52,9 @@ from training.conversion.source import open_checkpoint
 from training.data.labelled.texts import LabelledText, read_splits
 from training.data.questions import read_squad
 from training.data.similar import SimilarTexts, read_similar
-from training.distillation.pseudo_labels import EmbeddingTeacher
 from training.errors import report_errors
 from training.evaluation.embeddings import (
     Embed,
-    Vectors,
     embed_in_torch,
     embed_texts,
     retrieval_figures,
@@ -78,7 +75,7 @@ _INVERSE_PENALTIES: Final = (1.0, 10.0, 100.0)
 # With all texts, better than scikit-learn's default for each row of the table (three-fold
 # cross-validation on the training texts).
 INVERSE_PENALTY_OF_ALL: Final = 10.0
-_PEER_BATCH_TOKENS: Final = 8192
+_PEER_BATCH: Final = 64
 _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.embeddings --stsb stsb/sts-dev.tsv --sick sick/SICK_test_annotated.txt \\
@@ -201,26 +198,14 @@ def open_peer(folder: Path) -> Embed:
     """Open a model of sentence-transformers, whose vectors are as its `modules.json` says.
 
     Raises:
-        BenchmarkError, TeacherError, ConfigError: it cannot be loaded.
+        BenchmarkError: the folder has none.
     """
-    teacher = EmbeddingTeacher.load(str(folder), torch.device("cpu"))
-    try:
-        settings = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BenchmarkError(f"{folder} is no model of sentence-transformers: {error}") from error
-    tokenizer, max_tokens = teacher.tokenizer, settings["max_seq_length"]
-
-    @torch.inference_mode()
-    def embed(texts: Sequence[str]) -> Vectors:
-        ids = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
-        vectors: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
-        for batch in group_by_length(list(map(len, ids)), _PEER_BATCH_TOKENS):
-            padded = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt")
-            for index, vector_H in zip(batch, teacher.outputs(padded).numpy(), strict=True):
-                vectors[index] = vector_H
-        return np.stack(vectors)
-
-    return embed
+    if not (folder / MODULES_FILE).is_file():
+        raise BenchmarkError(f"{folder} is not a model of sentence-transformers: no {MODULES_FILE}")
+    model = SentenceTransformer(str(folder), device="cpu")
+    return partial(
+        model.encode, batch_size=_PEER_BATCH, normalize_embeddings=True, show_progress_bar=False
+    )
 
 
 def _tf_idf(data: Data) -> Iterator[str]:

@@ -45,7 +45,7 @@ _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
 _NUM_ROWS: Final = 32  # of a batch are given to a head, first and last ones
 _SMALL_BYTES: Final = 4096
 # Of the largest value: fp16 rounds to 0.05 %, bf16 to 0.4 %, and roundings add up over the layers.
-# A distilled model of four layers had 0.002 and 0.02 at most, random weights, which amplify what
+# A trained model of four layers had 0.002 and 0.02 at most, random weights, which amplify what
 # trained ones do not, 0.034 and 0.071; a wrong graph has about 1.
 MAX_CUDA_SHARE: Final[Mapping[Compute, float]] = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 

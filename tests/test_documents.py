@@ -112,7 +112,7 @@ def test_a_printed_command_of_training_is_complete(
     verb, *words = shlex.split(command)
     module = importlib.import_module(training.commands.COMMANDS[verb][0])
     done = SimpleNamespace(status=0)
-    if verb in ("pretrain", "distil", "finetune"):
+    if verb in ("pretrain", "finetune"):
         monkeypatch.setattr(module, verb, lambda config: done)
     else:
         monkeypatch.setattr(module, "report_errors", lambda command: 0)

@@ -44,7 +44,6 @@ SIMILAR: Final[Sequence[tuple[str, ...]]] = (
     *(("sentence1", "sentence2"), ("sentence_A", "sentence_B")),
     *(("query", "answer"), ("question", "answer")),
     *(("query", "positive", "negative"), ("query", "positive")),
-    *(("text",), ("sentence",)),
 )
 SCORES: Final = ("score", "similarity", "similarity_score", "relatedness_score")
 ANSWERS: Final = ("label", "answer", "answerKey")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
-from benchmarks.embeddings import main, open_peer, undersampled
-from tests.training.distillation.teachers import make_bert
+from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
+from benchmarks.embeddings import main, undersampled
 
 STSB = """genre\tfile\tyear\t1\t4.5\tThe team won the game.\tThey won two games in May.
 genre\tfile\tyear\t2\t1.5\tThe team won the game.\tHer father had been a king.
@@ -45,15 +44,6 @@ SQUAD = {
 }
 
 
-@pytest.fixture
-def peer(tmp_path: Path) -> Path:
-    """A folder as sentence-transformers saves one."""
-    folder = make_bert(tmp_path / "peer")
-    settings = {"max_seq_length": 32, "do_lower_case": False}
-    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
-    return folder
-
-
 def test_each_experiment_shuffles_the_order_of_the_one_before_by_the_same_seed() -> None:
     labels = [0, 0, 0, 0, 0, 1, 1, 1, 1, 2]
     chosen = list(undersampled(labels, 2, 3))
@@ -70,25 +60,16 @@ def test_each_experiment_shuffles_the_order_of_the_one_before_by_the_same_seed()
     assert len({tuple(indices) for indices in chosen}) == 3
 
 
-def test_a_peers_vectors_are_the_normalised_mean_of_all_tokens(peer: Path) -> None:
-    texts = ["The team won.", "The school is in the city, by the river.", "music " * 50]
-    vectors = open_peer(peer)(texts)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(peer)
-    model = transformers.AutoModel.from_pretrained(peer).eval()
-    for text, vector in zip(texts, vectors, strict=True):
-        inputs = tokenizer(text, truncation=True, max_length=32, return_tensors="pt")
-        with torch.no_grad():
-            mean = model(**inputs).last_hidden_state[0].mean(0).numpy()
-        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-5)
-
-
-def test_a_bundle_has_the_figures_of_its_checkpoint(
+def test_a_bundle_and_a_peer_have_the_figures_of_their_checkpoint(
     checkpoint_dir: Path,
     bundle_dir: Path,
-    peer: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    peer = tmp_path / "peer"
+    shutil.copytree(checkpoint_dir, peer)
+    hidden_size = json.loads((peer / "config.json").read_text())["hidden_size"]
+    write_sentence_vectors(SentenceVectors(), peer, hidden_size=hidden_size)
     stsb, intents = tmp_path / "sts.tsv", tmp_path / "intents.csv"
     stsb.write_text(STSB)
     intents.write_text(INTENTS)
@@ -104,5 +85,5 @@ def test_a_bundle_has_the_figures_of_its_checkpoint(
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     names = [checkpoint_dir.name, "tiny", "peer", "TF-IDF"]
     assert [row[0].split()[0] for row in rows] == names
-    assert rows[0][1:7] == rows[1][1:7]
+    assert rows[0][1:7] == rows[1][1:7] == rows[2][1:7]
     assert rows[3][2:] == ["100.00", "100.00", "100.00", "100.00", "100.00", ""]

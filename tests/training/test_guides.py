@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import lzma
-import shutil
 from pathlib import Path
 
 import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.printed import printed_commands, run_printed
-from tests.training.distillation.teachers import TEXTS, make_bert, make_classifier
 from tests.training.support import WIKI, read_metrics
 from training.model.checkpoint import load_checkpoint
-from training.model.provenance import read_stages
 
 pytestmark = pytest.mark.slow
 
 PRETRAINING = "docs/pretraining.md"
-DISTILLATION = "docs/distillation.md"
-OWN_MODEL = "docs/own-model.md"
 TINY_SIZES = "--embedding-size 16 --hidden-size 32 --layers 2 --heads 2"
 TWO_STEPS = "--batch-size 2 --steps 2 --report-every 1 --no-compile"
 
@@ -61,25 +56,6 @@ def test_pretraining(clone: Path) -> None:
     model = load_checkpoint(clone / "runs" / "spans" / "checkpoint")
     assert {"fill-mask", "sentence-order", "question-answering"} <= model.tasks.keys()
     assert (clone / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_distillation(clone: Path, vocab_dir: Path) -> None:
-    shutil.copytree(vocab_dir, clone / "vocab")
-    shutil.copy(WIKI, clone / "held-out.jsonl")
-    make_bert(clone / "sentence-transformers" / "all-MiniLM-L6-v2")
-    (clone / "textattack").mkdir()
-    make_classifier(clone / "textattack" / "bert-base-uncased-SST-2")
-    (clone / "reviews.txt").write_text("\n".join(TEXTS * 4))
-    (student,) = printed_commands(DISTILLATION, "all-MiniLM-L6-v2")
-    (sentiment,) = printed_commands(OWN_MODEL, "bert-base-uncased-SST-2")
-    small = f"--embedding-size 16 --length 32 {TWO_STEPS}"
-    run_printed([student], clone, {"distil": small})
-    run_printed([sentiment], clone, {"finetune": "--steps 2 --length 32"})
-    model = load_checkpoint(clone / "runs" / "sentiment" / "checkpoint")
-    assert model.tasks["text-classification"] == 3
-    stages = read_stages(clone / "runs" / "sentiment" / "checkpoint")
-    programs = [stage["program"] for stage in stages]
-    assert programs == ["albert-serve distil", "albert-serve finetune"]
 
 
 LANGUAGES = {

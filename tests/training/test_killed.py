@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.distillation.teachers import make_bert
 from tests.training.support import REPOSITORY, WIKI, same_weights
 from training.loop.progress import read_record
 
@@ -68,7 +67,7 @@ def check(command: Sequence[str], folder: Path, *, num_deaths: int) -> None:
 
 
 @pytest.fixture
-def commands(vocab_dir: Path, finetune_options: list[str], tmp_path: Path) -> dict[str, list[str]]:
+def commands(vocab_dir: Path, finetune_options: list[str]) -> dict[str, list[str]]:
     """Runs of 16 to 20 steps with enough tokens for all threads, and with dropout."""
     pretraining = [
         *("training.commands.pretrain", "--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
@@ -76,23 +75,17 @@ def commands(vocab_dir: Path, finetune_options: list[str], tmp_path: Path) -> di
         *("--max-positions", "64", "--length", "64", "--batch-size", "64", "--steps", "16"),
         *("--dropout", "v1", "--lr", "1e-2", "--adamw-lr", "1e-2"),
     ]
-    distillation = [
-        *("training.commands.distil", "--teacher", str(make_bert(tmp_path / "teacher"))),
-        *("--corpus", str(WIKI), "--tokenizer", str(vocab_dir)),
-        *("--embedding-size", "32", "--length", "64", "--batch-size", "64", "--steps", "20"),
-    ]
     sizes = ["--batch-size", "64", "32", "32", "--steps", "20"]
     return {
         "muon": pretraining,
         "lamb": [*pretraining, "--optimizer", "lamb"],
         "not compiled": [*pretraining, "--no-compile", "--optimizer", "adamw"],
-        "distillation": distillation,
         "finetuning": ["training.commands.finetune", *finetune_options, *sizes],
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["muon", "lamb", "not compiled", "distillation", "finetuning"])
+@pytest.mark.parametrize("name", ["muon", "lamb", "not compiled", "finetuning"])
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(
     commands: dict[str, list[str]], name: str, tmp_path: Path
 ) -> None:

@@ -14,7 +14,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "vocab": ("training.commands.vocab", "make a vocabulary from text"),
         "prepare": ("training.commands.prepare", "tokenise a corpus once, for all runs on it"),
         "pretrain": ("training.commands.pretrain", "train a model from text"),
-        "distil": ("training.commands.distil", "train a model from text and a larger model"),
         "convert": ("training.commands.convert", "write any ALBERT checkpoint for transformers"),
         "plot": ("training.commands.plot", "draw the curves of runs"),
     }

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.config import AlbertConfig
@@ -70,8 +69,6 @@ _EXAMPLES: Final = r"""examples:
       --task RACE --data RACE --recipe paper
   albert-serve finetune --initialize-from albert/albert-base-v2 --output runs/names \
       --token-classification train.conll --validation dev.conll
-  albert-serve finetune --initialize-from runs/student/checkpoint --output runs/taught \
-      --teacher textattack/bert-base-uncased-SST-2 --text-classification reviews.txt --budget 30m
   albert-serve finetune --initialize-from runs/base/checkpoint --output runs/vectors \
       --embeddings pairs.csv --steps 2000
   torchrun --nproc-per-node 8 --no-python albert-serve finetune \
@@ -163,13 +160,7 @@ def _data_names(config: FinetuneConfig, start: str) -> dict[str, list[str]]:
         "question_answering": file_names(config.question_answering),
         "embeddings": file_names(config.embeddings),
         "pretraining": file_names(config.pretraining),
-        "teacher": _folder_name(config.teacher),
-        "embedding_teacher": _folder_name(config.embedding_teacher),
     }
-
-
-def _folder_name(reference: str | None) -> list[str]:
-    return [] if reference is None else file_names([Path(reference)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from training.errors import RunError, report_errors
+from training.errors import report_errors
 from training.loop.driver import TrainedRun
-from training.options.flags import add_flags, flag, read_flags
+from training.options.flags import add_flags, read_flags
 from training.options.tables import naming_tables
-from training.pretraining.config import CorpusRunConfig, architecture, open_start
+from training.pretraining.config import PretrainConfig as PretrainConfig
+from training.pretraining.config import architecture, open_start
 from training.pretraining.job import run_job
-from training.pretraining.recipes import RECIPES, RecipeName
+from training.pretraining.recipes import RECIPES
 from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
@@ -34,28 +34,6 @@ _EXAMPLES: Final = r"""examples:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class PretrainConfig(CorpusRunConfig, title="recipe"):
-    """Configuration of a pretraining run, by the names of the command's flags.
-
-    Raises:
-        RunError: a value is not allowed, options contradict each other, or the run has no end.
-    """
-
-    recipe: RecipeName = flag(
-        "the paper's, or one for a few hours on a small machine (small)", "small"
-    )
-    start: Literal["local", "random"] | None = flag(
-        "initialization: attention to neighbours, or the paper's random weights"
-    )
-
-    def __post_init__(self) -> None:
-        """Check that the run has an end."""
-        super().__post_init__()
-        if not (self.has_end or RECIPES[self.recipe].num_steps):
-            raise RunError("a run needs an end: give --steps, --budget or --recipe paper")
-
-
 @naming_tables()
 def pretrain(config: PretrainConfig) -> TrainedRun:
     """Pretrain a model to the end of its run, or resume it.
@@ -66,7 +44,7 @@ def pretrain(config: PretrainConfig) -> TrainedRun:
     recipe = config.changed(RECIPES[config.recipe])
     with open_start(config) as start:
         sizes = architecture(config, recipe, start, start.open_tokenizer())
-        return run_job(config, recipe, sizes, start, program="albert-serve pretrain")
+        return run_job(config, recipe, sizes, start)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

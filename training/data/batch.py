@@ -14,8 +14,8 @@ from torch import Tensor
 
 from training.model.albert import ModelInputs, move
 
-# A head's loss has the head's name; the others are of pairs in both orders
-# (training/data/order.py) and distillation's (albert-serve distil).
+# A head's loss has the head's name; the other one is of pairs in both orders
+# (training/data/order.py).
 LossName: TypeAlias = str
 
 
@@ -76,7 +76,7 @@ class TokenisedExample:
     Attributes:
         target: a number, or numbers, as many for each example of a task: the label of a text, of
             several labels 1 or 0 for each; the positions of an answer's first and last token, or
-            0, the [CLS], without one; a teacher's logits; of each token its tag, or IGNORED.
+            0, the [CLS], without one; of each token its tag, or IGNORED.
     """
 
     ids: list[int]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -35,19 +35,6 @@ Collate: TypeAlias = Callable[[Rows], MicroBatch]
 _ROUNDING: Final = 64
 
 
-class ReadExample(NamedTuple):
-    """An example and its tokens, unmasked.
-
-    Attributes:
-        ids: (N,).
-        second: position of the second segment; N if there is none.
-    """
-
-    example: Example
-    ids: NDArray[np.int64]
-    second: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
     """Collates examples into batches: reads their tokens, masks and packs them.
@@ -65,24 +52,13 @@ class Collator:
 
     def __call__(self, rows: Rows) -> PretrainBatch:
         """Collate rows of examples into a batch."""
-        return self.batch(self.read(rows))
-
-    def read(self, rows: Rows) -> list[list[ReadExample]]:
-        """Read the tokens of rows of examples."""
-        parts = self.shards.parts
-        return [
-            [ReadExample(example, *example.tokens(parts[example.part])) for example in row]
-            for row in rows
-        ]
-
-    def batch(self, rows: Sequence[Sequence[ReadExample]]) -> PretrainBatch:
-        """Mask and pack rows of examples that were read."""
         packed = PackedRows(len(rows), self.length)
         positions: list[NDArray[np.int64]] = []
         targets: list[NDArray[np.int64]] = []
         labels: list[int] = []
         for line, row in enumerate(rows):
-            for example, whole, second in row:
+            for example in row:
+                whole, second = example.tokens(self.shards.parts[example.part])
                 masked, chosen = self.masking(whole, example.mask_rng(self.seed))
                 types = (np.arange(len(whole)) >= second).astype(np.int64)
                 positions.append(packed.add(line, masked, types) + chosen)

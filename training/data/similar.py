@@ -1,4 +1,4 @@
-"""Texts whose vectors are to be learnt: alone, in pairs or triplets, or in pairs with a score."""
+"""Texts whose vectors are to be learnt: pairs, triplets, or pairs with a score."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from albert_serve.errors import InvalidInputError
 from albert_serve.names import find_name
 from albert_serve.tables.columns import SCORES, SIMILAR, find_column
-from training.data.corpus import read_lines
+from training.data.corpus import CorpusError
 from training.data.labelled.cells import cell_text
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import RowError, gather_rows, read_records
 
 # The texts of an example; pairs are of texts that belong together, triplets have a third that
 # does not, and scored pairs are as alike as their score says.
-TextKind: TypeAlias = Literal["texts", "pairs", "triplets", "scored pairs"]
+TextKind: TypeAlias = Literal["pairs", "triplets", "scored pairs"]
 # The official files of the STS benchmark, of which some rows end with the two sources.
 _STSB: Final = (
     *("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"),
@@ -32,7 +32,7 @@ class SimilarTexts:
     """Texts of which the first is the anchor.
 
     Attributes:
-        texts: 1 to 3.
+        texts: 2 or 3.
         score: of two texts, on any scale; None without one.
         place: file and line, for messages.
     """
@@ -46,8 +46,7 @@ class SimilarTexts:
         """The kind of the texts."""
         if self.score is not None:
             return "scored pairs"
-        kinds: tuple[TextKind, ...] = ("texts", "pairs", "triplets")
-        return kinds[len(self.texts) - 1]
+        return "pairs" if len(self.texts) == 2 else "triplets"
 
 
 class _Columns(NamedTuple):
@@ -58,15 +57,15 @@ class _Columns(NamedTuple):
 def read_similar(
     files: Sequence[Path], columns: Sequence[str] = (), delimiter: str | None = None
 ) -> list[SimilarTexts]:
-    """Read the texts of CSV, TSV, JSONL, Parquet or `.txt` files, the last with a text a line.
+    """Read the texts of CSV, TSV, JSONL or Parquet files.
 
     Columns have the names that sentence-transformers uses: `anchor`, `positive` and `negative`;
-    `sentence1`, `sentence2` and `score`; `query` and `answer`; or `text`; in any case. A CSV or TSV
-    file whose first row has none of these has no header: its columns are two texts and perhaps a
-    score or a third text, or those of the STS benchmark.
+    `sentence1`, `sentence2` and `score`; or `query` and `answer`; in any case. A CSV or TSV file
+    whose first row has none of these has no header: its columns are two texts and perhaps a score
+    or a third text, or those of the STS benchmark.
 
     Args:
-        columns: one to three columns of texts in the order of the list, and then perhaps that of
+        columns: two or three columns of texts in the order of the list, and then perhaps that of
             the score; the usual ones by default.
         delimiter: of CSV and TSV files; None to detect it.
 
@@ -74,6 +73,11 @@ def read_similar(
         CorpusError: files cannot be read, lack columns, or hold a text or score that is none; or
             they are of different kinds. All of it is listed.
     """
+    if len(columns) not in (0, 2, 3):
+        raise CorpusError(
+            f"--embedding-columns {' '.join(columns)}: give two or three columns of texts, or two "
+            "and that of the score"
+        )
     errors: list[str] = []
     texts = gather_rows(files, lambda file: _read(file, columns, delimiter), "texts", errors)
     kinds = {text.kind: text.place for text in reversed(texts)}
@@ -87,11 +91,6 @@ def read_similar(
 def _read(
     file: Path, columns: Sequence[str], delimiter: str | None
 ) -> Iterator[SimilarTexts | RowError]:
-    if ".txt" in file.suffixes and not columns and delimiter is None:
-        for number, line in enumerate(read_lines(file), start=1):
-            if text := line.strip():
-                yield SimilarTexts(texts=(text,), score=None, place=f"{file}, line {number}")
-        return
     for row in read_records(file, delimiter, None if columns else _columns_by_order):
         if isinstance(row, RowError):
             yield row
@@ -119,7 +118,7 @@ def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
         return _STSB
     if len(first) == 3 and not _is_number(first[2]):
         return "anchor", "positive", "negative"
-    return ("sentence1", "sentence2", "score")[: len(first)] if len(first) <= 3 else ()
+    return ("sentence1", "sentence2", "score")[: len(first)] if len(first) in (2, 3) else ()
 
 
 def _is_number(value: Any) -> bool:

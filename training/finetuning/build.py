@@ -61,20 +61,13 @@ def _trained_heads(tasks: Sequence[FinetuningTask]) -> list[Task]:
 def probing_of(
     model: AlbertForTasks, start: Start, tasks: Sequence[FinetuningTask], config: FinetuneConfig
 ) -> Probing | None:
-    """Return the probing of the classifiers that are new, if any; of all where no step trains them.
-
-    A teacher's logits are no labels to fit.
-    """
+    """Return the probing of the new classifiers, or of all if no step trains them; None without."""
     classifiers = classifiers_of(tasks)
     labels = {name: task.labels for name, task in labelled_of(tasks).items()}
     new = new_classifiers(start, labels)
     contrast_rate = config.lr if contrasts(tasks, config) else None
     fits_all = config.head_only or contrast_rate is not None
-    fitted = {
-        name: task
-        for name, task in classifiers.items()
-        if config.teacher is None and (name in new or fits_all)
-    }
+    fitted = {name: task for name, task in classifiers.items() if name in new or fits_all}
     if not fitted:
         return None
     return Probing.of(model, fitted, _trained_heads(tasks), contrast_rate)

@@ -16,7 +16,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
-from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits, read_texts
+from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits
 from training.data.streams import ExampleStream, example_stream, labelled_examples
 from training.errors import RunError
 from training.evaluation.calibration import calibration_figures
@@ -44,7 +44,6 @@ from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
 from training.loop.distributed import World
 from training.losses import (
-    LogitsFunction,
     LossFunction,
     classification_loss,
     cls_logits,
@@ -107,12 +106,7 @@ class Classification:
             CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
             RunError: options do not fit the data.
         """
-        logits = compile_logits(cls_logits) if config.compile else cls_logits
-        # Only the default classifier has a teacher.
-        if config.teacher is not None and head.config.head is None:
-            data = _read_taught(config.teacher, logits, head.config, config, start, world)
-        else:
-            data = _read_labelled(logits, head.config, config, start)
+        data = _read_labelled(head.config, config, start)
         stream = example_stream(
             head.task,
             data.pop("examples"),
@@ -194,9 +188,7 @@ class Classification:
         return {**figures, COMBINED: mean_metric({each: figures[each] for each in self.official})}
 
 
-def _read_labelled(
-    logits: LogitsFunction, texts: ClassifierConfig, config: FinetuneConfig, start: Start
-) -> dict[str, Any]:
+def _read_labelled(texts: ClassifierConfig, config: FinetuneConfig, start: Start) -> dict[str, Any]:
     """Return the examples and the fields of `Classification` of labelled texts."""
     problem = texts.problem
     splits = _read(texts)
@@ -215,7 +207,7 @@ def _read_labelled(
         "official": OFFICIAL[problem] if texts.task is None else TASKS[texts.task].metrics,
         "examples": examples[TRAINING],
         "held_out": examples.get(VALIDATION, ()),
-        "loss": _loss(problem, logits, weights),
+        "loss": _loss(problem, config, weights),
         "class_weights": weights,
     }
 
@@ -231,55 +223,11 @@ def _read(config: ClassifierConfig) -> LabelledSplits:
     return read_splits(files, config.labels or None, config.columns, problem)
 
 
-def _read_taught(
-    reference: str,
-    logits: LogitsFunction,
-    texts: ClassifierConfig,
-    config: FinetuneConfig,
-    start: Start,
-    world: World,
-) -> dict[str, Any]:
-    """Return the examples and the fields of texts with a teacher's logits as labels."""
-    # Imported here, since only a teacher needs transformers.
-    from training.distillation.pseudo_labels import (
-        PseudoLabelLoss,
-        TaskTeacher,
-        pseudo_label,
-        pseudo_labelled_examples,
-    )
-
-    plain = read_texts(texts.text_classification, texts.columns)
-    teacher = TaskTeacher.load(reference, world.device)
-    held_out: Mapping[str, Sequence[TokenisedExample]] = {}
-    if texts.validation:
-        files = {VALIDATION: texts.validation}
-        splits = read_splits(files, teacher.names, texts.columns, teacher.problem)
-        held_out = tokenise(splits.texts, labelled_examples, "texts", config, start.tokenizer)
-    logits_NK = pseudo_label(
-        plain, teacher, world, config.output / "teacher-logits.safetensors", config.precision
-    )
-    return {
-        "problem": teacher.problem,
-        "names": teacher.names,
-        "pairs": any(pair is not None for _, pair in plain),
-        "official": OFFICIAL[teacher.problem],
-        "examples": pseudo_labelled_examples(
-            plain, logits_NK, start.tokenizer, length=config.length
-        ),
-        "held_out": held_out.get(VALIDATION, ()),
-        "loss": PseudoLabelLoss(
-            problem=teacher.problem,
-            temperature=config.temperature,
-            held_out=_loss(teacher.problem, logits),
-            logits=logits,
-        ),
-    }
-
-
 def _loss(
-    problem: ProblemType, logits: LogitsFunction, class_weights: Tensor | None = None
+    problem: ProblemType, config: FinetuneConfig, class_weights: Tensor | None
 ) -> LossFunction:
     """Return the loss function of labelled texts."""
+    logits = compile_logits(cls_logits) if config.compile else cls_logits
     losses: dict[ProblemType, LossFunction] = {
         "single_label_classification": partial(
             classification_loss, logits=logits, class_weights=class_weights

@@ -41,28 +41,22 @@ _OF_PAIRS: Final = ("order_share", "order_length", "order_sentences", "order_sho
 # Options, each with the data of which one has to be given with it.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "teacher": ("text_classification",),
         "head_only": ("text_classification", "task", "heads"),
-        **dict.fromkeys(
-            ("embedding_columns", "embedding_teacher", "embedding_loss"), ("embeddings",)
-        ),
+        **dict.fromkeys(("embedding_columns", "embedding_loss"), ("embeddings",)),
         **dict.fromkeys(("mask_rate", *_OF_PAIRS), ("pretraining",)),
         **dict.fromkeys(OF_TEXTS, ("text_classification", "multiple_choice", "task")),
     }
 )
-# Options that exclude others. A checkpoint has one head named `classifier`; the labels of a teacher
-# are its own, and it cuts texts.
+# Options that exclude others. A checkpoint has one head named `classifier`.
 _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "multiple_choice": ("text_classification", "heads", *_OF_LABELS),
         "token_classification": ("text_classification", "multiple_choice", "task", "heads"),
-        "teacher": ("no_truncation", "head_only", *_OF_LABELS),
         "head_only": (
             *("steps", "epochs", "budget", "recipe"),
             *("multiple_choice", "token_classification", "question_answering", "embeddings"),
             "pretraining",
         ),
-        "embedding_teacher": ("embedding_loss",),
     }
 )
 
@@ -128,15 +122,6 @@ class _EarlyStopping(Options, title="validation"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TeacherOptions(Options, title="teacher"):
-    teacher: str | None = flag(
-        "a finetuned encoder of transformers, a folder or a name on the hub, whose logits replace "
-        "the labels; --text-classification may then be .txt files, one text per line"
-    )
-    temperature: Positive = flag("of the teacher's and the student's probabilities", 2.0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class _TokenOptions(Options, title="entities"):
     token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, ())
 
@@ -150,18 +135,14 @@ class _QuestionOptions(Options, title="questions"):
 class _EmbeddingOptions(Options, title="embeddings"):
     embeddings: tuple[Path, ...] = flag(
         "files of texts whose vectors are learnt: pairs that belong together (anchor, positive), "
-        "triplets (and negative), pairs with a score (sentence1, sentence2, score), or with "
-        "--embedding-teacher texts alone; CSV, TSV, JSONL, Parquet, or .txt with a text a line",
+        "triplets (and negative), or pairs with a score (sentence1, sentence2, score); CSV, TSV, "
+        "JSONL or Parquet",
         (),
     )
     embedding_columns: tuple[str, ...] = flag(
         "columns of those texts in that order, and of the score (the usual names)",
         (),
         metavar="NAME",
-    )
-    embedding_teacher: str | None = flag(
-        "an encoder of transformers or sentence-transformers, a folder or a name on the hub, whose "
-        "vectors of those texts are learnt"
     )
     embedding_loss: EmbeddingLoss | None = flag(
         "as sentence-transformers names it (MultipleNegativesRankingLoss; CoSENTLoss of scores)"
@@ -228,7 +209,6 @@ class FinetuneConfig(
     _QuestionOptions,
     _TokenOptions,
     ChoiceFiles,
-    _TeacherOptions,
     _EarlyStopping,
     ClassifierConfig,
     title="start",
@@ -297,7 +277,7 @@ class FinetuneConfig(
     def splits_validation(self) -> bool:
         """Whether some labelled texts are held out."""
         has_validation = any(head.validation for head in self.classifiers)
-        return self.validation_split > 0 and self.teacher is None and not has_validation
+        return self.validation_split > 0 and not has_validation
 
     @property
     def has_held_out_vectors(self) -> bool:

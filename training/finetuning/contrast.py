@@ -44,7 +44,7 @@ def contrasts(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> bool:
     """Whether a run has a contrast: its end is not given, and its one task has few texts."""
     has_end = config.epochs or config.steps or config.budget or config.head_only
     match tasks:
-        case [Classification() as data] if not (has_end or config.teacher):
+        case [Classification() as data] if not has_end:
             return data.problem == "single_label_classification" and _are_few(data)
     return False
 

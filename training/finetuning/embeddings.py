@@ -3,8 +3,7 @@
 A vector is the mean of a text's hidden states, normalised, as the service returns it. There is no
 head: the layers themselves learn it.
 
-Shape legend: C sequences, T tokens of a batch, H hidden size, D numbers of a teacher's vector,
-Q examples, K texts of an example.
+Shape legend: C sequences, T tokens of a batch, H hidden size, Q examples, K texts of an example.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ _MARGIN: Final = 0.5
 _SAME: Final = 1 - 1e-4
 # The losses of each kind of texts, the default first.
 _LOSSES: Final[dict[TextKind, tuple[EmbeddingLoss, ...]]] = {
-    "texts": (),
     "pairs": ("MultipleNegativesRankingLoss",),
     "triplets": ("MultipleNegativesRankingLoss", "TripletLoss"),
     "scored pairs": ("CoSENTLoss", "CosineSimilarityLoss"),
@@ -68,11 +66,11 @@ class VectorExample:
     """The tokens of an example's K texts, and the target of its loss.
 
     Attributes:
-        target: a score; a teacher's vector (D,); or 0 where the texts need none.
+        target: a score, or 0 where the texts need none.
     """
 
     texts: tuple[TokenisedExample, ...]
-    target: Any
+    target: float
 
     @property
     def lengths(self) -> list[int]:
@@ -81,15 +79,12 @@ class VectorExample:
 
 
 def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch:
-    """Pack the texts of examples, one example after the other: `firsts` and `sizes` are (Q * K,).
-
-    The targets are (Q,) or (Q, D).
-    """
+    """Pack the texts of one example after the other: `firsts` and `sizes` are (Q * K,)."""
     texts = list(chain.from_iterable(example.texts for example in examples))
     return replace(
         collate_examples(TASK, texts, row_length=row_length),
         counts={TASK: len(examples)},
-        targets=torch.stack([torch.as_tensor(example.target) for example in examples]),
+        targets=torch.tensor([example.target for example in examples]),
     )
 
 
@@ -173,21 +168,13 @@ class Embeddings:
         Raises:
             CorpusError: files cannot be read, or hold what cannot be learnt; all of it is listed.
             RunError: options do not fit the data.
-            TeacherError: the teacher cannot be loaded.
         """
         texts = read_similar(config.embeddings, config.embedding_columns)
         vectors = compile_logits(sentence_vectors) if config.compile else sentence_vectors
-        if config.embedding_teacher is not None:
-            compares = False
-            examples, loss = _taught(
-                texts, config.embedding_teacher, vectors, config, start.tokenizer, world
-            )
-        else:
-            loss_name = _loss_name(texts[0].kind, config.embedding_loss)
-            compares = loss_name in _COMPARING
-            _check_scores(texts, loss_name)
-            examples = _tokenised(texts, config, start.tokenizer)
-            loss = partial(_LOSS_OF[loss_name], vectors=vectors)
+        loss_name = _loss_name(texts[0].kind, config.embedding_loss)
+        _check_scores(texts, loss_name)
+        examples = _tokenised(texts, config, start.tokenizer)
+        loss = partial(_LOSS_OF[loss_name], vectors=vectors)
         held_out: Sequence[VectorExample] = ()
         if config.has_held_out_vectors:
             pairs = read_similar(config.validation, config.embedding_columns)
@@ -195,7 +182,7 @@ class Embeddings:
                 raise RunError("--validation of embeddings takes pairs with a score")
             held_out = _tokenised(pairs, config, start.tokenizer)
         return cls(
-            streams=(_stream(examples, config, start, world, batch_size, compares),),
+            streams=(_stream(examples, config, start, world, batch_size, loss_name in _COMPARING),),
             losses={TASK: partial(_vector_loss, training=loss, vectors=vectors)},
             held_out=held_out,
         )
@@ -247,11 +234,6 @@ def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
 
 def _loss_name(kind: TextKind, asked: EmbeddingLoss | None) -> EmbeddingLoss:
     allowed = _LOSSES[kind]
-    if not allowed:
-        raise RunError(
-            "--embeddings: texts alone say nothing about their vectors; give --embedding-teacher, "
-            "or files with pairs (anchor, positive), triplets (and negative), or pairs with a score"
-        )
     if asked not in (None, *allowed):
         raise RunError(f"--embedding-loss {asked}: {kind} are learnt by {' or '.join(allowed)}")
     return asked or allowed[0]
@@ -271,8 +253,13 @@ def _check_scores(texts: Sequence[SimilarTexts], loss: EmbeddingLoss) -> None:
 def _tokenised(
     texts: Sequence[SimilarTexts], config: FinetuneConfig, tokenizer: AlbertTokenizer
 ) -> list[VectorExample]:
-    plain = [_labelled(each, text.place) for text in texts for each in text.texts]
-    tokenised = iter(_tokens(plain, config, tokenizer))
+    plain = [
+        LabelledText(text=each, pair=None, label=0, place=text.place)  # whose label is not read
+        for text in texts
+        for each in text.texts
+    ]
+    by_split = tokenise({TRAINING: plain}, labelled_examples, "texts", config, tokenizer)
+    tokenised = iter(by_split[TRAINING])
     return [
         VectorExample(
             texts=tuple(next(tokenised) for _ in text.texts),
@@ -280,52 +267,6 @@ def _tokenised(
         )
         for text in texts
     ]
-
-
-def _labelled(text: str, place: str) -> LabelledText:
-    return LabelledText(text=text, pair=None, label=0, place=place)  # whose label is not read
-
-
-def _tokens(
-    texts: Sequence[LabelledText], config: FinetuneConfig, tokenizer: AlbertTokenizer
-) -> Sequence[TokenisedExample]:
-    """Tokenise texts, cut to --length, and report how many were cut.
-
-    Raises:
-        CorpusError: texts are too long and may not be cut; it lists them.
-    """
-    by_split = tokenise({TRAINING: texts}, labelled_examples, "texts", config, tokenizer)
-    return by_split[TRAINING]
-
-
-def _taught(
-    texts: Sequence[SimilarTexts],
-    reference: str,
-    vectors: LogitsFunction,
-    config: FinetuneConfig,
-    tokenizer: AlbertTokenizer,
-    world: World,
-) -> tuple[list[VectorExample], LossFunction]:
-    """Return each text with its teacher's vector, and the loss."""
-    # Imported here, since only a teacher needs transformers.
-    from training.distillation.pseudo_labels import EmbeddingTeacher, pseudo_label
-
-    places = {each: text.place for text in reversed(texts) for each in reversed(text.texts)}
-    plain = list(dict.fromkeys(chain.from_iterable(text.texts for text in texts)))
-    teacher = EmbeddingTeacher.load(reference, world.device)
-    vectors_ND = pseudo_label(
-        [(text, None) for text in plain],
-        teacher,
-        world,
-        config.output / "teacher-vectors.safetensors",
-        config.precision,
-    )
-    tokenised = _tokens([_labelled(text, places[text]) for text in plain], config, tokenizer)
-    examples = [
-        VectorExample(texts=(tokens,), target=target)
-        for tokens, target in zip(tokenised, vectors_ND, strict=True)
-    ]
-    return examples, partial(_distillation_loss, vectors=vectors)
 
 
 def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
@@ -368,31 +309,6 @@ def _by_example(vectors_CH: Tensor, batch: ExampleBatch) -> Tensor:
 def _cosines(vectors_QKH: Tensor) -> Tensor:
     """Return the cosines (Q, K - 1) of each example's first text with its others."""
     return (vectors_QKH[:, :1] * vectors_QKH[:, 1:]).sum(-1)
-
-
-def _distillation_loss(
-    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
-) -> _VectorLoss:
-    """Return the score of vectors against a teacher's; "right" is the sum of their cosines.
-
-    The squared distance of both vectors, where they have the same size, plus the cross-entropy of
-    the similarities of a text with the others of the batch, the student's against the teacher's.
-    """
-    vectors_CH, targets_CD = vectors(model, batch), batch.targets.float()
-    own = torch.eye(len(vectors_CH), dtype=torch.bool, device=vectors_CH.device)
-    student, teacher = (
-        (_SCALE * each @ each.T).masked_fill(own, -torch.inf) for each in (vectors_CH, targets_CD)
-    )
-    loss = F.kl_div(
-        student.log_softmax(-1).masked_fill(own, 0),
-        teacher.softmax(-1).clamp(min=1e-9),
-        reduction="sum",
-    )
-    cosines_C = loss.new_zeros(len(vectors_CH))
-    if vectors_CH.shape == targets_CD.shape:
-        cosines_C = (vectors_CH * targets_CD).sum(-1)
-        loss = loss + _SCALE * (1 - cosines_C).sum()
-    return {TASK: LossSums(loss=loss, right=cosines_C.detach().sum(), count=len(vectors_CH))}
 
 
 def _ranking_loss(

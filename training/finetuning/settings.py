@@ -137,7 +137,7 @@ def _with_files(config: _ConfigT) -> _ConfigT:
 def _held_out_texts(config: ClassifierConfig) -> Sequence[Path]:
     """Return the files of validation: where none are given, those in the training folders."""
     validation = list(config.validation)
-    if not validation and getattr(config, "teacher", None) is None:
+    if not validation:
         folders = [path for path in config.text_classification if path.is_dir()]
         validation = [file for folder in folders for file in files_of_split(folder, "validation")]
         if validation:

@@ -17,7 +17,6 @@ _SHORT: Final[dict[str, str]] = {
     "fill-mask": "masked",
     "sentence-order": "order",
     "paired-order": "pairs",
-    "hidden-states": "hidden",
 }
 
 

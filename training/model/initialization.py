@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from training.model.albert import Attention, Embeddings
 from training.model.heads import AlbertForTasks, FillMaskHead
 
-Start = Literal["local", "random", "teacher"]
+Start = Literal["local", "random"]
 # Words and positions begin with equal norms, so that neither dominates an embedding.
 _AMPLITUDE: Final = 0.1
 _WORD_STD: Final = _AMPLITUDE / math.sqrt(2)
@@ -45,17 +45,13 @@ def start_local(model: AlbertForTasks, token_counts: NDArray[np.int64]) -> None:
     assert isinstance(head, FillMaskHead)
     frequencies_V = _frequencies(model.config.embedding_size // 4, model.config.max_positions)
     with torch.no_grad():
-        use_counts(head, token_counts)
+        # The loss starts at the entropy of the tokens' frequencies.
+        smoothed = token_counts + 1.0
+        head.decoder.bias.copy_(torch.from_numpy(np.log(smoothed / smoothed.sum())))
         _split_embeddings(model.albert.embeddings, frequencies_V)
         for block in model.albert.encoder.attentions:
             assert isinstance(block, Attention)
             _attend_to_neighbours(block, model.albert.embeddings, frequencies_V)
-
-
-def use_counts(head: FillMaskHead, token_counts: NDArray[np.int64]) -> None:
-    """Set the output bias to the log frequencies, so that the loss starts at their entropy."""
-    smoothed = token_counts + 1.0
-    head.decoder.bias.copy_(torch.from_numpy(np.log(smoothed / smoothed.sum())))
 
 
 def _frequencies(num_pairs: int, num_positions: int) -> Tensor:

@@ -26,7 +26,7 @@ GLUE: Final = HubModel(
 )
 # Fields of the user's own files, which a task has in its table.
 _OWN_FILES: Final = (
-    *("text_classification", "multiple_choice", "problem_type", "labels", "teacher"),
+    *("text_classification", "multiple_choice", "problem_type", "labels"),
     *("text_column", "pair_column", "label_column", "label_separator", "choice_columns"),
     "delimiter",
 )

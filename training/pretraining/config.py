@@ -1,13 +1,12 @@
-"""Configuration that `albert-serve pretrain` and `albert-serve distil` share."""
+"""Configuration of a pretraining run, by the names of the command's flags."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.tokenizer import AlbertTokenizer
@@ -26,7 +25,7 @@ from training.options.config import (
 )
 from training.options.flags import OptionError, Options, flag
 from training.options.values import Count, Fraction, Seed
-from training.pretraining.recipes import Dropout, PresetName, Recipe, scaled_lr
+from training.pretraining.recipes import RECIPES, Dropout, PresetName, Recipe, RecipeName, scaled_lr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +146,33 @@ class _MachineOptions(Options, title="machine"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusRunConfig(
-    _MachineOptions, RunFolder, _RecipeChanges, StoppingCriteria, ModelOptions, _CorpusOptions
+class PretrainConfig(
+    _MachineOptions,
+    RunFolder,
+    _RecipeChanges,
+    StoppingCriteria,
+    ModelOptions,
+    _CorpusOptions,
+    title="recipe",
 ):
-    """All that `albert-serve pretrain` and `albert-serve distil` have in common."""
+    """Configuration of a pretraining run; the fields are the command's flags.
+
+    Raises:
+        RunError: a value is not allowed, options contradict each other, or the run has no end.
+    """
+
+    recipe: RecipeName = flag(
+        "the paper's, or one for a few hours on a small machine (small)", "small"
+    )
+    start: Literal["local", "random"] | None = flag(
+        "initialization: attention to neighbours, or the paper's random weights"
+    )
+
+    def __post_init__(self) -> None:
+        """Check that the run has an end."""
+        super().__post_init__()
+        if not (self.has_end or RECIPES[self.recipe].num_steps):
+            raise RunError("a run needs an end: give --steps, --budget or --recipe paper")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +195,7 @@ class Start:
 
 
 @contextmanager
-def open_start(config: CorpusRunConfig) -> Iterator[Start]:
+def open_start(config: PretrainConfig) -> Iterator[Start]:
     """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default.
 
     Raises:
@@ -191,23 +213,15 @@ def open_start(config: CorpusRunConfig) -> Iterator[Start]:
 
 
 def architecture(
-    config: CorpusRunConfig,
-    recipe: Recipe,
-    start: Start,
-    tokenizer: AlbertTokenizer,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    config: PretrainConfig, recipe: Recipe, start: Start, tokenizer: AlbertTokenizer
 ) -> AlbertConfig:
     """Return the sizes of the model.
-
-    Args:
-        defaults: sizes of new weights that are not given, in place of the preset's.
 
     Raises:
         RunError: the checkpoint to start from has other sizes, or too few positions.
     """
     if start.folder is None:
-        sizes = {**defaults, **config.given}
-        new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **sizes)
+        new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **config.given)
         pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
         new = replace(new, pad_id=pad_id, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
         dropout = recipe.dropout_of(new)
@@ -225,7 +239,7 @@ def architecture(
     return model
 
 
-def _check_sizes(config: CorpusRunConfig, initial: AlbertConfig, vocab_size: int) -> None:
+def _check_sizes(config: PretrainConfig, initial: AlbertConfig, vocab_size: int) -> None:
     """Check that no other sizes than the initial checkpoint's are given.
 
     Raises:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.batch import LossName
 from training.data.corpus import find_files
 from training.data.preparation import prepare
 from training.data.shards import SHARDS_FILE, Shards
@@ -27,14 +25,14 @@ from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, is_known_run
 from training.loop.reproducibility import run_precision
 from training.loop.step import Mixture, Run
-from training.losses import LOSS_OF, LossFunction, compiled_losses
+from training.losses import LOSS_OF, compiled_losses
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
 from training.model.initialization import start_local
 from training.model.provenance import file_names
 from training.options.device import should_compile
 from training.order_losses import order_loss
-from training.pretraining.config import CorpusRunConfig, Start
+from training.pretraining.config import PretrainConfig, Start
 from training.pretraining.recipes import RECIPES, Recipe
 from training.pretraining.text_streams import TextStreams
 from training.system.precision import PrecisionName
@@ -58,7 +56,7 @@ class PretrainingJob:
         compiles: whether the model and its losses are compiled.
     """
 
-    config: CorpusRunConfig
+    config: PretrainConfig
     recipe: Recipe
     architecture: AlbertConfig
     start: Start
@@ -126,20 +124,6 @@ class PretrainingJob:
             num_rows=self.recipe.order_batch_size,
         )
 
-    def masked_stream(self) -> PackedStream:
-        """Return the task stream of masked rows."""
-        return self.streams.masked()
-
-    @property
-    def loss_of(self) -> Mapping[str, LossFunction]:
-        """The loss function of masked rows, by the name of their batches' task."""
-        return compiled_losses() if self.compiles else LOSS_OF
-
-    @property
-    def loss_weights(self) -> Mapping[LossName, float]:
-        """The weights of the losses."""
-        return self.recipe.loss_weights
-
     def build(self) -> Run:
         """Build the run at step 0.
 
@@ -149,16 +133,19 @@ class PretrainingJob:
         config, share = self.config, self.recipe.order_share
         if config.parallel == "fsdp" and self.recipe.optimizer == "muon":
             raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
-        stream, model = self.masked_stream(), self.model()
+        stream, model = self.streams.masked(), self.model()
         model.albert.encoder.recomputes = config.recompute
         return build_run(
             model,
             Mixture(
                 streams=[stream, self.pair_stream()] if share else [stream],
                 weights=[1 - share, share] if share else [1.0],
-                loss_weights=self.loss_weights,
+                loss_weights=self.recipe.loss_weights,
             ),
-            {**self.loss_of, "sentence-order": order_loss(compiles=self.compiles)},
+            {
+                **(compiled_losses() if self.compiles else LOSS_OF),
+                "sentence-order": order_loss(compiles=self.compiles),
+            },
             self.recipe,
             progress=Progress(num_steps=num_steps(config, self.recipe), budget_s=config.budget),
             world=self.world,
@@ -167,16 +154,13 @@ class PretrainingJob:
         )
 
 
-def num_steps(config: CorpusRunConfig, recipe: Recipe) -> int | None:
+def num_steps(config: PretrainConfig, recipe: Recipe) -> int | None:
     """Return the steps of a run; None if its budget alone ends it."""
     return config.steps or (recipe.num_steps if config.budget is None else None)
 
 
 def run_record(
-    config: CorpusRunConfig,
-    recipe: Recipe,
-    architecture: AlbertConfig,
-    further_settings: Mapping[str, Any] = MappingProxyType({}),
+    config: PretrainConfig, recipe: Recipe, architecture: AlbertConfig
 ) -> dict[str, Any]:
     """Return the content of `run.json`; the corpus' part is added when it is open."""
     return {
@@ -184,14 +168,13 @@ def run_record(
             **asdict(recipe),
             "num_steps": num_steps(config, recipe),
             "budget_s": config.budget,
-            **further_settings,
         },
         "config": architecture.to_hf(),
         "corpus": _corpus_record(config),
     }
 
 
-def _corpus_record(config: CorpusRunConfig) -> list[list[Any]]:
+def _corpus_record(config: PretrainConfig) -> list[list[Any]]:
     """Return names and sizes of the files, which identify the corpus on any machine."""
     if config.shards is not None:
         return [[Shards.open(config.shards).fingerprint, 0]]
@@ -199,20 +182,15 @@ def _corpus_record(config: CorpusRunConfig) -> list[list[Any]]:
 
 
 def open_job(
-    config: CorpusRunConfig,
+    config: PretrainConfig,
     recipe: Recipe,
     architecture: AlbertConfig,
     start: Start,
     world: World,
     precision: PrecisionName,
-    make: Callable[..., PretrainingJob] = PretrainingJob,
 ) -> PretrainingJob:
-    """Return the job of a configuration, whose corpus is prepared if need be.
-
-    Args:
-        make: the class of the job, of pretraining or with a teacher.
-    """
-    return make(
+    """Return the job of a configuration, whose corpus is prepared if need be."""
+    return PretrainingJob(
         config=config,
         recipe=recipe,
         architecture=architecture,
@@ -224,7 +202,7 @@ def open_job(
     )
 
 
-def _should_compile(config: CorpusRunConfig, device: torch.device) -> bool:
+def _should_compile(config: PretrainConfig, device: torch.device) -> bool:
     """Whether to compile; without `--compile`, a short budget would mostly go into it."""
     if config.compile is None and (config.budget or math.inf) < _MIN_COMPILED_S:
         print("the budget is short, so training is not compiled (--compile does it all the same)")
@@ -233,36 +211,23 @@ def _should_compile(config: CorpusRunConfig, device: torch.device) -> bool:
 
 
 def run_job(
-    config: CorpusRunConfig,
-    recipe: Recipe,
-    architecture: AlbertConfig,
-    start: Start,
-    *,
-    program: str,
-    make: Callable[..., PretrainingJob] = PretrainingJob,
-    further_settings: Mapping[str, Any] = MappingProxyType({}),
+    config: PretrainConfig, recipe: Recipe, architecture: AlbertConfig, start: Start
 ) -> TrainedRun:
-    """Train the run of a configuration to its end, or resume it.
-
-    Args:
-        program: the command, such as `albert-serve pretrain`.
-        make: as in `open_job`.
-        further_settings: for `run.json`, beside those of the recipe.
-    """
-    record = run_record(config, recipe, architecture, further_settings)
+    """Train the run of a configuration to its end, or resume it."""
+    record = run_record(config, recipe, architecture)
     is_known_run(config.output, record)
     with join_world(config.device) as world:
         use_threads(config.threads)
         precision = record["precision"] = run_precision(config.precision, config.output, world)
-        job = open_job(config, recipe, architecture, start, world, precision, make)
-        return _train(job, record, program)
+        job = open_job(config, recipe, architecture, start, world, precision)
+        return _train(job, record)
 
 
 def _open_shards(
     shards: Path | None,
     files: Sequence[Path],
     name: str,
-    config: CorpusRunConfig,
+    config: PretrainConfig,
     start: Start,
     world: World,
 ) -> Shards:
@@ -276,7 +241,7 @@ def _open_shards(
     return Shards.open(folder, tokenizer)
 
 
-def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> TrainedRun:
+def _train(job: PretrainingJob, record: Mapping[str, Any]) -> TrainedRun:
     """Train a job's run; `record` is the content of `run.json` but for the corpus' entropy."""
     config, recipe, world, run = job.config, job.recipe, job.world, job.build()
     entropy = unigram_entropy(job.shards, job.architecture.vocab_size)
@@ -284,7 +249,7 @@ def _train(job: PretrainingJob, record: Mapping[str, Any], program: str) -> Trai
         config,
         run,
         {**record, "unigram_entropy": round(entropy, 4)},
-        program=program,
+        program="albert-serve pretrain",
         stage=_stage(job, record),
         start=job.start.folder,
         tokenizer_from=job.start.tokenizer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from albert_serve.config import AlbertConfig, preset
@@ -107,15 +107,6 @@ RECIPES: Final[dict[RecipeName, Recipe]] = {
         dropout="v2",
     ),
 }
-
-# The recipe with a teacher; docs/decisions.md has the measurements.
-DISTILLATION: Final = replace(
-    RECIPES["small"],
-    batch_size=16,
-    adamw_lr=1e-3,
-    sentence_task="none",
-    start="teacher",
-)
 
 
 def scaled_lr(recipe: Recipe, batch_size: int) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.collate import Collate, Collator, Slicing
+from training.data.collate import Collator, Slicing
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
 from training.data.order import order_stream
@@ -62,15 +62,15 @@ class TextStreams:
             has_labels=self.sentence_task != "none",
         )
 
-    def masked(self, collate: Collate | None = None) -> PackedStream:
-        """Return the task stream of masked rows, collated by `collator` or another function.
+    def masked(self) -> PackedStream:
+        """Return the task stream of masked rows.
 
         Raises:
             RunError: the rows are not divisible.
         """
         return PackedStream(
             plan=Plan(shards=self.shards, settings=self.examples, seed=self.seed),
-            collate=collate or self.collator,
+            collate=self.collator,
             slicing=self._slice(self.num_rows, self.length, self.rows_option),
             num_workers=self.num_workers,
         )

@@ -1,4 +1,4 @@
-"""`--embeddings`: vectors learnt from pairs, triplets, scores, and a teacher."""
+"""`--embeddings`: vectors learnt from pairs, triplets and scores."""
 
 from __future__ import annotations
 
@@ -10,21 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
 
-from albert_serve.bundle.sentence_vectors import (
-    SentencePooling,
-    SentenceVectors,
-    read_sentence_vectors,
-    write_sentence_vectors,
-)
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.distillation.teachers import make_bert
 from tests.training.support import read_metrics, validations
 from training.commands import finetune
 from training.data.batch import TokenisedExample
 from training.data.collate import collate_examples
-from training.distillation.pseudo_labels import EmbeddingTeacher
 from training.finetuning.embeddings import sentence_vectors
 from training.model.checkpoint import load_checkpoint
 
@@ -50,12 +41,11 @@ DATA: dict[str, tuple[str, Sequence[tuple[str, ...]]]] = {
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with a file of each kind of texts, and texts alone."""
+    """A folder with a file of each kind of texts, and files that cannot be learnt."""
     for name, (header, rows) in DATA.items():
         lines = [header, *("\t".join(row) for row in rows)]
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines))
-    texts = [text for pair in PAIRS for text in pair]
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    (tmp_path / "texts.tsv").write_text("text\nA city\nHis music")
     (tmp_path / "unlike.tsv").write_text("sentence1\tsentence2\tscore\nA city\tHis music\tvery")
     return tmp_path
 
@@ -99,41 +89,6 @@ def test_examples_that_are_compared_fit_into_a_micro_batch(
     assert finetune.main([*options, "--micro-batch-size", "8"]) == 0
 
 
-def test_a_teachers_vectors_are_learnt_and_kept(
-    data: Path, start: list[str], tmp_path: Path
-) -> None:
-    teacher, run = make_bert(tmp_path / "teacher"), tmp_path / "run"
-    options = [*start, "--embeddings", str(data / "texts.txt"), "--embedding-teacher", str(teacher)]
-    options += ["--batch-size", "10", "--lr", "3e-3", "--output", str(run)]
-    assert finetune.main([*options, "--steps", "10"]) == 0
-    written = (run / "teacher-vectors.safetensors").stat().st_mtime_ns
-    assert finetune.main([*options, "--steps", "40"]) == 0
-    assert (run / "teacher-vectors.safetensors").stat().st_mtime_ns == written
-    first, *_, last = losses(run)
-    assert last < first
-    vectors = read_sentence_vectors(run / "checkpoint")
-    assert vectors == SentenceVectors(pooling="mean", normalize=True)
-    size = transformers.BertConfig.from_pretrained(teacher).hidden_size
-    write_sentence_vectors(SentenceVectors(pooling="cls"), teacher, hidden_size=size)
-    assert finetune.main([*options, "--steps", "41"]) == 0
-    assert (run / "teacher-vectors.safetensors").stat().st_mtime_ns > written
-
-
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_a_teachers_vector_is_pooled_as_its_folder_says(
-    pooling: SentencePooling, tmp_path: Path
-) -> None:
-    folder = make_bert(tmp_path / "teacher")
-    size = transformers.BertConfig.from_pretrained(folder).hidden_size
-    write_sentence_vectors(SentenceVectors(pooling=pooling), folder, hidden_size=size)
-    teacher = EmbeddingTeacher.load(str(folder), torch.device("cpu"))
-    texts = ["The game", "A city was lost"]
-    padded = teacher.tokenizer(texts, padding=True, return_tensors="pt")
-    oracle = SentenceTransformer(str(folder), device="cpu")
-    expected_BH = oracle.encode(texts, normalize_embeddings=True, convert_to_tensor=True)
-    torch.testing.assert_close(teacher.outputs(padded), expected_BH)
-
-
 def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None:
     folder = pretrained / "checkpoint"
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
@@ -152,7 +107,8 @@ def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["texts.txt"], "texts alone say nothing about their vectors; give --embedding-teacher"),
+        (["texts.tsv"], "no usual columns of texts; its columns are text"),
+        (["pairs.tsv", "--embedding-columns", "a"], "--embedding-columns a: give two or three"),
         (["pairs.tsv", "triplets.tsv"], "all files need the same kind of texts"),
         (["pairs.tsv", "--embedding-loss", "CoSENTLoss"], "pairs are learnt by MultipleNegatives"),
         (["scores.tsv", "--embedding-loss", "CosineSimilarityLoss"], "from -1 to 1; this one is 5"),

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.training.distillation.teachers import make_classifier
 from tests.training.processes import (
     Ended,
     before_step,
@@ -83,14 +82,6 @@ def check_close(one: Path, other: Path, *, without_gradient: Sequence[str] = ())
             assert (tensor - tensors[1][name]).abs().max() < CLOSE, name
 
 
-def taught(folder: Path) -> list[str]:
-    make_classifier(folder / "teacher")
-    file = folder / "texts.txt"
-    sentences = ("The school is in the city.", "They won.", "A river was named after him.")
-    file.write_text("\n".join(f"{text} {n}" for n in range(5) for text in sentences))
-    return ["--text-classification", str(file), "--teacher", str(folder / "teacher")]
-
-
 def several(folder: Path) -> list[str]:
     """Two classifiers, of several labels and of a number, beside questions and text."""
     moods, scores = folder / "moods.jsonl", folder / "scores.csv"
@@ -111,7 +102,6 @@ TASKS: dict[str, Callable[[Path], list[str]]] = {
         *("--question-answering", str(SQUAD), "--validation", str(SQUAD_V2)),
         *("--validate-every", "3"),
     ],
-    "teacher": taught,
     "several": several,
 }
 # The others are extended tests.

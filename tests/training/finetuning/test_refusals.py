@@ -102,8 +102,6 @@ def files(
         ("CORPUS --order-share 1", "--order-share 1 leaves no step to masked tokens; give less"),
         ("CORPUS --order-length 65", "--order-length 65: a pair has from 8 tokens to the model's"),
         ("TEXTS --mask-rate 0.3", "--mask-rate requires --pretraining"),
-        # a teacher
-        ("TEXTS --teacher /nowhere", "teacher /nowhere cannot be loaded: "),
         # further classifiers
         ("TEXTS --head a", "--head a is a classifier of texts; give its data after it"),
         ("TEXTS --head default TEXTS", "--head default names the default classifier"),

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.training.support import same_weights
-from training.commands.distil import DistilConfig
 from training.commands.finetune import FinetuneConfig
 from training.commands.pretrain import PretrainConfig, pretrain
 from training.errors import TrainingError
@@ -57,12 +56,6 @@ def pretraining(**values: Any) -> PretrainConfig:
     return PretrainConfig(**{"output": "runs", "corpus": ["a.txt"], "steps": 1, **values})
 
 
-def distilling(**values: Any) -> DistilConfig:
-    return DistilConfig(
-        **{"teacher": "bert", "output": "runs", "corpus": ["a.txt"], "steps": 1, **values}
-    )
-
-
 @pytest.mark.parametrize(
     ("make", "values", "message"),
     [
@@ -81,13 +74,6 @@ def distilling(**values: Any) -> DistilConfig:
         (pretraining, {"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
         (pretraining, {"device": "gpu"}, "--device: 'gpu' cannot be used: "),
         (pretraining, {"steps": None}, "a run needs an end: give --steps, --budget or --recipe"),
-        (distilling, {"steps": None}, "a run needs an end: give --steps or --budget"),
-        (distilling, {"hidden_layers": ("2",)}, "--hidden-layers: '2' is not a pair of layers; w"),
-        (
-            distilling,
-            {"hidden_weight": 0},
-            "--hidden-weight 0 ignores the teacher",
-        ),
     ],
 )
 def test_a_configuration_is_checked_however_it_is_made(
@@ -98,7 +84,7 @@ def test_a_configuration_is_checked_however_it_is_made(
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("config", [PretrainConfig, DistilConfig, FinetuneConfig])
+@pytest.mark.parametrize("config", [PretrainConfig, FinetuneConfig])
 def test_the_help_names_every_flag_with_its_default(config: type[Options]) -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser, config)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
 from albert_serve.tables import Row
-from training.data.corpus import CorpusError, read_lines
+from training.data.corpus import CorpusError
 from training.data.labelled.cells import (
     LabelFormError,
     cell_text,
@@ -376,7 +376,7 @@ def read_texts(
 ) -> list[tuple[str, str | None]]:
     """Read the texts, or pairs of texts, of classification files, without their labels.
 
-    Files are as for `read_labelled`, but need no column of labels; or `.txt`, one text per line.
+    Files are as for `read_labelled`, but need no column of labels.
     Rows with an empty text are left out, unless `columns` keeps them.
 
     Raises:
@@ -394,9 +394,6 @@ def read_texts(
 def _read_texts(
     file: Path, columns: Columns
 ) -> Iterator[tuple[str, str | None] | _LeftOut | RowError]:
-    if ".txt" in file.suffixes and columns.delimiter is None:
-        yield from ((line.strip(), None) for line in read_lines(file) if line.strip())
-        return
     for read in read_columns(file, columns, needs_label=False):
         if isinstance(read, RowError):
             yield read

@@ -1,1 +1,0 @@
-"""Knowledge distillation: tokenizer alignment, teacher, student initialization and losses."""
