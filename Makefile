@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model reproduce-model notebooks client site dist release check format clean
+.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model notebooks client site dist release check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -117,14 +117,6 @@ default-model: $(VENV)/.dev  ## the int8 form of the bundle in models/, which th
 		--question-answering '$(SQUAD_DEV)' \
 		--examples albert_serve/web/examples.json
 	rm -f $(PACKAGED)/README.md
-
-# All variables of the command line but make's own; RUNS is the folder of the runs.
-GIVEN = $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-ROAD = $(filter-out RUNS PYTHON VENV BIN PIP SHELL MAKE%,$(GIVEN))
-quoted = '$(subst ','\'',$(1))'
-reproduce-model: $(VENV)/.dev  ## train the default model as it was trained, for a day (CORPUS=..., ...; without any it says which)
-	@$(BIN)/python -m recipes.albert_small_en.reproduce $(if $(RUNS),--runs $(call quoted,$(RUNS))) \
-		$(foreach name,$(ROAD),$(call quoted,$(name)=$($(name))))
 
 notebooks: $(VENV)/.dev  ## run the notebooks of examples/, and store them with their outputs
 	$(BIN)/python -m scripts.notebooks

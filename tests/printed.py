@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 REPOSITORY: Final = Path(__file__).parents[1]
-_TREES: Final = ("models", "tests", "training", "export", "recipes", "albert_serve", "examples")
+_TREES: Final = ("models", "tests", "training", "export", "albert_serve", "examples")
 
 
 def printed_commands(document: str, program: str) -> list[str]:

@@ -26,7 +26,7 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(.*)$", re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(
-    r"(?:python -m (?P<module>(?:benchmarks\b|recipes\.\w+\.(?!reproduce))[\w.]*)"
+    r"(?:python -m (?P<module>benchmarks\b[\w.]*)"
     r"|(?:(?<=bin/)|(?<![\w/.-]))albert-serve (?P<command>[a-z]+)"
     r"|(?<!\S)make (?P<target>[a-z-]+))"
     r"(?P<rest>[^`\n#;&|]*)"

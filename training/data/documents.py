@@ -168,7 +168,7 @@ def _text_column(named: str | None, place: str, names: Sequence[str], texts: Seq
         several = f"several columns of texts ({', '.join(texts)})" if texts else "none of texts"
         raise InvalidInputError(
             f'{place}: no column "{named or "text"}", but {several}; --text-column of vocab, '
-            f"prepare, pretrain and spans names another; its columns are "
+            f"prepare and pretrain names another; its columns are "
             f"{', '.join(names) or 'none'}"
         )
     _report(texts[0])

@@ -32,7 +32,6 @@ class Question:
             without an answer.
         place: file and id, for messages.
         article: file and title of the article of the context.
-        kind: the kind of a question without an answer, if the file has it.
     """
 
     id: str
@@ -42,7 +41,6 @@ class Question:
     start: int | None
     place: str = ""
     article: str = ""
-    kind: str = ""
 
 
 class _Answer(BaseModel):
@@ -78,7 +76,6 @@ class _Entry(BaseModel):
     question: _Text
     answers: Annotated[list[_Answer] | None, BeforeValidator(_as_list)] = None
     is_impossible: bool | None = None
-    kind: str = ""
 
 
 class _Paragraph(BaseModel):
@@ -224,7 +221,6 @@ def _questions(articles: Sequence[_Article], file: Path) -> Iterator[Question]:
                     start=answers[0].answer_start if answers else None,
                     place=f"{file}, question {entry.id}",
                     article=f"{file}: {article.title or number}",
-                    kind=entry.kind,
                 )
 
 

@@ -241,8 +241,8 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
     """Return exact match and F1 in percent, by the rules of SQuAD's official scripts.
 
     Where some questions have no answer, the rules are those of v2.0, "no answer" may be chosen, and
-    there are the figures of the questions with and without an answer and of each `kind` of them, of
-    those with an answer if "no answer" may not be chosen, and of the best thresholds.
+    there are the figures of the questions with and without an answer, of those with an answer if
+    "no answer" may not be chosen, and of the best thresholds.
 
     Args:
         threshold: the null score over which the answer is "no answer".
@@ -263,8 +263,6 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
             parts["has_answer_always_answered_"].append(forced)
         else:
             parts["no_answer_"].append(score)
-            if reply.question.kind:
-                parts[f"no_answer_{reply.question.kind}_".replace("-", "_")].append(score)
     for name, some in parts.items():
         figures |= _named(name, some)
     return figures | _best_figures(answered)

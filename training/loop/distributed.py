@@ -78,14 +78,6 @@ class World:
         distributed.all_reduce(summed, group=self.setup)
         return cast("list[float]", summed.tolist())
 
-    def sum_tensors(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes; it has the same shape in each."""
-        if self.size == 1:
-            return tensor
-        summed = tensor.to(self.device, copy=True)
-        distributed.all_reduce(summed)
-        return summed.to(tensor.device)
-
     def gather(self, value: _ValueT) -> list[_ValueT]:
         """Return the value of each process, in the order of their ranks."""
         if self.size == 1:

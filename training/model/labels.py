@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, get_args
 from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, further_head
 from training.model.checkpoint import PAIRS_KEY, TEMPERATURE_KEY, CheckpointError, label_keys
-from training.model.heads import Task, has_labels, is_classifier, is_further
+from training.model.heads import Task, is_classifier, is_further
 
 _DEFAULT_KEY: Final = "albert_default_head"
 _HEADS_KEY: Final = "albert_heads"
@@ -123,17 +123,6 @@ def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
             f"{TEMPERATURE_KEY} of config.json is {reprlib.repr(temperature)}; give a number over 0"
         )
     return float(temperature)
-
-
-def head_config(hf: Mapping[str, Any], heads: Iterable[Task]) -> dict[str, Any]:
-    """Return the keys of a `config.json` about these heads: their labels, and the sentence task.
-
-    Raises:
-        CheckpointError: as `default_name` and `head_record`.
-    """
-    records = {head: head_record(hf, head) for head in heads if has_labels(head)}
-    sentence_task = {key: hf[key] for key in ("albert_sentence_task",) if key in hf}
-    return labels_config(records, default_name(hf)) | sentence_task
 
 
 def _name_of(head: Task) -> str:

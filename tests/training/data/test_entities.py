@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import REPOSITORY
 from training.data.corpus import CorpusError
 from training.data.examples import IGNORED
 from training.data.labelled.entities import Entity, TaggedText, label_names, read_tagged
@@ -70,6 +73,30 @@ def test_tags_that_break_the_scheme_and_overlaps_are_told(tmp_path: Path, capsys
     assert f"read as they stand: 1, at {file}, line 5" in capsys.readouterr().out
     assert read_tagged([other])[0].entities == ENTITIES
     assert f"and are left out: 1, at {other}, line 1" in capsys.readouterr().out
+
+
+def outline(ticket: TaggedText) -> str:
+    """The words of a ticket without its entities."""
+    text = ticket.text
+    for start, end, label in reversed(ticket.entities):
+        text = f"{text[:start]}{{{label}}}{text[end:]}"
+    return text
+
+
+def test_the_example_writes_tickets_of_which_the_test_has_templates_of_its_own(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("faker")
+    script = REPOSITORY / "examples" / "support_tickets.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True)
+    outlines = {}
+    for split, count in (("train", 2000), ("test", 500)):
+        tickets = read_tagged([tmp_path / f"{split}.jsonl"])
+        assert len(tickets) == count
+        assert len(label_names(tickets)) == 1 + 2 * 9
+        outlines[split] = {outline(ticket) for ticket in tickets}
+    assert len(outlines["train"]) == 12
+    assert outlines["train"].isdisjoint(outlines["test"])
 
 
 @pytest.mark.parametrize(

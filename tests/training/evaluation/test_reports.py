@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +102,13 @@ def answered(*null_scores: float) -> list[AnsweredQuestion]:
     ]
 
 
-def test_questions_without_an_answer_have_figures_by_kind() -> None:
+def test_questions_with_and_without_an_answer_have_figures_of_their_own() -> None:
     """Those with an answer have figures, too, if every question is to get one."""
-    kinds = [*answered(-1.0, 2.0, 3.0), *answered(-1.0, -2.0, -3.0)[1:2]]
-    kinds = [
-        replace(each, question=replace(each.question, kind=kind))
-        for each, kind in zip(kinds, ("", "off-topic", "", "exchanged"), strict=True)
-    ]
-    figures = question_figures(kinds, 0.0)
-    names = (
-        "has_answer",
-        "has_answer_always_answered",
-        "no_answer",
-        "no_answer_off_topic",
-        "no_answer_exchanged",
-    )
+    figures = question_figures([*answered(-1.0, 2.0, 3.0), *answered(-1.0, -2.0, -3.0)[1:2]], 0.0)
+    names = ("has_answer", "has_answer_always_answered", "no_answer")
     f1 = {name: figures[f"question_answering_{name}_f1"] for name in names}
-    assert list(f1.values()) == [50, 50, 50, 100, 0]
-    assert figures["question_answering_no_answer_off_topic_questions"] == 1
+    assert list(f1.values()) == [50, 50, 50]
+    assert figures["question_answering_no_answer_questions"] == 2
 
 
 def chosen(groups: tuple[str, ...]) -> ChoicePredictions:

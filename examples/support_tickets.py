@@ -1,7 +1,9 @@
-"""Support tickets with personal data, made by Faker from templates; the test's are held out.
+"""Write support tickets with personal data, made by Faker from templates; the test's are held out.
 
-python -m recipes.support_tickets FOLDER writes train.jsonl and test.jsonl, which
-`finetune --token-classification` and `evaluate --token-classification` take.
+    python examples/support_tickets.py FOLDER
+
+The folder gets train.jsonl and test.jsonl, for `finetune --token-classification` and
+`evaluate --token-classification`. Needs faker.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,12 +89,5 @@ def write_tickets(folder: Path) -> None:
         (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns its exit status."""
-    (folder,) = arguments
-    write_tickets(Path(folder))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_tickets(Path(sys.argv[1]))

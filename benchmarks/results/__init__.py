@@ -1,1 +1,0 @@
-"""A checkpoint finetuned on standard tasks, beside the paper's figures."""

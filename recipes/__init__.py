@@ -1,1 +1,0 @@
-"""Programs and stages that made the model in `models/`; not in the wheel."""

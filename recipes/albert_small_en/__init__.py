@@ -1,1 +1,0 @@
-"""The recipe of models/albert-small-en."""
