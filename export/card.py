@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from albert_serve.api.model_card import (
@@ -20,7 +21,6 @@ from albert_serve.compute import train_flops_per_token
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
-from training.evaluation.markdown import table
 from training.evaluation.questions import BEST_F1_THRESHOLD
 
 # The Hub's names of tasks, where they are others.
@@ -33,6 +33,8 @@ _METRICS: Final = (
     *("accuracy", "subset_accuracy", "f1", "macro_f1", "micro_f1", "exact_match"),
     *("matthews_correlation", "pearson", "spearman", "recall_at_1", "mrr_at_10"),
 )
+
+_LONGEST_CELL: Final = 300
 
 
 def model_card(manifest: Manifest, name: str) -> str:
@@ -56,13 +58,13 @@ def model_card(manifest: Manifest, name: str) -> str:
         (task, entry.problem_type or "", listed(entry.labels or []), _measured(manifest, task))
         for task, entry in manifest.heads.items()
     ]
-    lines += ["## Tasks", "", *table(["task", "problem type", "labels", "measured"], rows)]
+    lines += ["## Tasks", "", *_table(["task", "problem type", "labels", "measured"], rows)]
     figures = [
         (figure_name(key, heads), value)
         for key, value in manifest.evaluation.items()
         if is_number(value)
     ]
-    lines += ["## Figures on held-out data", "", *table(["figure", "value"], figures)]
+    lines += ["## Figures on held-out data", "", *_table(["figure", "value"], figures)]
     lines += _question_requests(manifest.evaluation)
     if manifest.head_quality:
         costs = [
@@ -70,7 +72,7 @@ def model_card(manifest: Manifest, name: str) -> str:
             for task, measured in manifest.head_quality.items()
         ]
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
-        lines += ["## What precision and depth cost", "", *table(header, costs)]
+        lines += ["## What precision and depth cost", "", *_table(header, costs)]
     lines += _training(card.training if card else [], AlbertConfig.from_hf(manifest.config))
     return "\n".join(lines).rstrip() + "\n"
 
@@ -104,7 +106,7 @@ def _training(stages: Sequence[TrainingStage], config: AlbertConfig) -> list[str
         "the heads."
     )
     header = ["program", "data", "steps", "tokens", "hours"]
-    return ["## Training", "", *table(header, rows), total, ""]
+    return ["## Training", "", *_table(header, rows), total, ""]
 
 
 def _without_numbers(names: Sequence[str]) -> list[str]:
@@ -150,3 +152,32 @@ def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[di
                 "dataset": {"type": data.lower().replace(" ", "-"), "name": data},
                 "metrics": metrics,
             }
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a table; cells are shown as text, whatever they hold."""
+    return [
+        _line(header),
+        _line(["---"] * len(header)),
+        *(_line([_cell(value) for value in row]) for row in rows),
+        "",
+    ]
+
+
+def _cell(value: object) -> str:
+    """Return a value as the text of a cell: numbers rounded, long texts shortened."""
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = " ".join(str(value).split())
+    if len(text) > _LONGEST_CELL:
+        text = text[: _LONGEST_CELL - 3] + "..."
+    escaped = html.escape(text, quote=False)
+    for mark in ("\\", "|", "`", "*", "_", "[", "]"):
+        escaped = escaped.replace(mark, f"\\{mark}")
+    return escaped
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

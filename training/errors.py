@@ -7,7 +7,6 @@ TrainingError (ValueError)
 ├── CheckpointError  a checkpoint that cannot be read or saved
 ├── OptimizerError   an invalid schedule, or a state of other optimizers
 ├── RunError         a run that cannot be started or resumed
-├── RecordError      a run's metrics that cannot be read or drawn
 └── EvaluationError  data that a checkpoint cannot be evaluated on
 """
 

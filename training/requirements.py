@@ -6,9 +6,9 @@ import importlib.util
 import sys
 from typing import Final
 
-# What modules of `training` import as they are loaded, and what tables, figures, curves need later.
+# The packages that modules of `training` import as they are loaded, and that metrics need later.
 PACKAGES: Final = (
-    *("filelock", "google", "huggingface_hub", "matplotlib", "numpy", "pyarrow", "psutil"),
+    *("filelock", "google", "huggingface_hub", "numpy", "pyarrow", "psutil"),
     *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
     *("torch", "tqdm"),
 )

@@ -15,6 +15,5 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "prepare": ("training.commands.prepare", "tokenise a corpus once, for all runs on it"),
         "pretrain": ("training.commands.pretrain", "train a model from text"),
         "convert": ("training.commands.convert", "write any ALBERT checkpoint for transformers"),
-        "plot": ("training.commands.plot", "draw the curves of runs"),
     }
 )

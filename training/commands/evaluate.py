@@ -10,13 +10,11 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 from albert_serve.files import write_atomically
 from training.conversion.source import REFERENCE_HELP
 from training.errors import report_errors
-from training.evaluation.report import write_report
 from training.evaluation.run import EvaluateConfig, evaluate
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
@@ -52,16 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(config: EvaluateConfig) -> int:
-    evaluation = evaluate(config)
-    _print_figures(evaluation.figures)
+    figures = evaluate(config)
+    _print_figures(figures)
     file = config.figures_file
     if file is not None:
-        content = json.dumps(dict(evaluation.figures), indent=2, allow_nan=False) + "\n"
+        content = json.dumps(figures, indent=2, allow_nan=False) + "\n"
         write_atomically(file, content.encode())
-    if config.report is not None:
-        name = Path(config.checkpoint).resolve().name
-        print(f"report in {write_report(evaluation, name, config.report)}")
-    if file is not None:
         print(f"written to {file}")
     else:
         print("not written to a file, which --output names for a model of the Hub")

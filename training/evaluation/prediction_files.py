@@ -1,4 +1,4 @@
-"""Predictions in the official formats: GLUE's TSV files, SQuAD's JSON; and of multiple choice."""
+"""Predictions in the official formats: GLUE's TSV files and SQuAD's JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any, Final
 
 from albert_serve.files import write_atomically
-from training.evaluation.choices import ChoicePredictions
 from training.evaluation.classification import TextPredictions
 from training.evaluation.questions import AnsweredQuestion, predicted
 from training.glue.tasks import GlueTask
@@ -58,25 +56,6 @@ def _prediction(answers: TextPredictions, value: Any, task: GlueTask | None) -> 
     if answers.problem == "regression":
         return f"{float(value):.9g}"  # all digits of 32 bits
     return answers.describe(value)
-
-
-def write_choices(chosen: ChoicePredictions, file: Path) -> None:
-    """Write a JSON object of the letter of each question's choice.
-
-    Questions are named by their ids, as RACE's, or by their indices where not all have one.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    names = [question.id for question in chosen.questions]
-    if not all(names) or len(set(names)) < len(names):
-        names = [str(index) for index in range(len(names))]
-    letters = [
-        ascii_uppercase[index] if index < len(ascii_uppercase) else str(index)
-        for index in chosen.predictions_Q.tolist()
-    ]
-    _write_json(dict(zip(names, letters, strict=True)), file)
-    print(f"{len(names):,} predictions in {file}")
 
 
 def write_squad(

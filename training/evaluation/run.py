@@ -30,7 +30,7 @@ from training.evaluation.classification import PREFIX as TEXT_PREFIX
 from training.evaluation.classification import TextPredictions, classify, head_figure
 from training.evaluation.embeddings import embed_in_torch, retrieval_figures, similarity_figures
 from training.evaluation.glue import classify_task, task_figures
-from training.evaluation.prediction_files import write_choices, write_glue, write_squad
+from training.evaluation.prediction_files import write_glue, write_squad
 from training.evaluation.pretraining import evaluate_text
 from training.evaluation.questions import (
     BEST_F1_THRESHOLD,
@@ -42,7 +42,6 @@ from training.evaluation.questions import (
     question_figures,
     question_parameters,
 )
-from training.evaluation.report import Evaluation
 from training.evaluation.tokens import PREFIX as TOKEN_PREFIX
 from training.evaluation.tokens import evaluate_entities
 from training.glue.files import dev_files, read_task, read_test
@@ -113,11 +112,8 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
     predictions: Path | None = flag(
         "write the predictions in the official form: of --task a TSV file, for the test file if "
         "the folder has one; of questions a JSON file, and others beside it with the best answers "
-        "and the null scores; of multiple choice a JSON file with a letter for each question",
+        "and the null scores",
         metavar="FILE",
-    )
-    report: Path | None = flag(
-        "write report.md: the figures as tables, and the worst examples", metavar="FOLDER"
     )
     length: Count = flag("tokens per row of held-out text", 128)
     output: Path | None = flag("output file (evaluation.json in the checkpoint's folder)")
@@ -129,18 +125,17 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
     def __post_init__(self) -> None:
         """Check that there is data, and that predictions are of one kind."""
         super().__post_init__()
-        kinds = [self.has_texts, self.has_choices, bool(self.question_answering)]
+        texts, questions = self.has_texts, bool(self.question_answering)
         others = (self.pretraining, self.similarity, self.retrieval, self.token_classification)
-        if not any((*others, *kinds)):
+        if not (texts or questions or self.has_choices or any(others)):
             raise EvaluationError(
                 "nothing to measure: give --pretraining, --text-classification, "
                 "--multiple-choice, --task, --head, --question-answering, "
                 "--token-classification, --similarity or --retrieval"
             )
-        if self.predictions is not None and sum(kinds) != 1:
+        if self.predictions is not None and texts == questions:
             raise EvaluationError(
-                "--predictions writes those of texts, of multiple choice or of questions; give "
-                "the data of one of them"
+                "--predictions writes those of texts or of questions; give the data of one of them"
             )
 
     @property
@@ -184,8 +179,8 @@ class _Opened:
             )
 
 
-def evaluate(config: EvaluateConfig) -> Evaluation:
-    """Return the figures and predictions for every kind of data.
+def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+    """Return the figures of every kind of data, by name.
 
     Raises:
         EvaluationError: the checkpoint has no head for it.
@@ -203,10 +198,8 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         return _evaluate(config, _Opened(folder=folder, model=model, tokenizer=tokenizer))
 
 
-def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
+def _evaluate(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     figures: dict[str, Any] = {}
-    choices: ChoicePredictions | None = None
-    questions: list[AnsweredQuestion] = []
     if config.pretraining:
         opened.need("fill-mask")
         opened.check_length("--length", config.length)
@@ -221,29 +214,21 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> Evaluation:
         if "sentence_order_accuracy" in figures:
             figures |= _data("sentence_order", config.pretraining)
     if config.has_choices:
-        choices = _choose(config, opened)
         figures |= {f"{CHOICE_PREFIX}_task": RACE.upper()} if config.task == RACE else {}
-        figures |= choices.figures() | _data(CHOICE_PREFIX, config.multiple_choice)
-    texts, text_figures = _classify_all(config, opened)
-    figures |= text_figures
+        figures |= _choose(config, opened).figures()
+        figures |= _data(CHOICE_PREFIX, config.multiple_choice)
+    figures |= _text_figures(config, opened)
     if config.question_answering:
-        questions = _answer(config, opened)
-        figures |= _question_figures(config, questions, opened.model)
+        figures |= _question_figures(config, _answer(config, opened), opened.model)
         figures |= _data("question_answering", config.question_answering)
     if config.token_classification:
         figures |= _entity_figures(config, opened)
     figures |= _embedding_figures(config, opened)
-    return Evaluation(
-        figures={
-            name: figure
-            for name, figure in figures.items()
-            if not isinstance(figure, float) or math.isfinite(figure)
-        },
-        texts=texts,
-        choices=choices,
-        questions=questions,
-        threshold=config.null_score_diff_threshold,
-    )
+    return {
+        name: figure
+        for name, figure in figures.items()
+        if not isinstance(figure, float) or math.isfinite(figure)
+    }
 
 
 def _entity_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
@@ -300,17 +285,11 @@ def _choose(config: EvaluateConfig, opened: _Opened) -> ChoicePredictions:
     questions = read_choices(files, config.columns, config.choice_columns)
     # RACE's passages are cut in all published figures.
     truncation = config.truncation or is_race
-    predictions = choose(opened.model, opened.tokenizer, questions, truncation=truncation)
-    if config.predictions is not None:
-        write_choices(predictions, config.predictions)
-    return predictions
+    return choose(opened.model, opened.tokenizer, questions, truncation=truncation)
 
 
-def _classify_all(
-    config: EvaluateConfig, opened: _Opened
-) -> tuple[dict[str, TextPredictions], dict[str, Any]]:
-    """Return the predictions of each classifier for each split, and all figures."""
-    predictions: dict[str, TextPredictions] = {}
+def _text_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+    """Return the figures of all classifiers."""
     figures: dict[str, Any] = {}
     for head, texts in _classifiers(config, opened).items():
         own = _classify(config, texts, head, opened)
@@ -319,11 +298,9 @@ def _classify_all(
         own_figures |= _data(TEXT_PREFIX, texts.text_classification)
         _, _, name = head.partition("/")
         if name:
-            own = {f"{name}-{split}": each for split, each in own.items()}
             own_figures = {head_figure(name, key): value for key, value in own_figures.items()}
-        predictions |= own
         figures |= own_figures
-    return predictions, figures
+    return figures
 
 
 def _classifiers(config: EvaluateConfig, opened: _Opened) -> dict[Task, LabelledTexts]:

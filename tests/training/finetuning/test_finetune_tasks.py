@@ -280,21 +280,10 @@ def test_the_questions_of_real_passages_are_learnt(race: list[str], tmp_path: Pa
     assert last["multiple-choice/loss"] < 0.5 * first["multiple-choice/loss"]
     checkpoint = str(tmp_path / "run" / "checkpoint")
     options = ["--multiple-choice", str(RACE / "train"), "--truncation"]
-    predictions = tmp_path / "new" / "predictions.json"
-    assert evaluate.main([checkpoint, *options, "--predictions", str(predictions)]) == 0
+    assert evaluate.main([checkpoint, *options]) == 0
     figures = json.loads((Path(checkpoint) / "evaluation.json").read_text())
     assert figures["multiple_choice_accuracy"] > 0.9
     assert figures["multiple_choice_questions"] == 12
-    passages = [json.loads(file.read_text()) for file in (RACE / "train").rglob("*.txt")]
-    answers = {
-        f"{passage['id']}, question {number}": answer
-        for passage in passages
-        for number, answer in enumerate(passage["answers"], 1)
-    }
-    predicted = json.loads(predictions.read_text())
-    assert predicted.keys() == answers.keys()
-    num_right = sum(predicted[name] == answers[name] for name in answers)
-    assert num_right / 12 == figures["multiple_choice_accuracy"]
 
 
 def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
@@ -315,8 +304,7 @@ def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
     best = best_step(folder)
     assert best == min(step for step in measured if measured[step] == max(measured.values()))
     command = [str(folder / "best"), "--task", "race", "--data", str(RACE)]
-    assert evaluate.main([*command, "--report", str(tmp_path)]) == 0
-    assert "## Worst questions of multiple choice\n" in (tmp_path / "report.md").read_text()
+    assert evaluate.main(command) == 0
     figures = json.loads((folder / "best" / "evaluation.json").read_text())
     assert figures["multiple_choice_task"] == "RACE"
     assert figures["multiple_choice_accuracy"] == pytest.approx(measured[best])

@@ -37,7 +37,6 @@ class ChoiceText:
     Attributes:
         question: precedes each choice, or has a blank for it; None without one.
         label: index of the right choice.
-        id: of the file; "" where it has none.
         group: of questions that are measured by themselves; "" for none.
         place: file and line, for messages.
     """
@@ -46,7 +45,6 @@ class ChoiceText:
     question: str | None
     choices: tuple[str, ...]
     label: int
-    id: str = ""
     group: str = ""
     place: str = ""
 
@@ -147,7 +145,6 @@ def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Itera
         yield RowError(f"{place}: {counts}; there must be as many of each")
     else:
         lists = [field or [] for field in fields]
-        name = cell_text(passage.get("id"))
         for number, (question, options, answer) in enumerate(zip(*lists, strict=True), start=1):
             # Blanks stand by themselves, as in most of RACE's questions.
             text = re.sub(r"\s*_+\s*", " _ ", cell_text(question) or "").strip()
@@ -156,7 +153,6 @@ def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Itera
                 question=text or None,
                 choices=options if isinstance(options, list) else [],
                 answer=answer,
-                id_=f"{name}, question {number}" if name else "",
                 group=group,
                 place=f"{place}, question {number}",
             )
@@ -180,7 +176,6 @@ def _question(row: Row, names: ChoiceColumns) -> _Read:
         choices=choices if isinstance(choices, Sequence) and not isinstance(choices, str) else [],
         answer=row.values[names.label],
         labels=labels,
-        id_=cell_text(row.values.get("id")) or "",
         place=row.place,
     )
 
@@ -199,7 +194,6 @@ def _checked(
     answer: Any,
     place: str,
     labels: Sequence[Any] = (),
-    id_: str = "",
     group: str = "",
 ) -> _Read:
     """Return a question, or why it is none."""
@@ -227,7 +221,6 @@ def _checked(
         question=question,
         choices=present,
         label=label,
-        id=id_,
         group=group,
         place=place,
     )

@@ -1,4 +1,4 @@
-"""Reports have the figures, charts and worst examples; predictions have the official forms."""
+"""Figures are those of their definitions; predictions have the official forms."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from training.data.labelled.texts import LabelledText
 from training.data.questions import Question
 from training.evaluation.choices import ChoicePredictions
 from training.evaluation.classification import TextPredictions
-from training.evaluation.markdown import cell
-from training.evaluation.prediction_files import write_choices, write_glue, write_squad
+from training.evaluation.prediction_files import write_glue, write_squad
 from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
-from training.evaluation.report import Evaluation, write_report
 from training.glue.tasks import TASKS
 
 NAMES = ["bad", "$fair_$", "good|fine"]
@@ -56,34 +54,6 @@ def test_figures_of_labels_are_those_of_scikit_learn() -> None:
     confusion = figures["text_classification_confusion"]
     got = [[confusion[name].get(other, 0) for other in NAMES] for name in NAMES]
     assert got == matrix.tolist()
-
-
-@pytest.mark.parametrize(
-    "problem", ["single_label_classification", "multi_label_classification", "regression"]
-)
-def test_a_report_of_texts(problem: ProblemType, tmp_path: Path) -> None:
-    answers = classified(problem, ["score"] if problem == "regression" else None)
-    evaluation = Evaluation(figures=answers.figures(), texts={"dev": answers})
-    report = write_report(evaluation, "runs/a", tmp_path / "new").read_text()
-    assert ("_confusion\n" in report) == (problem == "single_label_classification")
-    worst = rows_under(report, "Worst texts (dev)")
-    losses = sorted(answers.losses_N.tolist(), reverse=True)[:20]
-    assert [row[0] for row in worst] == [f"{loss:,.4f}" for loss in losses]
-    assert "<b>" not in report
-    assert "/a/b.csv" not in report
-    number = int(answers.losses_N.argmax())
-    assert worst[0][3:] == [f"&lt;b&gt;text {number}&lt;/b&gt;", "", f"b.csv, line {number}"]
-
-
-def rows_under(report: str, title: str) -> list[list[str]]:
-    """The cells of a table, without its head."""
-    lines = report.partition(f"## {title}\n\n")[2].partition("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
-
-
-def test_cells_are_text_of_a_line() -> None:
-    assert cell("a|b\n`c` <i>") == r"a\|b \`c\` &lt;i&gt;"
-    assert len(cell("x" * 1000)) == 300
 
 
 QUESTIONS = [
@@ -173,20 +143,6 @@ def test_answers_are_written_as_json(tmp_path: Path) -> None:
     assert [each["text"] for each in n_best["a"]] == ["Ann", ""]
     assert odds["a"] == -1 < odds["b"] == 2 < odds["c"]
     assert len(write_squad(answered(0, 0, 0), file, None)) == 2
-
-
-def test_predictions_of_choices_are_letters(tmp_path: Path) -> None:
-    """By the ids of the questions, or by indices where not all have one of their own."""
-    logits = [np.eye(30, dtype=np.float32)[index] for index in (0, 25, 26)]
-    for ids in (("x", "y", "z"), ("x", "y", ""), ("x", "y", "y")):
-        questions = [
-            ChoiceText(context="a", question=None, choices=("b",) * 30, label=0, id=each)
-            for each in ids
-        ]
-        write_choices(ChoicePredictions(questions=questions, logits=logits), tmp_path / "a.json")
-        names = ids if ids[2] == "z" else ("0", "1", "2")
-        expected = dict(zip(names, ("A", "Z", "26"), strict=True))
-        assert json.loads((tmp_path / "a.json").read_text()) == expected
 
 
 @pytest.mark.parametrize(
