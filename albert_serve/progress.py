@@ -1,11 +1,9 @@
-"""Progress of long work on stderr: a bar in a terminal or notebook, else a line every so often.
+"""Progress of long work on stderr: tqdm's bar in a terminal or notebook, else a line now and then.
 
-    for item in progress(items, title="reading"):
-        ...
-    with progress_bar(title="tokenising", total=num_bytes, unit="B", unit_scale=True) as bar:
-        bar.update(...)
-
-Work that ends within `LINE_EVERY_S` writes no line.
+for item in progress(items, title="reading"):
+    ...
+with progress_bar(title="tokenising", total=num_bytes, unit="B", unit_scale=True) as bar:
+    bar.update(...)
 """
 
 from __future__ import annotations
@@ -15,37 +13,27 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sized
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from tqdm import TqdmWarning, tqdm
+from tqdm import TqdmWarning
 
+with warnings.catch_warnings(category=TqdmWarning, action="ignore"):
+    from tqdm.auto import tqdm  # a widget in a notebook with ipywidgets
+
+# Seconds between the lines of a log; shorter work writes none.
 LINE_EVERY_S: Final = 30.0
-# Shorter work shows no bar either, where it is one of several steps.
+# Seconds after which a step of longer work shows a bar.
 _BAR_AFTER_S: Final = 3.0
-_LINE: Final = (
-    "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt} {unit} in {elapsed}, "
-    "{remaining} left{postfix}"
-)
-_LINE_OF_UNKNOWN: Final = "{desc}: {n_fmt} {unit} in {elapsed}{postfix}"
 
 _IS_QUIET: Final[ContextVar[bool]] = ContextVar("is_quiet", default=False)
 
 _ItemT = TypeVar("_ItemT")
-if TYPE_CHECKING:
-    _Bar = tqdm[Any]
-else:
-    _Bar = tqdm
 
 
 def progress(
     items: Iterable[_ItemT], *, title: str, unit: str = "items", is_step: bool = True
 ) -> Iterator[_ItemT]:
-    """Yield the items, and show how many of them are done.
-
-    Args:
-        unit: the name of several items.
-        is_step: whether the work is one step of several: its bar comes late and goes.
-    """
+    """Yield the items, and show the number of those that are done."""
     total = len(items) if isinstance(items, Sized) else None
     with progress_bar(title=title, total=total, unit=unit, is_step=is_step) as bar:
         for item in items:
@@ -63,11 +51,6 @@ def no_progress() -> Iterator[None]:
         _IS_QUIET.reset(token)
 
 
-def is_quiet() -> bool:
-    """Whether this thread is within `no_progress`."""
-    return _IS_QUIET.get()
-
-
 def progress_bar(
     *,
     title: str,
@@ -76,75 +59,45 @@ def progress_bar(
     unit: str = "items",
     unit_scale: bool = False,
     is_step: bool = False,
-    is_hidden: bool = False,
     bar_format: str | None = None,
-    line_format: str | None = None,
 ) -> tqdm[Any]:
     """Return a bar to update by hand; for `with`.
 
     Args:
-        total: the number of units; None where it is not known.
+        total: the number of units; None if it is not known.
         initial: the units that were done before.
         unit: the name of several units.
         unit_scale: whether large numbers are written as 1.5M.
-        is_step: whether the work is one step of several: its bar comes late and goes.
-        is_hidden: whether nothing is shown.
-        bar_format: tqdm's, in a terminal or notebook.
-        line_format: tqdm's, elsewhere.
+        is_step: whether the work is one step of several: its bar appears late and disappears.
+        bar_format: tqdm's.
     """
-    options: dict[str, Any] = {
-        "desc": title,
-        "total": total,
-        "initial": initial,
-        "unit_scale": unit_scale,
-        "disable": is_hidden or is_quiet(),
-        "leave": not is_step,
-    }
-    if sys.stderr.isatty() or "ipykernel" in sys.modules:
-        with warnings.catch_warnings(category=TqdmWarning, action="ignore"):
-            from tqdm.auto import tqdm as live_tqdm  # a widget in a notebook with ipywidgets
-
-        delay_s = _BAR_AFTER_S if is_step else 0.0
-        return live_tqdm(**options, unit=f" {unit}", delay=delay_s, bar_format=bar_format)
-    line = line_format or (_LINE_OF_UNKNOWN if total is None else _LINE)
-    return _Lines(
-        **options,
-        unit=unit,
-        bar_format=line,
-        delay=LINE_EVERY_S,
-        mininterval=LINE_EVERY_S,
-        miniters=0,  # the total may be 1, of fractions
+    is_live = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return tqdm(
+        desc=title,
+        total=total,
+        initial=initial,
+        unit=f" {unit}",
+        unit_scale=unit_scale,
+        leave=not is_step,
+        bar_format=bar_format,
+        disable=_IS_QUIET.get(),
+        file=None if is_live else _LogLines(),
+        mininterval=0.1 if is_live else LINE_EVERY_S,
+        delay=(_BAR_AFTER_S if is_step else 0) if is_live else LINE_EVERY_S,
+        miniters=None if is_live else 0,  # a total may be 1, of fractions
     )
 
 
-class _Lines(_Bar):
-    """Writes whole lines, where a terminal would show one line that changes."""
+class _LogLines:
+    """Writes complete lines to stderr. A reader who has gone does not end the work."""
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Write the line."""
-        text = str(self) if msg is None else msg
-        try:
-            if text:
-                self.fp.write(text + "\n")
-                self.fp.flush()
-        except OSError:  # nobody reads any more, which is no reason to end the work
-            self.disable = True
+    def write(self, text: str) -> None:
+        """Write what the bar would show, as a line."""
+        if line := text.strip():
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{line}\n")
 
-    def clear(self, nolock: bool = False) -> None:
-        """Leave what is written."""
-
-    @classmethod
-    @contextlib.contextmanager
-    def external_write_mode(cls, file: Any = None, nolock: bool = False) -> Iterator[None]:
-        """Let others write: there is nothing to clear or to draw again."""
-        yield
-
-    def close(self) -> None:
-        """Write a last line, if there were lines."""
-        if self.disable:
-            return
-        has_lines = self.last_print_t > self.start_t
-        if self.leave and has_lines and self.n != self.last_print_n:
-            self.display()
-        self.last_print_t = 0.0  # so that nothing is cleared
-        super().close()
+    def flush(self) -> None:
+        """Flush stderr."""
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()

@@ -34,7 +34,6 @@ from training.system.memory import keep_freed_memory
 from training.system.signals import StopFlag
 
 _PROGRESS_BAR: Final = "{percentage:5.1f}%|{bar}| {elapsed}<{remaining} {postfix}"
-_PROGRESS_LINE: Final = "{percentage:.1f}% in {elapsed}, {remaining} left{postfix}"
 _POSTFIX_EVERY_S: Final = 0.5
 _ECHO_S: Final = 5.0
 
@@ -215,9 +214,7 @@ class Trainer:
                     title="training",
                     total=1.0,
                     initial=run.progress.done,
-                    is_hidden=not run.world.is_main,
                     bar_format=_PROGRESS_BAR,
-                    line_format=_PROGRESS_LINE,
                 ) as bar,
             ):
                 return self._loop(stop, bar)
