@@ -114,7 +114,7 @@ def report(exported: ExportResult) -> None:
     for task, why in exported.left_out.items():
         print(f"{task} is left out, --tasks names what is exported: {why}", file=sys.stderr)
     if not exported.bundle.manifest.tasks:
-        print("the bundle has no head: it answers embeddings and /rerank", file=sys.stderr)
+        print("the bundle has no head: it answers embeddings only", file=sys.stderr)
     print(_summarize(exported))
 
 

@@ -36,14 +36,13 @@ from albert_serve.config import AlbertConfig
 from export.errors import ExportError
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.model.checkpoint import (
-    PAIRS_KEY,
     CheckpointError,
     check_config,
     find_tasks,
     read_config,
 )
-from training.model.heads import Task, is_further
-from training.model.labels import default_name, head_record, read_labels, read_temperature
+from training.model.heads import is_further
+from training.model.labels import default_name, read_labels, read_temperature
 
 # transformers and training read these files, besides the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
@@ -245,7 +244,6 @@ def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntr
         num_outputs=heads[CLASSIFICATION],
         labels=labels[CLASSIFICATION].names,
         problem_type=labels[CLASSIFICATION].problem,
-        pairs=_is_of_pairs(hf, CLASSIFICATION),
         temperature=temperatures[CLASSIFICATION],
         head=default_name(hf),
         heads={
@@ -254,16 +252,11 @@ def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntr
                 num_outputs=heads[head],
                 labels=labels[head].names,
                 problem_type=labels[head].problem,
-                pairs=_is_of_pairs(hf, head),
                 temperature=temperatures[head],
             )
             for head, name in further.items()
         },
     )
-
-
-def _is_of_pairs(hf: Mapping[str, Any], head: Task) -> bool:
-    return head_record(hf, head).get(PAIRS_KEY) is True
 
 
 def _check_weights(

@@ -160,25 +160,6 @@ EMBEDDINGS_EXAMPLES: Final = (
     ),
 )
 
-RERANK_EXAMPLES: Final = (
-    RequestExample(
-        summary="Two texts by a query",
-        body={
-            "query": "What was the weather like?",
-            "texts": ["He studied physics.", "It rained."],
-        },
-    ),
-    RequestExample(
-        summary="With the texts, which are cut where they are too long",
-        body={
-            "query": "weather",
-            "texts": ["He left.", "It rained."],
-            "return_text": True,
-            "truncate": True,
-        },
-    ),
-)
-
 ZERO_SHOT_EXAMPLES: Final = (
     RequestExample(
         summary="The likeliest of some labels",

@@ -89,7 +89,6 @@ class HeadEntry(_Frozen):
         graph: its file: rows (R, H) to logits (R, num_outputs).
         labels: names of the outputs, in order, if they have names.
         problem_type: Hugging Face's, of text classification.
-        pairs: whether it was trained on pairs of texts.
         temperature: divides the logits of a classifier before its softmax or sigmoid.
     """
 
@@ -97,7 +96,6 @@ class HeadEntry(_Frozen):
     num_outputs: int = Field(ge=1)
     labels: list[str] | None = None
     problem_type: ProblemType | None = None
-    pairs: bool = False
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")

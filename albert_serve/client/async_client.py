@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
 import httpx
 
 from albert_serve.api.embeddings import Embedding
-from albert_serve.api.rerank import RankedText
 from albert_serve.api.schemas import (
     Coherence,
     FillMaskAnswer,
@@ -43,7 +42,6 @@ from albert_serve.client.requests import (
     QuestionAnsweringOptions,
     QuestionLike,
     QuestionT,
-    RerankOptions,
     ScoreTargetsOptions,
     SentenceOrderOptions,
     TextClassificationOptions,
@@ -451,19 +449,6 @@ class AsyncAlbertClient:
         The answer is a list of vectors, each of as many numbers as the model's hidden states.
         """
         return await self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
-
-    async def rerank(
-        self, query: str, texts: Sequence[str], **options: Unpack[RerankOptions]
-    ) -> list[RankedText]:
-        """Return the places and scores of the texts, the best answer to the query first.
-
-        A classifier of one output scores each pair of query and text: by its sigmoid or, with
-        `raw_scores=True`, by the output itself. A model without one compares embeddings, and the
-        score is their cosine. Texts are sent in requests of 32, one after another, so that a long
-        list is not over the service's deadline.
-        """
-        calls = requests.rerank_calls(query, texts, options)
-        return requests.merge_ranked(await self._exchange.send_in_turn(calls), options)
 
     async def info(self) -> InfoReply:
         """Return the description of the hosted model, and the service's limits.

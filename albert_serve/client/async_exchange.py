@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, Self, TypeAlias, cast
@@ -131,15 +131,6 @@ class AsyncExchange:
         )
         answers = [answer async for of_part in answered for answer in of_part]
         return cast("ReplyT", answers)  # a list is answered with one
-
-    async def send_in_turn(self, calls: Sequence[Call[ReplyT]]) -> list[ReplyT]:
-        """Get the answers to calls, one after another, within the time limit of one call.
-
-        Raises:
-            RequestError: one is not answered; the subclass gives the reason.
-        """
-        deadline, progress = self._deadline(), CallProgress()
-        return [await self._try(call, deadline, progress) for call in calls]
 
     def stream(
         self, endpoint: CallSpec[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]

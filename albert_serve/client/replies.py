@@ -22,8 +22,8 @@ from albert_serve.errors import QueueFullError, RequestError, request_error
 BAD_GATEWAY: Final = 502
 _MAX_SHOWN_CHARS: Final = 200
 # A message's sentences and a header's places begin with an index.
-_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))(inputs|texts|query and texts)\[(\d{1,18})\]")
-_PLACE_INDEX: Final = re.compile(r'("inputs|"texts)\[(\d{1,18})\]')
+_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))(inputs)\[(\d{1,18})\]")
+_PLACE_INDEX: Final = re.compile(r'("inputs)\[(\d{1,18})\]')
 # A name that callers configure (docs/client.md).
 _logger = logging.getLogger("albert_serve.client.transport")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from itertools import chain
+from functools import cache
 from operator import itemgetter
 from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
@@ -17,7 +16,6 @@ from albert_serve.api.embeddings import (
     Pooled,
     TruncationDirection,
 )
-from albert_serve.api.rerank import RERANK, RankedText, RerankReply, RerankRequest
 from albert_serve.api.schemas import (
     MAX_TOP_K,
     AggregationStrategy,
@@ -50,9 +48,6 @@ from albert_serve.api.zero_shot import ZeroShotAnswer, ZeroShotRequest
 from albert_serve.client.calls import Call
 from albert_serve.client.replies import renumbered
 from albert_serve.errors import InvalidInputError
-
-# Long texts of one request are then within the service's deadline, on two cores too.
-_TEXTS_PER_RERANK: Final = 32
 
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
@@ -156,15 +151,6 @@ class ZeroShotOptions(TypedDict, total=False):
     hypothesis_template: str
     multi_label: bool
     truncation: AnyTruncation
-
-
-class RerankOptions(TypedDict, total=False):
-    """The parameters of reranking; see `rerank.RerankRequest`."""
-
-    top_n: int
-    raw_scores: bool
-    return_text: bool
-    truncate: bool
 
 
 def _listed(inputs: object) -> object:
@@ -296,40 +282,6 @@ TOKEN_FEATURES: Final[CallSpec[list[Embedding]]] = CallSpec(
     answer=_only(list[Embedding]),
     implied={"pooling": "none"},
 )
-
-
-def rerank_calls(
-    query: str, texts: Sequence[str], options: RerankOptions
-) -> list[Call[list[RankedText]]]:
-    """Return the calls that score texts for a query, each with a part of the texts.
-
-    Raises:
-        InvalidInputError: the service would refuse it.
-    """
-    body = {"query": query, "texts": texts if isinstance(texts, str) else list(texts), **options}
-    content = validate(RerankRequest, body).model_dump(exclude_unset=True)
-    return [
-        Call(
-            method="POST",
-            path=f"/{RERANK}",
-            body={**content, "texts": content["texts"][start : start + _TEXTS_PER_RERANK]},
-            read=partial(_read_ranked, start),
-            start=start,
-        )
-        for start in range(0, len(content["texts"]), _TEXTS_PER_RERANK)
-    ]
-
-
-def _read_ranked(start: int, content: bytes) -> list[RankedText]:
-    """Return the texts of a part, with their indices in the caller's list."""
-    texts: list[RankedText] = _reader(RerankReply)(content)
-    return [text.model_copy(update={"index": text.index + start}) for text in texts]
-
-
-def merge_ranked(replies: Sequence[list[RankedText]], options: RerankOptions) -> list[RankedText]:
-    """Return the texts of all parts in one order."""
-    ranked = chain.from_iterable(replies)
-    return sorted(ranked, key=lambda text: -text.score)[: options.get("top_n")]
 
 
 def with_targets(targets: Sequence[str], options: ScoreTargetsOptions) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any, Final, Self, TypeAlias, cast
@@ -132,15 +132,6 @@ class Exchange:
         )
         answers = [answer for of_part in answered for answer in of_part]
         return cast("ReplyT", answers)  # a list is answered with one
-
-    def send_in_turn(self, calls: Sequence[Call[ReplyT]]) -> list[ReplyT]:
-        """Get the answers to calls, one after another, within the time limit of one call.
-
-        Raises:
-            RequestError: one is not answered; the subclass gives the reason.
-        """
-        deadline, progress = self._deadline(), CallProgress()
-        return [self._try(call, deadline, progress) for call in calls]
 
     def stream(
         self, endpoint: CallSpec[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]

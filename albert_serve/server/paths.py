@@ -8,7 +8,6 @@ from typing import Final
 from starlette.types import Scope
 
 from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
-from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH
 from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.bundle.weights import CLASSIFICATION
@@ -29,7 +28,6 @@ _API_PATHS: Final[dict[str, str | None]] = {
     **_TASK_PATHS,
     EMBEDDINGS_PATH: FEATURE_EXTRACTION,
     f"/{EMBED}": FEATURE_EXTRACTION,
-    f"/{RERANK}": FEATURE_EXTRACTION,
     f"/{ZERO_SHOT}": CLASSIFICATION,
     "/info": None,
     MODELS_PATH: None,
@@ -39,7 +37,6 @@ _MODEL_PATHS: Final[dict[str, str | None]] = {
     **_TASK_PATHS,
     f"/{EMBEDDINGS}": FEATURE_EXTRACTION,
     f"/{EMBED}": FEATURE_EXTRACTION,
-    f"/{RERANK}": FEATURE_EXTRACTION,
     f"/{ZERO_SHOT}": CLASSIFICATION,
     "": None,
     "/info": None,

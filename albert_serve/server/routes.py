@@ -13,7 +13,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
-from albert_serve.api.rerank import RERANK
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.bundle.weights import CLASSIFICATION
@@ -23,7 +22,6 @@ from albert_serve.server.embed_form import read_embed
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.models.hosted_model import HostedModel
 from albert_serve.server.openai_form import read_embeddings
-from albert_serve.server.rerank_form import read_rerank
 from albert_serve.server.task_requests import answer_request
 from albert_serve.server.zero_shot_form import read_zero_shot
 from albert_serve.tasks import TASKS
@@ -85,10 +83,6 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
                 for path in (EMBEDDINGS_PATH, f"{MODEL_PATH}/{EMBEDDINGS}")
             ),
             *(
-                Route(f"{prefix}/{RERANK}", _rerank, methods=["POST"])
-                for prefix in ("", MODEL_PATH)
-            ),
-            *(
                 Route(f"{prefix}/{ZERO_SHOT}", _zero_shot, methods=["POST"])
                 for prefix in ("", MODEL_PATH)
             ),
@@ -124,11 +118,6 @@ async def _embed(request: Request) -> Response:
     return await answer_request(_model(request), FEATURE_EXTRACTION, request, read=read_embed)
 
 
-async def _rerank(request: Request) -> Response:
-    # The encoder's task, which every model has: the classifier of pairs is one of some.
-    return await answer_request(_model(request), FEATURE_EXTRACTION, request, read=read_rerank)
-
-
 async def _zero_shot(request: Request) -> Response:
     return await answer_request(_model(request), CLASSIFICATION, request, read=read_zero_shot)
 
@@ -158,7 +147,7 @@ async def _name_tasks(request: Request) -> Response:
     """Refuse a request of a task at an address of none, as clients of Hugging Face's send it."""
     _model(request)
     url = str(request.url.replace(query="")).rstrip("/")
-    addresses = ", ".join(f"{url}/{name}" for name in (*TASKS, RERANK, ZERO_SHOT))
+    addresses = ", ".join(f"{url}/{name}" for name in (*TASKS, ZERO_SHOT))
     raise NotFoundError(f"each task has its own address. Use one of {addresses}.")
 
 

@@ -31,7 +31,7 @@ _BYTES_PER_NUMBER: Final = 56
 # Past this the numbers say nothing more of hidden states in float32, and a reply has half the size.
 _NUM_DECIMALS: Final = 8
 # As torch's `normalize` has it, so that a vector of zeros stays one.
-MIN_LENGTH: Final = 1e-12
+_MIN_LENGTH: Final = 1e-12
 _REDUCTIONS: Final[Mapping[Pooling, Reduction]] = {
     "mean": "mean",
     "max": "max",
@@ -81,6 +81,6 @@ def _finish(hidden_RH: Logits, pooling: Pooling, *, is_scaled: bool) -> FeatureE
     vectors_RH = finite(hidden_RH)
     if is_scaled:
         lengths_R1 = np.linalg.norm(vectors_RH, axis=-1, keepdims=True)
-        vectors_RH = vectors_RH / np.maximum(lengths_R1, MIN_LENGTH)
+        vectors_RH = vectors_RH / np.maximum(lengths_R1, _MIN_LENGTH)
     numbers: list[list[float]] = np.round(vectors_RH, _NUM_DECIMALS).tolist()
     return [numbers] if pooling == "none" else numbers[0]

@@ -64,14 +64,6 @@ class TextClassification:
         assert entry is not None
         return [self._head(name) for name in (entry.default_head, *entry.heads)]
 
-    @property
-    def pair_head(self) -> tuple[str, ScoreFunction] | None:
-        """The first head of one output that was trained on pairs, and its activation, if any."""
-        scorers = (
-            (name, head) for name, head in self.heads if head.num_outputs == 1 and head.pairs
-        )
-        return next(((name, _default_function(head)) for name, head in scorers), None)
-
     def _head(self, name: str | None) -> tuple[str, HeadEntry]:
         """Return a head as the engine calls it, and its entry."""
         entry = self.setup.entry

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.cli import main
@@ -20,6 +21,7 @@ from albert_serve.errors import TextTooLongError
 from albert_serve.local import LocalTransport
 from albert_serve.settings import RuntimeOptions
 from export.bundle import export_bundle
+from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 TEXTS = ["Heathrow is an airport.", "The airport was opened in 1946, and is west of London. " * 2]
 
@@ -60,6 +62,29 @@ def test_vectors_are_those_of_sentence_transformers(
         np.testing.assert_allclose(answers, expected, atol=1e-4)
         np.testing.assert_allclose(_encode(bundle.folder), expected, atol=1e-5)
         assert bundle.manifest.sentence_vectors == vectors
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Sigmoid(), torch.nn.Identity()], ids=str)
+def test_a_cross_encoder_is_a_classifier_of_pairs(
+    real_checkpoint: Path, tmp_path: Path, activation: torch.nn.Module
+) -> None:
+    """Its one score has the activation with which it was saved."""
+    torch.manual_seed(3)
+    model = load_checkpoint(real_checkpoint, {"text-classification": 1})
+    label = {"id2label": {"0": "relevant"}, "label2id": {"relevant": 0}}
+    save_checkpoint(model, tmp_path / "plain", tokenizer_from=real_checkpoint, extra_config=label)
+    library = pytest.importorskip("sentence_transformers", reason="pip install --group dev")
+    oracle = library.CrossEncoder(str(tmp_path / "plain"), activation_fn=activation, device="cpu")
+    oracle.save(str(tmp_path / "saved"))
+    oracle.tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    expected = oracle.predict([("When was it opened?", text) for text in TEXTS])
+
+    bundle = export_bundle(tmp_path / "saved", tmp_path / "bundle").bundle
+    with AlbertClient.local(bundle.folder, num_threads=1) as albert:
+        pairs = [{"text": "When was it opened?", "text_pair": text} for text in TEXTS]
+        answers = albert.text_classification(pairs)
+    assert [[score.label for score in answer] for answer in answers] == [["relevant"]] * 2
+    np.testing.assert_allclose([answer[0].score for answer in answers], expected, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

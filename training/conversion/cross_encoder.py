@@ -1,4 +1,4 @@
-"""The keys of `config.json` for a cross-encoder of `sentence-transformers`."""
+"""The activation of a cross-encoder of `sentence-transformers`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from training.model.checkpoint import PAIRS_KEY, CheckpointError
+from training.model.checkpoint import CheckpointError
 from training.model.provenance import read_object
 
 # The kind of task with the same activation, by the end of the class's path.
@@ -14,7 +14,7 @@ _PROBLEMS: Final = {"Sigmoid": "multi_label_classification", "Identity": "regres
 
 
 def cross_encoder_keys(folder: Path, hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that make a cross-encoder of one output known; none for other models.
+    """Return the key of `config.json` for a cross-encoder's activation; none for other models.
 
     Args:
         hf: content of the folder's `config.json`.
@@ -36,4 +36,4 @@ def cross_encoder_keys(folder: Path, hf: Mapping[str, Any]) -> dict[str, Any]:
             f"{folder} is a cross-encoder with the activation {activation}; those that are "
             "computed here are Sigmoid and Identity. Save it with one of them"
         )
-    return {PAIRS_KEY: True, "problem_type": problem}
+    return {"problem_type": problem}

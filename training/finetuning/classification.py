@@ -75,7 +75,6 @@ class Classification:
         metric: the figure that decides in their place.
         streams: its task stream.
         loss: the loss function of its micro-batches.
-        pairs: whether it is trained on pairs of texts.
         class_weights: (K,) factors of the labels' losses.
         held_out: examples of validation.
     """
@@ -88,7 +87,6 @@ class Classification:
     streams: Sequence[ExampleStream[TokenisedExample]]
     held_out: Sequence[TokenisedExample]
     loss: LossFunction
-    pairs: bool
     class_weights: Tensor | None = None
 
     @classmethod
@@ -147,7 +145,7 @@ class Classification:
     def labels(self) -> dict[str, Any]:
         """The keys of `config.json` that name the labels."""
         is_multi_label = self.problem == "multi_label_classification"
-        return label_keys(self.names, multi_label=is_multi_label, pairs=self.pairs)
+        return label_keys(self.names, multi_label=is_multi_label)
 
     def validation(self, *, every: int, row_length: int) -> Validation:
         """Return the validation on the held-out texts, in batches of like lengths."""
@@ -203,7 +201,6 @@ def _read_labelled(texts: ClassifierConfig, config: FinetuneConfig, start: Start
     return {
         "problem": problem,
         "names": splits.names,
-        "pairs": any(text.pair is not None for text in splits.texts[TRAINING]),
         "official": OFFICIAL[problem] if texts.task is None else TASKS[texts.task].metrics,
         "examples": examples[TRAINING],
         "held_out": examples.get(VALIDATION, ()),

@@ -56,8 +56,6 @@ _KNOWN_ARCHITECTURES: Final = frozenset(
 )
 # The key of `config.json` that has `transformers` refuse a model.
 UNSUPPORTED_KEY: Final = "attn_implementation"
-# Of `config.json`: the classifier was trained on pairs, so that it can rerank.
-PAIRS_KEY: Final = "albert_pairs"
 # The classifier's logits are divided by it before the softmax or sigmoid.
 TEMPERATURE_KEY: Final = "albert_temperature"
 _MAX_CONFIG_BYTES: Final = 16 << 20
@@ -195,21 +193,17 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
     put_in_place(partial, file)
 
 
-def label_keys(
-    names: Sequence[str], *, multi_label: bool = False, pairs: bool = False
-) -> dict[str, Any]:
+def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
     """Return the keys of `config.json` that name the labels of a classifier.
 
     Args:
         multi_label: whether a text can have several labels at once.
-        pairs: whether it classifies pairs of texts.
     """
     problem = "single_label_classification" if len(names) > 1 else "regression"
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
         "problem_type": "multi_label_classification" if multi_label else problem,
-        **({PAIRS_KEY: True} if pairs else {}),
     }
 
 

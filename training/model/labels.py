@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple, get_args
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, further_head
-from training.model.checkpoint import PAIRS_KEY, TEMPERATURE_KEY, CheckpointError, label_keys
+from training.model.checkpoint import TEMPERATURE_KEY, CheckpointError, label_keys
 from training.model.heads import Task, is_classifier, is_further
 
 _DEFAULT_KEY: Final = "albert_default_head"
 _HEADS_KEY: Final = "albert_heads"
-_HEAD_KEYS: Final = (*label_keys([]), PAIRS_KEY, TEMPERATURE_KEY)
+_HEAD_KEYS: Final = (*label_keys([]), TEMPERATURE_KEY)
 
 
 class Labels(NamedTuple):

@@ -15,13 +15,7 @@ from albert_serve.api.embeddings import (
     EmbeddingsRequest,
     OpenAIErrorReply,
 )
-from albert_serve.api.examples import (
-    EMBEDDINGS_EXAMPLES,
-    EXAMPLES,
-    RERANK_EXAMPLES,
-    ZERO_SHOT_EXAMPLES,
-)
-from albert_serve.api.rerank import RERANK, RerankReply, RerankRequest
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, ZERO_SHOT_EXAMPLES
 from albert_serve.api.schemas import (
     MAX_CUTS_SHOWN,
     MODEL_PATH,
@@ -95,7 +89,6 @@ _ERRORS: Final[dict[str, str]] = {
 _EXAMPLES: Final = {
     **EXAMPLES,
     EMBEDDINGS: EMBEDDINGS_EXAMPLES,
-    RERANK: RERANK_EXAMPLES,
     ZERO_SHOT: ZERO_SHOT_EXAMPLES,
 }
 
@@ -114,7 +107,6 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         "/info": {"get": _get("What is served, and its limits.", ModelReply)},
         "/health": {"get": _health()},
     }
-    paths[f"/{RERANK}"] = {"post": _operation(RERANK, RerankRequest, replies[RERANK])}
     paths[f"/{ZERO_SHOT}"] = {"post": _operation(ZERO_SHOT, ZeroShotRequest, replies[ZERO_SHOT])}
     embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, replies[EMBEDDINGS])}
     by_name = {**paths, "": paths["/info"], f"/{EMBEDDINGS}": embeddings}
@@ -127,8 +119,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             "version": __version__,
             "description": "ALBERT: fill-mask, text classification, question answering, sentence "
             "order, multiple choice, token classification and embeddings, in Hugging Face's "
-            "format; embeddings in OpenAI's, too, and reranking in that of "
-            "text-embeddings-inference.",
+            "format; embeddings in OpenAI's, too.",
         },
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},
         "security": [{}, {"key": []}],
@@ -148,13 +139,12 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all schemas by name, and the schemas of the tasks' replies."""
     read: list[type[BaseModel]] = [
         *(endpoint.request for endpoint in TASKS.values()),
-        *(EmbeddingsRequest, RerankRequest, ZeroShotRequest),
+        *(EmbeddingsRequest, ZeroShotRequest),
         *(ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply),
     ]
     written = {
         **{name: endpoint.reply for name, endpoint in TASKS.items()},
         EMBEDDINGS: EmbeddingsReply,
-        RERANK: RerankReply,
         ZERO_SHOT: ZeroShotReply,
     }
     adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH, OpenAIErrorReply
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.server.bentoml.http import MAX_HEAD_BYTES
 from tests.albert_serve.support import MAX_BODY_BYTES, ROOT, Running, served
@@ -37,7 +37,6 @@ MAX_GROWTH_BYTES = 250 << 20
 BODIES = {
     **{f"/{task}": [each.body for each in examples] for task, examples in EXAMPLES.items()},
     EMBEDDINGS_PATH: [each.body for each in EMBEDDINGS_EXAMPLES],
-    "/rerank": [each.body for each in RERANK_EXAMPLES],
 }
 # Texts of JSON, put in the place of a value.
 VALUES = (

@@ -29,8 +29,6 @@ def inputs(value: Any, **parameters: Any) -> dict[str, Any]:
 INVALID: list[tuple[str, Any, str]] = [
     ("/text-classification", inputs(["a", " \n"]), "is empty; send a text with at least one word"),
     ("/feature-extraction", inputs(""), "is empty; send a text with at least one word"),
-    ("/rerank", {"query": "a", "texts": ["b", ""]}, "texts[1]"),
-    ("/rerank", {"query": "a", "texts": "b"}, "texts must be a valid list"),
     ("/fill-mask", inputs("[MASK] \ud800"), "half of a surrogate pair"),
     *(
         ("/feature-extraction", body, message)
@@ -64,8 +62,6 @@ OTHERS: list[tuple[str, Any, int, str, str]] = [
         "too_much_at_once",
         f"{MAX_ITEMS + 2} items; at most {MAX_ITEMS} are taken at once, and each choice counts",
     ),
-    ("/rerank", {"query": LONG, "texts": ["a"]}, 422, "too_long", "set the parameter truncate"),
-    ("/rerank", {"query": "a", "texts": ["b"] * 33}, 422, "too_much_at_once", "holds 33 items"),
     (EMBEDDINGS_PATH, {"input": ["a", LONG]}, 422, "too_long", "input[1]: the text is"),
     (EMBEDDINGS_PATH, {"input": "a", "model": "ada"}, 404, "not_found", "is 'tiny', not 'ada'"),
 ]

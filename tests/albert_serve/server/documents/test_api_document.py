@@ -22,8 +22,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RERANK_EXAMPLES, RequestExample
-from albert_serve.api.rerank import RERANK
+from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RequestExample
 from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.tasks import TASKS
@@ -70,19 +69,13 @@ def test_every_example_is_answered(
         assert len(reply.json()) == len(example.body["inputs"])
 
 
-@pytest.mark.parametrize(
-    ("path", "example"),
-    [
-        *((EMBEDDINGS_PATH, example) for example in EMBEDDINGS_EXAMPLES),
-        *(("/rerank", example) for example in RERANK_EXAMPLES),
-    ],
-)
+@pytest.mark.parametrize("example", EMBEDDINGS_EXAMPLES)
 def test_every_example_in_another_format_is_answered(
-    path: str, example: RequestExample, client: httpx.Client, document: dict[str, Any]
+    example: RequestExample, client: httpx.Client, document: dict[str, Any]
 ) -> None:
-    reply = client.post(path, json=example.body)
-    check_reply(reply, path, document)
-    shown = content(document["paths"][path]["post"]["requestBody"])["examples"]
+    reply = client.post(EMBEDDINGS_PATH, json=example.body)
+    check_reply(reply, EMBEDDINGS_PATH, document)
+    shown = content(document["paths"][EMBEDDINGS_PATH]["post"]["requestBody"])["examples"]
     assert example.body in [one["value"] for one in shown.values()]
 
 
@@ -96,9 +89,8 @@ def test_every_operation_without_a_body_answers_as_it_is(
         assert client.get(path.format(model=name)).status_code == 200, path
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
     tasks = {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
-    names = ("embeddings", RERANK, ZERO_SHOT)
-    forms = {EMBEDDINGS_PATH, f"/{RERANK}", f"/{ZERO_SHOT}"}
-    forms |= {f"{MODEL_PATH}/{name}" for name in names}
+    forms = {EMBEDDINGS_PATH, f"/{ZERO_SHOT}"}
+    forms |= {f"{MODEL_PATH}/{name}" for name in ("embeddings", ZERO_SHOT)}
     assert posts == tasks | forms | {"/info"}
     assert client.post("/info").json() == client.get("/info").json()
 
