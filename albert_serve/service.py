@@ -25,7 +25,6 @@ from albert_serve.api.schemas import (
     FeatureExtractionReply,
     FillMaskReply,
     InfoReply,
-    MultipleChoiceReply,
     QuestionAnsweringReply,
     SentenceOrderReply,
     TextClassificationReply,
@@ -73,7 +72,7 @@ _metrics = cache(Metrics)  # a process has one, however many instances of the se
 
 
 class Serving:
-    """ALBERT: fill-mask, classification, questions, order, choices, entities, embeddings."""
+    """ALBERT: fill-mask, classification, questions, order, entities, embeddings."""
 
     def __init__(self) -> None:
         try:
@@ -98,11 +97,6 @@ class Serving:
         "sentence-order",
         SentenceOrderReply,
         "Say whether one text follows another, or how well sentences follow each other.",
-    )
-    multiple_choice = endpoint(
-        "multiple-choice",
-        MultipleChoiceReply,
-        "Choose among the answers to a question, or the endings of a text.",
     )
     token_classification = endpoint(
         "token-classification",

@@ -19,19 +19,19 @@ from export.bundle import ExportResult, Limits, export_bundle
 from export.errors import ExportError
 from export.examples import read_examples
 from export.source import read_json_object
-from training.data.labelled.folders import RACE, labelled_files, race_files
+from training.data.labelled.folders import RACE, labelled_files
 from training.evaluation.real_text import DEFAULT_TEXT, RealData
 from training.glue.files import dev_files
 from training.glue.tasks import TASKS
 from training.options.flags import flag
-from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
+from training.options.labelled import ENTITIES_HELP, LabelledTexts, with_task_data
 from training.options.values import Duration, Finite
 
 _WIDTH: Final = 24  # the least width of the first column of the summary
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig(LabelledTexts, ChoiceFiles, Limits, title="export"):
+class ExportConfig(LabelledTexts, Limits, title="export"):
     """A checkpoint, the bundle to write, and the data on which it is measured.
 
     Attributes:
@@ -112,7 +112,7 @@ def report(exported: ExportResult) -> None:
         listed = ", ".join(exported.unused)
         print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
     for task, why in exported.left_out.items():
-        print(f"{task} is left out, --tasks names what is exported: {why}", file=sys.stderr)
+        print(f"{task} is left out: {why}", file=sys.stderr)
     if not exported.bundle.manifest.tasks:
         print("the bundle has no head: it answers embeddings only", file=sys.stderr)
     print(_summarize(exported))
@@ -150,17 +150,14 @@ def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[s
 
 
 def _real_data(config: ExportConfig) -> RealData:
+    if config.task == RACE:
+        raise ExportError("--task RACE is multiple choice, which is not served. Leave it out")
     config = with_task_data(config)
-    choices = config.multiple_choice
-    if config.task == RACE and config.data is not None:
-        choices = tuple(race_files(config.data, "dev"))
     return replace(
         _labelled_data(config),
         text=config.text or (DEFAULT_TEXT,),
         questions=config.question_answering,
         tagged=config.token_classification,
-        choices=choices,
-        choice_columns=config.choice_columns,
         heads={
             head.head: _labelled_data(head)
             for head in map(with_task_data, config.heads)

@@ -47,7 +47,6 @@ _ADVICE: Final = (
 _LABELS_FROM: Final[dict[str, str]] = {
     "text-classification": "--text-classification",
     "question-answering": "--question-answering",
-    "multiple-choice": "--multiple-choice",
     "token-classification": "--token-classification",
 }
 

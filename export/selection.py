@@ -15,6 +15,7 @@ from albert_serve.tasks.description import evaluated_quality
 from export.errors import ExportError
 from export.source import Source
 from training.evaluation.real_text import RealData
+from training.model.heads import MULTIPLE_CHOICE
 
 # A trained task is left out as well if it lost more than this share of its figure.
 _MOST_LOST: Final = 0.1
@@ -27,7 +28,6 @@ def tasks_with_data(data: RealData | None) -> set[TaskName]:
     files: dict[TaskName, Any] = {
         CLASSIFICATION: data.labelled or data.heads,
         "question-answering": data.questions,
-        "multiple-choice": data.choices,
         "token-classification": data.tagged,
     }
     return {task for task, inputs in files.items() if inputs}
@@ -44,7 +44,8 @@ def select_tasks(
         measured: tasks that are exported as well, since there is data for them.
 
     Raises:
-        ExportError: a task is asked for that the checkpoint has not.
+        ExportError: a task is asked for that the checkpoint has not, or multiple choice is all that
+            would be exported.
     """
     missing = sorted({*names} - source.tasks.keys())
     if missing:
@@ -56,6 +57,13 @@ def select_tasks(
         reasons = {task: "it is not among --tasks" for task in source.tasks if task not in names}
     reasons = {task: why for task, why in reasons.items() if task not in measured}
     tasks = {task: entry for task, entry in source.tasks.items() if task not in reasons}
+    if source.has_choices:
+        if not tasks:
+            raise ExportError(
+                "multiple choice is not served, and no other head is exported. Measure it with "
+                "`albert-serve evaluate --multiple-choice`, or name other heads with --tasks"
+            )
+        reasons[MULTIPLE_CHOICE] = "it is not served"
     return replace(source, tasks=tasks), reasons
 
 

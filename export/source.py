@@ -41,7 +41,7 @@ from training.model.checkpoint import (
     find_tasks,
     read_config,
 )
-from training.model.heads import is_further
+from training.model.heads import MULTIPLE_CHOICE, Task, is_further
 from training.model.labels import default_name, read_labels, read_temperature
 
 # transformers and training read these files, besides the weights and `tokenizer.json`.
@@ -55,6 +55,7 @@ class Source:
 
     Attributes:
         tasks: the tasks whose heads it holds, of those that are exported.
+        has_choices: whether it holds a head for multiple choice, which is not served.
         stored: its weights' places in `model.safetensors`, by their names there.
         needed_names: names of the weights that the backbone and all heads of the checkpoint need.
         evaluation: content of its `evaluation.json`, or what a bundle's manifest has of it.
@@ -64,6 +65,7 @@ class Source:
     folder: Path
     config: AlbertConfig
     tasks: dict[TaskName, TaskEntry]
+    has_choices: bool
     stored: dict[str, StoredTensor]
     needed_names: frozenset[str]
     evaluation: dict[str, Any]
@@ -108,13 +110,15 @@ def read_source(folder: Path) -> Source:
     config = check_config(hf, folder)
     _check_files(folder)
     stored = read_header(folder / WEIGHTS_FILE)
-    tasks = _read_tasks(hf, stored)
+    heads = _find_heads(hf, stored)
+    tasks = _read_tasks(hf, heads)
     names = _check_weights(folder / WEIGHTS_FILE, stored, config, tasks)
     _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
     return Source(
         folder=folder,
         config=config,
         tasks=tasks,
+        has_choices=MULTIPLE_CHOICE in heads,
         stored=stored,
         needed_names=frozenset(names),
         evaluation=_read_evaluation(folder),
@@ -206,11 +210,12 @@ def _check_files(folder: Path) -> None:
         )
 
 
-def _read_tasks(
-    hf: Mapping[str, Any], stored: Mapping[str, StoredTensor]
-) -> dict[TaskName, TaskEntry]:
+def _find_heads(hf: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[Task, int]:
     shapes = {name: tensor.shape for name, tensor in stored.items()}
-    heads = find_tasks(shapes, hf.get("architectures") or ())
+    return find_tasks(shapes, hf.get("architectures") or ())
+
+
+def _read_tasks(hf: Mapping[str, Any], heads: Mapping[Task, int]) -> dict[TaskName, TaskEntry]:
     try:
         return _entries(hf, heads)
     except CheckpointError as error:

@@ -58,8 +58,8 @@ def readme_examples() -> list[re.Match[str]]:
     return list(EXAMPLE.finditer((ROOT / "README.md").read_text(encoding="utf-8")))
 
 
-def test_ships_all_tasks_but_those_of_one_named_classifier(bundle: Bundle) -> None:
-    assert {*TASKS} - {"multiple-choice", "token-classification"} == {*load_tasks(bundle)}
+def test_ships_all_tasks_but_entities(bundle: Bundle) -> None:
+    assert {*TASKS} - {"token-classification"} == {*load_tasks(bundle)}
 
 
 def test_an_embedding_is_that_of_transformers(bundle: Bundle) -> None:

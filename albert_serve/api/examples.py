@@ -97,32 +97,6 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
             },
         ),
     ),
-    "multiple-choice": (
-        RequestExample(
-            summary="The answer to a question",
-            body={
-                "inputs": {
-                    "context": _CONTEXT,
-                    "question": "Who designed the bridge?",
-                    "choices": ["an engineer", "a painter", "nobody knows"],
-                }
-            },
-        ),
-        RequestExample(
-            summary="The likeliest ending, of several texts",
-            body={
-                "inputs": [
-                    {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]},
-                    {
-                        "context": "The lights went out.",
-                        "question": "She",
-                        "choices": ["lit a candle.", "read on.", "was a candle."],
-                    },
-                ],
-                "parameters": {"top_k": 1, "truncation": True},
-            },
-        ),
-    ),
     "token-classification": (
         RequestExample(summary="The entities of a text", body={"inputs": _CONTEXT}),
         RequestExample(

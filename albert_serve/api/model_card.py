@@ -28,7 +28,6 @@ FIGURE_PREFIXES: Final[Mapping[str, str]] = {
     "fill-mask": "masked",
     "sentence-order": "sentence_order",
     "text-classification": "text_classification",
-    "multiple-choice": "multiple_choice",
     "token-classification": "token_classification",
     "question-answering": "question_answering",
     "feature-extraction": "embeddings",

@@ -51,10 +51,6 @@ MAX_MASKS: Final = 1024
 MAX_SENTENCES: Final = 256
 # Reordering reads all pairs in both orders.
 MAX_REORDERED: Final = 32
-# The limit is for each question of multiple choice.
-MAX_CHOICES: Final = 256
-# A question is tokenised with each of its choices.
-MAX_CHOICE_QUESTION_CHARS: Final = 4000
 
 ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
 AggregationStrategy: TypeAlias = Literal["none", "simple", "first", "average", "max"]
@@ -94,31 +90,6 @@ class QuestionContext(Request):
 
     question: Text
     context: Text
-
-
-class ChoiceQuestion(Request):
-    """A text, and the choices that may answer a question on it or go on after it."""
-
-    context: Text = Field(
-        description="The text that is read first: a passage, the beginning of a story, or the "
-        "question itself."
-    )
-    question: Annotated[str, Field(max_length=MAX_CHOICE_QUESTION_CHARS)] | None = Field(
-        None,
-        description="Precedes each choice: a question on the context, or the beginning that "
-        "all choices share. Each takes the place of a blank, `_`, if it has one.",
-    )
-    choices: list[Text] = Field(min_length=2, max_length=MAX_CHOICES)
-
-
-def num_items_of(inputs: object) -> int:
-    """Return how many items the inputs of a request count as: each choice of a question is one."""
-    return sum(map(_num_choices, inputs)) if isinstance(inputs, list) else _num_choices(inputs)
-
-
-def _num_choices(item: object) -> int:
-    choices = item.get("choices") if isinstance(item, dict) else None
-    return max(1, len(choices)) if isinstance(choices, list) else 1
 
 
 def _text_or_object(value: object) -> str:
@@ -231,14 +202,6 @@ class SentenceOrderParameters(Parameters):
     )
 
 
-class MultipleChoiceParameters(Parameters):
-    """The parameters of multiple choice."""
-
-    top_k: int | None = Field(
-        None, ge=1, le=MAX_TOP_K, description="The best so many choices; left out, all."
-    )
-
-
 class TokenClassificationParameters(Parameters):
     """The parameters of token classification, which reads a text of any length."""
 
@@ -284,13 +247,6 @@ class SentenceOrderRequest(TaskRequest):
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()
 
 
-class MultipleChoiceRequest(TaskRequest):
-    """Choose among the answers to a question, or the endings of a text, for one or several."""
-
-    inputs: OneOrMany[ChoiceQuestion]
-    parameters: OrNull[MultipleChoiceParameters] = MultipleChoiceParameters()
-
-
 class TokenClassificationRequest(TaskRequest):
     """Find the entities in one text or in several."""
 
@@ -320,13 +276,6 @@ class LabelScore(Reply):
 
     label: str
     score: float
-
-
-class ChoiceScore(LabelScore):
-    """The score of a choice, which is its label."""
-
-    score: float = Field(description="Probability among the choices of the question.")
-    index: int = Field(description="The choice's place in the request, from 0.")
 
 
 class EntityGroup(Reply):
@@ -393,7 +342,6 @@ TargetsAnswer: TypeAlias = list[FilledTarget] | list[list[FilledTarget]]
 AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer
 QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
 SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
-MultipleChoiceAnswer: TypeAlias = list[ChoiceScore]
 TokenClassificationAnswer: TypeAlias = list[EntityGroup] | list[ClassifiedToken]
 
 FillMaskReply: TypeAlias = AnyFillMaskAnswer | list[AnyFillMaskAnswer]
@@ -402,7 +350,6 @@ TextClassificationReply: TypeAlias = list[list[LabelScore]]
 # Lists first: of several types BentoML's OpenAPI document has the first, which may be no reference.
 QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsweringAnswer
 SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
-MultipleChoiceReply: TypeAlias = list[MultipleChoiceAnswer] | MultipleChoiceAnswer
 TokenClassificationReply: TypeAlias = list[TokenClassificationAnswer] | TokenClassificationAnswer
 # One text or several, each pooled or not.
 FeatureExtractionReply: TypeAlias = (
@@ -499,7 +446,6 @@ class InfoReply(ModelDescription):
     max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
     max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
-    max_choices: int = Field(MAX_CHOICES, description="Choices of one question.")
 
     def __str__(self) -> str:
         return f"{self.text()}\n{describe_limits(self)}"

@@ -22,7 +22,6 @@ TaskName = Literal[
     "text-classification",
     "question-answering",
     "sentence-order",
-    "multiple-choice",
     "token-classification",
 ]
 Shape = tuple[int, ...]
@@ -53,7 +52,6 @@ OUTPUT_LAYERS: Final[dict[str, str]] = {
     "text-classification": "classifier",
     "question-answering": "qa_outputs",
     "sentence-order": "sop_classifier.classifier",
-    "multiple-choice": "classifier",
     "token-classification": "classifier",
 }
 # Tasks whose heads read rows as they are, without the pooler.

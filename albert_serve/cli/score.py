@@ -33,7 +33,7 @@ examples:
 
 Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
 .xz, .zst). A row has the fields of one item in columns of their names (text, text_pair, question,
-context, choices, sentences), or of those that finetune knows (sentence, premise, ...); or, in
+context, sentences), or of those that finetune knows (sentence, premise, ...); or, in
 JSONL, {"inputs": ..., "parameters": ...} as the endpoint takes it. The output has the rows of the
 input, in order, with the columns of the answer beside their own.
 A row that cannot be answered has an "error" and an "error_type" instead.

@@ -19,7 +19,6 @@ from albert_serve.api.schemas import (
     FillMaskAnswer,
     InfoReply,
     LabelScore,
-    MultipleChoiceAnswer,
     Order,
     QuestionAnsweringAnswer,
     Reordering,
@@ -31,12 +30,9 @@ from albert_serve.client import requests
 from albert_serve.client.async_exchange import AsyncAnswerStream, AsyncExchange
 from albert_serve.client.concurrency import AnyIterable
 from albert_serve.client.requests import (
-    ChoiceLike,
-    ChoiceT,
     Column,
     FeatureExtractionOptions,
     FillMaskOptions,
-    MultipleChoiceOptions,
     PairLike,
     PairT,
     QuestionAnsweringOptions,
@@ -338,29 +334,6 @@ class AsyncAlbertClient:
         return await self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
-    async def multiple_choice(
-        self, inputs: ChoiceLike, **options: Unpack[MultipleChoiceOptions]
-    ) -> MultipleChoiceAnswer: ...
-
-    @overload
-    async def multiple_choice(
-        self, inputs: list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
-    ) -> list[MultipleChoiceAnswer]: ...
-
-    async def multiple_choice(
-        self, inputs: ChoiceLike | list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
-    ) -> MultipleChoiceAnswer | list[MultipleChoiceAnswer]:
-        """Return the choices of a question or text with their probabilities, the best first.
-
-        An input is `{"context", "choices"}`, optionally with `"question"`, as a dictionary or a
-        `ChoiceQuestion`.
-
-        Raises:
-            NotFoundError: the model has no head for multiple choice, as the one that ships.
-        """
-        return await self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
-
-    @overload
     async def zero_shot_classification(
         self, inputs: str, candidate_labels: Sequence[str], **options: Unpack[ZeroShotOptions]
     ) -> ZeroShotAnswer: ...
@@ -516,12 +489,6 @@ class AsyncAlbertClient:
     ) -> AsyncAnswerStream[Reordering]:
         """Return a stream of what `reorder` returns for each row."""
         return self._exchange.stream(requests.REORDER, rows, options)
-
-    def multiple_choice_stream(
-        self, rows: AnyIterable[ChoiceLike], **options: Unpack[MultipleChoiceOptions]
-    ) -> AsyncAnswerStream[MultipleChoiceAnswer]:
-        """Return a stream of what `multiple_choice` returns for each row."""
-        return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
 
     def token_classification_stream(
         self, rows: AnyIterable[str], **options: Unpack[TokenClassificationOptions]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 
-from albert_serve.api.schemas import InfoReply, num_items_of
+from albert_serve.api.schemas import InfoReply
 from albert_serve.client.replies import RawReply, log_warnings, renumbered, service_error
 from albert_serve.errors import BodyTooLargeError, RequestError, TooMuchAtOnceError
 
@@ -85,16 +85,14 @@ class Call(Generic[ReplyT]):
         """
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
         starts = [0]
-        num_used = num_items = 0
+        num_used = 0
         for index, item in enumerate(self._items):
             num_more = _num_bytes(item) + 1  # a comma follows each item
-            counted = num_items_of(item)
-            is_full = num_items + counted > limits.max_items or num_used + num_more > num_free
+            is_full = index - starts[-1] == limits.max_items or num_used + num_more > num_free
             if index > starts[-1] and is_full:
                 starts.append(index)
-                num_used = num_items = 0
+                num_used = 0
             num_used += num_more
-            num_items += counted
         return [self._part(start, end) for start, end in pairwise([*starts, self.num_items])]
 
     def halves(self) -> list[Call[ReplyT]]:

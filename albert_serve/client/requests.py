@@ -20,14 +20,11 @@ from albert_serve.api.schemas import (
     MAX_TOP_K,
     AggregationStrategy,
     AnyTruncation,
-    ChoiceQuestion,
     Coherence,
     FillMaskAnswer,
     FillMaskRequest,
     InfoReply,
     LabelScore,
-    MultipleChoiceAnswer,
-    MultipleChoiceRequest,
     Order,
     QuestionAnsweringAnswer,
     QuestionAnsweringRequest,
@@ -52,7 +49,6 @@ from albert_serve.errors import InvalidInputError
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]
 PairLike: TypeAlias = TextPair | Mapping[str, str]
 QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
-ChoiceLike: TypeAlias = ChoiceQuestion | Mapping[str, Any]
 
 
 class Column(Protocol):
@@ -67,7 +63,6 @@ AnswerT = TypeVar("AnswerT")
 TextT = TypeVar("TextT", bound=TextLike)
 PairT = TypeVar("PairT", bound=PairLike)
 QuestionT = TypeVar("QuestionT", bound=QuestionLike)
-ChoiceT = TypeVar("ChoiceT", bound=ChoiceLike)
 
 
 class FillMaskOptions(TypedDict, total=False):
@@ -111,13 +106,6 @@ class QuestionAnsweringOptions(TypedDict, total=False):
 class SentenceOrderOptions(TypedDict, total=False):
     """The parameters of sentence order; see `schemas.SentenceOrderParameters`."""
 
-    truncation: AnyTruncation
-
-
-class MultipleChoiceOptions(TypedDict, total=False):
-    """The parameters of multiple choice; see `schemas.MultipleChoiceParameters`."""
-
-    top_k: int
     truncation: AnyTruncation
 
 
@@ -261,9 +249,6 @@ REORDER: Final[CallSpec[Reordering]] = CallSpec(
     answer=Reordering,
     implied={"reorder": True},
     as_item=_as_text,
-)
-MULTIPLE_CHOICE: Final[CallSpec[MultipleChoiceAnswer]] = CallSpec(
-    path="/multiple-choice", request=MultipleChoiceRequest, answer=MultipleChoiceAnswer
 )
 ZERO_SHOT: Final[CallSpec[ZeroShotAnswer]] = CallSpec(
     path=f"/{ZERO_SHOT_PATH}", request=ZeroShotRequest, answer=ZeroShotAnswer

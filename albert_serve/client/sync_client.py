@@ -20,7 +20,6 @@ from albert_serve.api.schemas import (
     FillMaskAnswer,
     InfoReply,
     LabelScore,
-    MultipleChoiceAnswer,
     Order,
     QuestionAnsweringAnswer,
     Reordering,
@@ -30,12 +29,9 @@ from albert_serve.api.schemas import (
 from albert_serve.api.zero_shot import ZeroShotAnswer
 from albert_serve.client import requests
 from albert_serve.client.requests import (
-    ChoiceLike,
-    ChoiceT,
     Column,
     FeatureExtractionOptions,
     FillMaskOptions,
-    MultipleChoiceOptions,
     PairLike,
     PairT,
     QuestionAnsweringOptions,
@@ -336,29 +332,6 @@ class AlbertClient:
         return self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
-    def multiple_choice(
-        self, inputs: ChoiceLike, **options: Unpack[MultipleChoiceOptions]
-    ) -> MultipleChoiceAnswer: ...
-
-    @overload
-    def multiple_choice(
-        self, inputs: list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
-    ) -> list[MultipleChoiceAnswer]: ...
-
-    def multiple_choice(
-        self, inputs: ChoiceLike | list[ChoiceT], **options: Unpack[MultipleChoiceOptions]
-    ) -> MultipleChoiceAnswer | list[MultipleChoiceAnswer]:
-        """Return the choices of a question or text with their probabilities, the best first.
-
-        An input is `{"context", "choices"}`, optionally with `"question"`, as a dictionary or a
-        `ChoiceQuestion`.
-
-        Raises:
-            NotFoundError: the model has no head for multiple choice, as the one that ships.
-        """
-        return self._exchange.ask(requests.MULTIPLE_CHOICE, inputs, options)
-
-    @overload
     def zero_shot_classification(
         self, inputs: str, candidate_labels: Sequence[str], **options: Unpack[ZeroShotOptions]
     ) -> ZeroShotAnswer: ...
@@ -514,12 +487,6 @@ class AlbertClient:
     ) -> AnswerStream[Reordering]:
         """Return a stream of what `reorder` returns for each row."""
         return self._exchange.stream(requests.REORDER, rows, options)
-
-    def multiple_choice_stream(
-        self, rows: Iterable[ChoiceLike], **options: Unpack[MultipleChoiceOptions]
-    ) -> AnswerStream[MultipleChoiceAnswer]:
-        """Return a stream of what `multiple_choice` returns for each row."""
-        return self._exchange.stream(requests.MULTIPLE_CHOICE, rows, options)
 
     def token_classification_stream(
         self, rows: Iterable[str], **options: Unpack[TokenClassificationOptions]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import AlbertServeError
-from albert_serve.tables.columns import CONTEXTS, PAIRS, SINGLES, TextColumns
+from albert_serve.tables.columns import PAIRS, SINGLES, TextColumns
 
 _Types = Mapping[str, Any]  # of Arrow, by name
 _TEXT: Final = pa.string()
@@ -38,7 +38,6 @@ class _ScoredTask:
         to_columns: an answer as JSON, of one item, to the values of its columns; a column that is
             left out is null.
         required: the fields that an item needs, or one of several such sets.
-        lists: fields whose values are lists, which CSV has as JSON.
         texts: names of columns of the first two fields, where they have not the fields' names.
         defaults: parameters of all rows that name no others.
         asked: columns that are there if one of these parameters is given for all rows.
@@ -48,7 +47,6 @@ class _ScoredTask:
     required: tuple[tuple[str, ...], ...]
     columns: _Types
     to_columns: Callable[[Any], dict[str, Any]]
-    lists: tuple[str, ...] = ()
     texts: Sequence[TextColumns] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +96,6 @@ def _feature_extraction(output: Any) -> dict[str, Any]:
 
 _LABEL: Final = {"label": _TEXT, "score": _NUMBER}
 _ANSWER: Final = {"answer": _TEXT, "score": _NUMBER, "start": _INTEGER, "end": _INTEGER}
-_CHOICE: Final = {**_LABEL, "index": _INTEGER}
 _ENTITY: Final = {
     "entity_group": _TEXT,
     "entity": _TEXT,
@@ -156,16 +153,7 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
             "best_coherence": _NUMBER,
         },
         to_columns=dict,
-        lists=("sentences",),
         texts=PAIRS,
-    ),
-    "multiple-choice": _ScoredTask(
-        fields=("context", "question", "choices"),
-        required=(("context", "choices"),),
-        columns={**_CHOICE, "ranking": _list_of(**_CHOICE)},
-        to_columns=_best_and_all("ranking"),
-        lists=("choices",),
-        texts=CONTEXTS,
     ),
     TOKENS: _ScoredTask(
         fields=("text",),

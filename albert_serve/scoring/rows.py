@@ -17,7 +17,7 @@ from albert_serve.scoring.answers import JSON_NAMES, SCORED_TASKS, answer_column
 from albert_serve.scoring.inputs import RowBatch, RowSelection
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.tables.columnar import plain_rows
-from albert_serve.tables.columns import CHOICES, find_column, find_texts
+from albert_serve.tables.columns import find_column, find_texts
 from albert_serve.tasks import TASKS
 
 # A part holds at most so much text in memory.
@@ -181,7 +181,7 @@ class RowReader:
         values: dict[str, Any] = {}
         for field, cell in item.items():
             if cell or field in needed:
-                values[field] = _list_of(field, cell) if field in self._scored.lists else cell
+                values[field] = _list_of(field, cell) if field == "sentences" else cell
         return values
 
 
@@ -209,8 +209,7 @@ def _columns_of(
         columns[text], columns[pair] = text_columns or (None, None)
         others = others[1:]
     for field in others if scored.texts else scored.fields:
-        known = CHOICES if field == "choices" else (field,)
-        columns[field] = find_column(names, known, given.get(field))
+        columns[field] = find_column(names, (field,), given.get(field))
     return {field: name for field, name in columns.items() if field and name is not None}
 
 

@@ -12,8 +12,6 @@ from albert_serve.api.schemas import (
     FeatureExtractionReply,
     FillMaskReply,
     FillMaskRequest,
-    MultipleChoiceReply,
-    MultipleChoiceRequest,
     QuestionAnsweringReply,
     QuestionAnsweringRequest,
     SentenceOrderReply,
@@ -30,7 +28,6 @@ from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceE
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Task, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tasks.fill_mask.task import FillMask
-from albert_serve.tasks.multiple_choice import MultipleChoice
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.sentence_order.task import SentenceOrder
 from albert_serve.tasks.text_classification import TextClassification
@@ -43,7 +40,6 @@ __all__ = [
     "FeatureExtraction",
     "FillMask",
     "Logits",
-    "MultipleChoice",
     "Prepared",
     "QuestionAnswering",
     "SentenceOrder",
@@ -94,9 +90,6 @@ TASKS: Final[dict[str, Endpoint]] = {
     ),
     "sentence-order": Endpoint(
         request=SentenceOrderRequest, reply=SentenceOrderReply, open=SentenceOrder
-    ),
-    "multiple-choice": Endpoint(
-        request=MultipleChoiceRequest, reply=MultipleChoiceReply, open=MultipleChoice
     ),
     TOKENS: Endpoint(
         request=TokenClassificationRequest,

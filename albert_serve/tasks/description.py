@@ -48,7 +48,6 @@ _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
     "fill-mask": ("tokens", 100.0),
     "sentence-order": ("pairs", 100.0),
     "text-classification": ("texts", 100.0),
-    "multiple-choice": ("questions", 100.0),
     "token-classification": ("texts", 100.0),
     "question-answering": ("questions", 1.0),
 }

@@ -16,8 +16,6 @@ from albert_serve.tokenizer import AlbertTokenizer, Encoding
 # [CLS], and the [SEP] after a text, or after each text of a pair.
 _SPECIAL: Final = 2
 _PAIR_SPECIAL: Final = 3
-# Tokens of a choice with its question that are kept in any case.
-_CHOICE_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,23 +109,6 @@ class Truncator:
             cut_at=(cut_at(first, num_first), cut_at(second, num_second)),
         )
 
-    def fit_choice(self, context: Encoding, choice: Encoding) -> FittedEncoding:
-        """Fit a context and one choice of a question, cut as `split_choice` says.
-
-        Of the choice, `cut_at` is the offset of the first character that is kept.
-        """
-        num_excess = len(context) + len(choice) + _PAIR_SPECIAL - self.max_positions
-        if num_excess > 0 and self.mode == "error":
-            raise self._too_many(num_excess + self.max_positions)
-        num_context, num_choice = split_choice(len(context), len(choice), self.max_positions)
-        begin = len(choice) - num_choice
-        kept = choice.slice(begin, len(choice))
-        return FittedEncoding(
-            encoding=self.tokenizer.build(context.slice(0, num_context), kept),
-            num_truncated=max(num_excess, 0),
-            cut_at=(cut_at(context, num_context), choice.offsets[begin][0] if begin else None),
-        )
-
     def _too_many(self, num_tokens: int) -> TextTooLongError:
         return TextTooLongError(
             f"the text is {num_tokens} tokens with the special ones, and the model reads at most "
@@ -153,18 +134,6 @@ def named(place: str) -> Iterator[None]:
         yield
     except (TextTooLongError, InvalidInputError) as error:
         raise type(error)(f"{place}: {error}") from error
-
-
-def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:
-    """Return the tokens of a context, its first, and of a choice, its last, that fit the positions.
-
-    The context is cut first. Of a choice, which has its question before it, the last 128 tokens, or
-    half of fewer positions, are kept in any case (the original's run_race).
-    """
-    room = max_positions - _PAIR_SPECIAL
-    reserved = min(_CHOICE_TOKENS, room // 2)
-    num_choice = min(num_choice, max(reserved, room - num_context))
-    return min(num_context, room - num_choice), num_choice
 
 
 def cut_at(encoding: Encoding, num_kept: int) -> int | None:

@@ -4,7 +4,6 @@ import { element, percent } from './elements.js';
 import { examplesOf } from './examples.js';
 import { featureExtraction } from './feature-extraction.js';
 import { fillMask } from './fill-mask.js';
-import { multipleChoice } from './multiple-choice.js';
 import { Panel } from './panel.js';
 import { questionAnswering } from './question-answering.js';
 import { sentenceOrder } from './sentence-order.js';
@@ -16,7 +15,6 @@ const TASKS = [
   { name: 'fill-mask', title: 'Fill mask', make: fillMask },
   { name: 'text-classification', title: 'Classification', make: textClassification },
   { name: 'question-answering', title: 'Questions', make: questionAnswering },
-  { name: 'multiple-choice', title: 'Multiple choice', make: multipleChoice },
   { name: 'sentence-order', title: 'Sentence order', make: sentenceOrder },
   { name: 'token-classification', title: 'Entities', make: tokenClassification },
   { name: 'feature-extraction', title: 'Embeddings', make: featureExtraction },

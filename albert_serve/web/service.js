@@ -10,8 +10,7 @@ const TEXTS = {
   'inputs.context': 'The context',
   'inputs.question': 'The question',
 };
-const MEMBERS = { sentences: 'Sentence', choices: 'Choice' };
-const CUT_AT_ITS_BEGINNING = /^inputs\.(question$|choices\[)/;
+const CUT_AT_ITS_BEGINNING = 'inputs.question';
 const MAX_CUTS_TOLD = 3;
 
 /** A refusal, as the service gave it; `status` is null where there was no reply at all. */
@@ -131,7 +130,7 @@ function notesOf(response) {
   if (!truncated) return warnings;
   const cuts = Object.entries(parse(response.headers.get(TRUNCATED_AT_HEADER) ?? '{}') ?? {}).slice(0, MAX_CUTS_TOLD);
   const places = cuts.map(([place, offset]) => {
-    const side = CUT_AT_ITS_BEGINNING.test(place) ? 'after' : 'up to';
+    const side = place === CUT_AT_ITS_BEGINNING ? 'after' : 'up to';
     return `${textAt(place)} was read ${side} character ${offset}.`;
   });
   return [...warnings, [`${truncated} tokens were cut.`, ...places].join(' ')];
@@ -139,7 +138,7 @@ function notesOf(response) {
 
 /** A text of a request by its place, such as "inputs[2]" or "inputs.sentences[2]". */
 function textAt(place) {
-  const [, list, index] = place.match(/^inputs(?:\.(sentences|choices))?\[(\d+)\]$/) ?? [];
+  const [, list, index] = place.match(/^inputs(\.sentences)?\[(\d+)\]$/) ?? [];
   if (index === undefined) return TEXTS[place] ?? place;
-  return `${MEMBERS[list] ?? 'Text'} ${Number(index) + 1}`;
+  return `${list ? 'Sentence' : 'Text'} ${Number(index) + 1}`;
 }

@@ -1,7 +1,7 @@
 """A small model with four heads, its bundle, and one service process that all tests share.
 
-Multiple choice and token classification have each a model and a service of their own: a checkpoint
-has one head named `classifier`.
+Token classification has a model and a service of its own: a checkpoint has one head named
+`classifier`.
 """
 
 from __future__ import annotations
@@ -88,38 +88,6 @@ def client(service: Running) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def choice_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a head for multiple choice in place of the others."""
-    torch.manual_seed(1)
-    model = load_checkpoint(checkpoint_dir, {"multiple-choice": 1})
-    folder = tmp_path_factory.mktemp("choice-checkpoint")
-    save_checkpoint(model, folder, tokenizer_from=checkpoint_dir)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def choice_bundle(choice_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That as a bundle."""
-    target = tmp_path_factory.mktemp("choice-bundles") / "choices"
-    return export_bundle(choice_checkpoint_dir, target).bundle.folder
-
-
-@pytest.fixture(scope="session")
-def choice_service(
-    choice_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    """A running service of its bundle."""
-    with served(choice_bundle, tmp_path_factory.mktemp("choice-service")) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def choice_client(choice_service: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=choice_service.url, timeout=30) as http:
-        yield http
-
-
-@pytest.fixture(scope="session")
 def token_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with a head for token classification in place of the others.
 
@@ -159,8 +127,7 @@ def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
     """The running service that answers a task."""
 
     def find(task: str) -> Running:
-        names = {"multiple-choice": "choice_service", "token-classification": "token_service"}
-        name = names.get(task, "service")
+        name = "token_service" if task == "token-classification" else "service"
         found: Running = request.getfixturevalue(name)
         return found
 

@@ -27,8 +27,6 @@ def manifest() -> Manifest:
             "text_classification_texts": 277,
             "text_classification_classes": {"a|b": {"f1": 0.5}},
             "question_answering_f1": 88.5,
-            "multiple_choice_task": "RACE",
-            "multiple_choice_accuracy": 0.64,
             "embeddings_spearman": 0.6254,
             "embeddings_mrr_at_10": 0.5,
         },
@@ -48,7 +46,6 @@ def test_the_hub_reads_the_figures(tmp_path: Path) -> None:
     ]
     assert results == [
         ("text-classification", "RTE", "accuracy", 0.7123),
-        ("multiple-choice", "RACE", "accuracy", 0.64),
         ("question-answering", "held-out data", "f1", 88.5),
         ("sentence-similarity", "held-out data", "spearman", 0.6254),
         ("sentence-similarity", "held-out data", "mrr_at_10", 0.5),

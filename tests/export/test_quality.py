@@ -20,8 +20,6 @@ from export.errors import ExportError
 from export.quality import MeasuredQuality, check_quality, measure_quality
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
-from training.data.choices import choice_examples
-from training.data.labelled.choices import read_choices
 from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad, span_examples
 from training.evaluation.classification import classify
@@ -206,13 +204,11 @@ def test_agreement_is_in_what_is_answered(
     assert quality["text-classification"].quality.bundle == agreement
 
 
-@pytest.mark.parametrize("task", ["text-classification", "multiple-choice"])
 @pytest.mark.parametrize(("factor", "agreement"), [(0.5, 100), (-1, 0)])
 def test_numbers_agree_where_their_order_does(
     source: Source,
     tokenizer_file: Path,
     short: Path,
-    task: TaskName,
     factor: float,
     agreement: float,
 ) -> None:
@@ -220,34 +216,12 @@ def test_numbers_agree_where_their_order_does(
         return float(np.random.default_rng(item.ids).random())
 
     entry = TaskEntry(graph="a.onnx", num_outputs=1, problem_type="regression")
+    task: TaskName = "text-classification"
     source, data = only(source, task, entry), RealData(text=(short,))
     reference = Chosen(lambda item: np.array([[number(item)]], np.float32))
     engine = Chosen(lambda item: np.array([[3 + factor * number(item)]], np.float32))
     quality = measure_quality(source, tokenizer_file, reference, engine, data)[task].quality
     assert (quality.metric, quality.bundle) == ("agreement", agreement)
-
-
-def test_choices_are_marked_by_the_right_one(
-    source: Source, tokenizer_file: Path, short: Path
-) -> None:
-    folder, num_wrong = RACE / "train", 5
-    tokenizer, texts = AlbertTokenizer.from_file(tokenizer_file), read_choices([folder])
-    length = source.config.max_positions
-    examples, _ = choice_examples(texts, tokenizer, length=length, truncation=True)
-    rights = {
-        tuple(sequence.ids): place == (example.target + (number < num_wrong)) % 4
-        for number, example in enumerate(examples)
-        for place, sequence in enumerate(example.sequences(tokenizer))
-    }
-    runner = Chosen(lambda item: np.array([[rights[tuple(item.ids)]]], np.float32))
-    entry = TaskEntry(graph="a.onnx", num_outputs=1)
-    source = only(source, "multiple-choice", entry)
-    data = RealData(text=(short,), choices=(folder,))
-    quality = measure_quality(source, tokenizer_file, runner, runner, data)[
-        "multiple-choice"
-    ].quality
-    assert (quality.metric, quality.count, quality.data) == ("accuracy", len(texts), ["train"])
-    assert quality.bundle == pytest.approx(100 * (1 - num_wrong / len(texts)))
 
 
 def test_answers_are_marked_by_their_words(source: Source, tokenizer_file: Path) -> None:
@@ -332,8 +306,7 @@ def measured(
             1.0,
             "another answer than torch in 33 of 200 cases; allowed are 10 %",
         ),
-        ("multiple-choice", measured("agreement", 100, 33, 0), 12.0, ""),
-        ("multiple-choice", measured("agreement", 100, 33, 0), 1.0, "--multiple-choice measures"),
+        ("question-answering", measured("agreement", 100, 33, 0), 12.0, ""),
     ],
 )
 def test_a_certain_loss_is_refused_with_what_can_be_done(

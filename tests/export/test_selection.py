@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.weights import TaskName
 from albert_serve.client import AlbertClient
 from albert_serve.errors import NotFoundError
@@ -111,8 +112,8 @@ def test_a_run_of_embeddings_alone_gives_a_bundle_that_answers_them(
 
 
 def test_a_task_that_the_checkpoint_lacks_is_refused(real_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="--tasks multiple-choice: the checkpoint has fill-mask"):
-        export_bundle(real_checkpoint, tmp_path / "bundle", tasks=["multiple-choice"])
+    with pytest.raises(ExportError, match="--tasks token-classification: the checkpoint has"):
+        export_bundle(real_checkpoint, tmp_path / "bundle", tasks=["token-classification"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -141,22 +142,29 @@ def test_a_head_for_the_next_sentence_is_not_one_for_order(tmp_path: Path) -> No
     assert set(read_source(tmp_path).tasks) == set(ALL_TASKS) - {"sentence-order"}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "task"),
-    [
-        ("AlbertForMultipleChoice", "multiple-choice"),
-        ("AlbertForSequenceClassification", "text-classification"),
-    ],
-)
-def test_one_output_is_what_the_architecture_says(
-    tmp_path: Path, architecture: str, task: TaskName
-) -> None:
+def test_one_output_is_what_the_architecture_says(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tasks=("multiple-choice",))
-    change_config(tmp_path, architectures=[architecture])
+    change_config(tmp_path, architectures=["AlbertForSequenceClassification"])
+    entry = read_source(tmp_path).tasks["text-classification"]
+    assert (entry.num_outputs, entry.problem_type) == (1, "multi_label_classification")
 
-    tasks = read_source(tmp_path).tasks
 
-    assert list(tasks) == [task]
-    assert tasks[task].num_outputs == 1
-    expected = "multi_label_classification" if task == "text-classification" else None
-    assert tasks[task].problem_type == expected
+def test_multiple_choice_is_left_out_and_alone_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is trained, but not served."""
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    write_checkpoint(both, tasks=("fill-mask", "multiple-choice"))
+    write_checkpoint(alone, tasks=("multiple-choice",))
+    for folder in (both, alone):
+        change_config(folder, architectures=["AlbertForMultipleChoice"])
+
+    assert main([str(both), str(tmp_path / "bundle"), "--no-quality"]) == 0
+    assert "multiple-choice is left out: it is not served" in capsys.readouterr().err
+    assert list(Bundle.open(tmp_path / "bundle").manifest.tasks) == ["fill-mask"]
+
+    assert main([str(alone), str(tmp_path / "other"), "--no-quality"]) == 1
+    told = capsys.readouterr().err
+    assert "multiple choice is not served, and no other head is exported" in told
+    assert "albert-serve evaluate --multiple-choice" in told
+    assert not (tmp_path / "other").exists()

@@ -5,6 +5,7 @@ Shape legend: C sequences, Q questions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -17,8 +18,6 @@ from torch import Tensor
 
 from albert_serve.config import AlbertConfig
 from albert_serve.progress import progress
-from albert_serve.tasks.multiple_choice import with_choice
-from albert_serve.tasks.truncation import split_choice
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, MicroBatch, TokenisedExample
 from training.data.collate import collate_examples
@@ -36,6 +35,10 @@ from training.data.streams import (
 # Of the passes of a step: its questions can be too many for the memory of one.
 _TOKENS_A_PASS: Final = 16_384
 _NUM_SPECIAL: Final = 3
+# Also within words: RACE has "a_." and "to_tomorrow", and the original replaces every underscore.
+_BLANK: Final = re.compile("_+")
+# Tokens of a choice with its question that are kept in any case.
+_CHOICE_TOKENS: Final = 128
 
 Tokens = NDArray[np.int32]
 
@@ -68,7 +71,7 @@ class ChoiceExample:
         return max(whole) > self.length
 
     def sequences(self, tokenizer: AlbertTokenizer) -> list[TokenisedExample]:
-        """Return each as [CLS] context [SEP] question choice [SEP], cut as by the service."""
+        """Return each as [CLS] context [SEP] question choice [SEP], cut by `split_choice`."""
         cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
         sequences = []
         for choice in self.choices:
@@ -85,6 +88,27 @@ class ChoiceExample:
 
     def _split(self, choice: Tokens) -> tuple[int, int]:
         return split_choice(len(self.context), len(choice), self.length)
+
+
+def with_choice(question: str | None, choice: str) -> str:
+    """Return a question with a choice in its blanks; after it, if it has no blanks."""
+    if not question:
+        return choice
+    if _BLANK.search(question):
+        return _BLANK.sub(lambda _: choice, question)
+    return f"{question} {choice}"
+
+
+def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:
+    """Return the tokens of a context, its first, and of a choice, its last, that fit the positions.
+
+    The context is cut first. Of a choice, which has its question before it, the last 128 tokens, or
+    half of fewer positions, are kept in any case (the original's run_race).
+    """
+    room = max_positions - _NUM_SPECIAL
+    reserved = min(_CHOICE_TOKENS, room // 2)
+    num_choice = min(num_choice, max(reserved, room - num_context))
+    return min(num_context, room - num_choice), num_choice
 
 
 def choice_examples(

@@ -34,8 +34,6 @@ class RealData:
         task: of GLUE, whose files those are; None for the user's own.
         questions: for question answering, in SQuAD's format.
         tagged: for token classification, as finetuning takes them.
-        choices: for multiple choice, as finetuning takes them.
-        choice_columns: of those, beside `columns`.
         heads: by name, what `labelled`, `columns` and `task` are for classifiers beside the default
             one.
     """
@@ -46,8 +44,6 @@ class RealData:
     task: GlueTask | None = None
     questions: tuple[Path, ...] = ()
     tagged: tuple[Path, ...] = ()
-    choices: tuple[Path, ...] = ()
-    choice_columns: tuple[str, ...] = ()
     heads: Mapping[str, RealData] = field(default_factory=dict)
 
 

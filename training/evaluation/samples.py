@@ -26,7 +26,6 @@ from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.choices import tokenise_choices
 from training.data.examples import (
     IGNORED,
     MIN_LENGTH,
@@ -35,15 +34,12 @@ from training.data.examples import (
     SentenceTask,
     build_examples,
 )
-from training.data.labelled.choices import read_choices
 from training.data.labelled.entities import TaggedText, read_tagged
-from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.labelled.texts import Label, LabelledText, read_labelled
 from training.data.masking import NgramMasking
 from training.data.questions import Question, read_squad
 from training.data.shards import Shard
 from training.errors import EvaluationError
-from training.evaluation.choices import choice_inputs
 from training.evaluation.glue import read_for_model
 from training.evaluation.metrics import metric_figures
 from training.evaluation.questions import PredictedAnswer, question_items, question_parameters
@@ -206,7 +202,6 @@ def _check_tasks(tasks: Mapping[TaskName, TaskEntry], data: RealData) -> None:
     for task, files in (
         ("text-classification", data.labelled),
         ("question-answering", data.questions),
-        ("multiple-choice", data.choices),
         (TOKENS, data.tagged),
     ):
         if files and task not in tasks:
@@ -419,27 +414,6 @@ def _entity_f1(predictions: Sequence[Entities], rights: Sequence[Entities]) -> f
     return 100 * whole["f1"]
 
 
-def _draw_choices(drawing: _Drawing) -> Sample:
-    """Draw questions, cut as RACE's are; sentences if there are no questions."""
-    data = drawing.data
-    if not data.choices:
-        return _draw_sentences(drawing, "multiple-choice")
-    files = labelled_files(data.choices, "test", "validation", suffixes=CHOICES)
-    texts = read_choices(files, data.columns, data.choice_columns)
-
-    def items() -> Iterator[EngineItem]:
-        for text in shuffled(texts):
-            example = tokenise_choices(text, drawing.tokenizer, length=drawing.max_positions)
-            inputs = choice_inputs(example, drawing.tokenizer)
-            yield EngineItem(inputs=inputs, read=_read_highest, rights=[text.label])
-
-    return Sample(
-        metric="accuracy",
-        items=drawing.gather([items()]),
-        files=file_names(data.choices),
-    )
-
-
 def _read_best(logits: list[Logits]) -> list[int]:
     best: list[int] = logits[0].argmax(axis=1).tolist()
     return best
@@ -480,6 +454,5 @@ _DRAWS: Final[dict[TaskName, Callable[[_Drawing], Sample]]] = {
     "sentence-order": _draw_pairs,
     "text-classification": _draw_texts,
     "question-answering": _draw_questions,
-    "multiple-choice": _draw_choices,
     "token-classification": _draw_entities,
 }

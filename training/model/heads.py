@@ -21,7 +21,6 @@ from albert_serve.bundle.weights import (
     HEAD_NAME,
     TOKENS,
     UNPOOLED_TASKS,
-    is_task,
 )
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
@@ -29,19 +28,20 @@ from training.model.albert import Albert, Initializer, ModelInputs, activation
 
 # A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
 Task: TypeAlias = str
+MULTIPLE_CHOICE: Final[Task] = "multiple-choice"
 # Outputs of a task's head; None where they depend on the vocabulary or the labels.
 _NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
     "text-classification": None,
     "question-answering": 2,
-    "multiple-choice": 1,
+    MULTIPLE_CHOICE: 1,
     "token-classification": None,
 }
 # Their weights have one name, `classifier`, so that a model has one of them.
 NAMED_CLASSIFIER: Final[tuple[Task, ...]] = (
     "text-classification",
-    "multiple-choice",
+    MULTIPLE_CHOICE,
     "token-classification",
 )
 
@@ -198,7 +198,7 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
     for task, num_outputs in tasks.items():
         if is_further(task) and CLASSIFICATION not in tasks:
             raise ConfigError(f"{task} needs a head of {CLASSIFICATION} beside it, the default one")
-        if not is_task(task) and not is_further(task):
+        if task not in _NUM_OUTPUTS and not is_further(task):
             raise ConfigError(f"no task {task!r}; there are {', '.join(_NUM_OUTPUTS)}")
         needed = config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS.get(task)
         if num_outputs < 1 or (needed and num_outputs != needed):

@@ -53,7 +53,7 @@ _REPLY_HEADERS: Final = {
         "description": "The offset, in code points, of the first character that was left out of "
         f"each of the first {MAX_CUTS_SHOWN} texts that were cut: a JSON object such as "
         '{"inputs[3].text_pair": 512}. With truncation_direction "left": of the first that was '
-        "read, as of the question of multiple choice, which is cut at its beginning.",
+        "read.",
         "schema": {"type": "string"},
     },
     WARNINGS_HEADER: {
@@ -118,7 +118,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             "title": "albert_serve",
             "version": __version__,
             "description": "ALBERT: fill-mask, text classification, question answering, sentence "
-            "order, multiple choice, token classification and embeddings, in Hugging Face's "
+            "order, token classification and embeddings, in Hugging Face's "
             "format; embeddings in OpenAI's, too.",
         },
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from albert_serve import __version__
-from albert_serve.api.schemas import ModelReply, TaskRequest, num_items_of
+from albert_serve.api.schemas import ModelReply, TaskRequest
 from albert_serve.batching.queue import Batcher, BatchObserver
 from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
 from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError
@@ -135,11 +135,8 @@ class HostedModel:
         Raises:
             TooMuchAtOnceError: there are more than the setting allows.
         """
-        num_items = num_items_of(inputs)
-        if num_items > self.settings.max_items:
-            is_counted = isinstance(inputs, list) and len(inputs) == num_items
-            note = "" if is_counted else ", and each choice counts as one"
+        if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
             raise TooMuchAtOnceError(
-                f"{name} holds {num_items} items; at most {self.settings.max_items} are "
-                f"taken at once{note}: split the list"
+                f"{name} holds {len(inputs)} items; at most {self.settings.max_items} are "
+                "taken at once: split the list"
             )

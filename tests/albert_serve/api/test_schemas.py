@@ -19,7 +19,6 @@ ITEMS: dict[str, Any] = {
     "text-classification": {"text": "a", "text_pair": "b"},
     "question-answering": {"question": "q", "context": "c"},
     "sentence-order": {"text": "a", "text_pair": "b"},
-    "multiple-choice": {"context": "a", "choices": ["b", "c"]},
     "token-classification": "a",
     "feature-extraction": "a",
 }

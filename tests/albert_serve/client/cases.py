@@ -9,7 +9,6 @@ from pydantic import BaseModel
 
 from albert_serve.api.schemas import (
     Answer,
-    ChoiceScore,
     Coherence,
     EntityGroup,
     FilledTarget,
@@ -37,10 +36,6 @@ TEXTS = ["a film", "It rained.", "word"]
 PAIR = {"text": "It rained.", "text_pair": "We stayed in."}
 QUESTION = {"question": "Who came?", "context": "Ada came at noon."}
 SENTENCES = [["It rained.", "We stayed in."], ["He left.", "She came.", "They met."]]
-CHOICES = [
-    {"context": "He was", "choices": ["born", "of"]},
-    {"context": "a", "choices": ["b", "c"]},
-]
 CASES = {
     "fill_mask": Case(MASKED, FilledToken, options={"top_k": 2}),
     "score_targets": Case(MASKED, FilledTarget, (["born", "electrical engineering"],)),
@@ -53,7 +48,6 @@ CASES = {
     ),
     "coherence": Case(SENTENCES, Coherence),
     "reorder": Case(SENTENCES, Reordering),
-    "multiple_choice": Case(CHOICES, ChoiceScore),
     "token_classification": Case(TEXTS, EntityGroup, options={"ignore_labels": []}),
     "feature_extraction": Case(TEXTS, float, options={"pooling": "cls"}),
     "token_features": Case(TEXTS, float, options={"normalize": True}),

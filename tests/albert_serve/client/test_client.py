@@ -132,7 +132,6 @@ def test_the_callers_http_client_stays_open() -> None:
         (requests.TextClassificationOptions, schemas.TextClassificationParameters, set()),
         (requests.QuestionAnsweringOptions, schemas.QuestionAnsweringParameters, set()),
         (requests.SentenceOrderOptions, schemas.SentenceOrderParameters, {"reorder"}),
-        (requests.MultipleChoiceOptions, schemas.MultipleChoiceParameters, set()),
         (requests.FeatureExtractionOptions, FeatureExtractionParameters, set()),
         (requests.TokenFeaturesOptions, FeatureExtractionParameters, {"pooling"}),
     ],

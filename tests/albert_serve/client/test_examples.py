@@ -29,7 +29,6 @@ OUTPUTS: dict[str, tuple[str, int]] = {
     "text_classification": (rf"(positive|negative) {SCORED}", 2),
     "question_answering": (SCORED, 1),
     "sentence_order": (rf"{SCORED}|coherence .+|at best .+|.*church.*", 5),
-    "multiple_choice": (SCORED, 3),
     "embeddings": (r"-?" + SCORED, 3),
     "batch_stream": (r'\{"id": ".", "text": .*"label": "(positive|negative)".*\}', 4),
 }
@@ -66,11 +65,8 @@ def test_every_script_is_tested_and_listed() -> None:
 
 
 @pytest.mark.parametrize("script", sorted(OUTPUTS))
-def test_a_script_runs_on_a_model_in_this_process(
-    script: str, bundle_dir: Path, choice_bundle: Path, run: Run
-) -> None:
-    bundle = choice_bundle if script == "multiple_choice" else bundle_dir
-    assert_output(script, run(script, "--local", str(bundle)))
+def test_a_script_runs_on_a_model_in_this_process(script: str, bundle_dir: Path, run: Run) -> None:
+    assert_output(script, run(script, "--local", str(bundle_dir)))
 
 
 def test_a_script_runs_against_a_service(

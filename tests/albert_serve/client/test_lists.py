@@ -25,10 +25,8 @@ from albert_serve.errors import (
     RequestError,
 )
 from tests.albert_serve.client import twins
-from tests.albert_serve.client.cases import assert_same
 from tests.albert_serve.client.twins import (
     Scripted,
-    Twin,
     numbers_of,
     orders,
     pairs,
@@ -36,7 +34,7 @@ from tests.albert_serve.client.twins import (
     refused,
     replying,
 )
-from tests.albert_serve.support import MAX_ITEMS, ROOT, Running
+from tests.albert_serve.support import ROOT
 
 MakeService = Callable[..., tuple[Any, Scripted]]
 
@@ -207,20 +205,6 @@ def test_a_429_is_counted_while_no_other_part_is_answered() -> None:
     with pytest.raises(QueueFullError):
         client.sentence_order(pairs(2))
     assert sent(received) == [[0], [1], [1], [1]]
-
-
-def test_a_list_of_questions_is_split_by_its_choices(
-    twin: Callable[..., Twin], choice_service: Running
-) -> None:
-    """Each choice counts as an item."""
-    question = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
-    client = twin(choice_service.url)
-    alone, answers = (client.multiple_choice(rows) for rows in (question, [question] * MAX_ITEMS))
-    assert len(answers) == MAX_ITEMS
-    for answer in answers:
-        assert_same(answer, alone)
-    with pytest.raises(InvalidInputError, match=r"inputs\[1\].choices must hold at least 2"):
-        client.multiple_choice([question, {"context": "a", "choices": ["b"]}])
 
 
 INTERRUPTED = """

@@ -17,7 +17,6 @@ from tests.albert_serve.server.test_service import assert_envelope, post_json
 from tests.albert_serve.support import MAX_ITEMS, Running
 
 MASKED = "The [MASK] run."
-ENDINGS = {"context": "It rained all day.", "choices": ["We got wet.", "We got lost."]}
 LONG = "run " * 300
 
 
@@ -54,14 +53,6 @@ OTHERS: list[tuple[str, Any, int, str, str]] = [
     ("/fill-mask", inputs([MASKED, "none"]), 422, "no_mask", "inputs[1]: the text has no"),
     ("/fill-mask", inputs("a " * 200 + "[MASK]"), 422, "too_long", "reads at most 128"),
     ("/fill-mask", inputs([MASKED] * (MAX_ITEMS + 1)), 422, "too_much_at_once", "at most 32"),
-    ("/multiple-choice", inputs({**ENDINGS, "context": LONG}), 422, "too_long", "context: the"),
-    (
-        "/multiple-choice",
-        inputs([ENDINGS] * (MAX_ITEMS // 2 + 1)),
-        422,
-        "too_much_at_once",
-        f"{MAX_ITEMS + 2} items; at most {MAX_ITEMS} are taken at once, and each choice counts",
-    ),
     (EMBEDDINGS_PATH, {"input": ["a", LONG]}, 422, "too_long", "input[1]: the text is"),
     (EMBEDDINGS_PATH, {"input": "a", "model": "ada"}, 404, "not_found", "is 'tiny', not 'ada'"),
 ]

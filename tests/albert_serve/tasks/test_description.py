@@ -96,15 +96,6 @@ def of_texts(figures: Any) -> dict[str, float]:
             {"question_answering_f1": 29.0, "question_answering_questions": 50},
             ("F1", 29, 50),
         ),
-        (
-            "multiple-choice",
-            {
-                "multiple_choice_accuracy": 0.64,
-                "multiple_choice_questions": 4887,
-                "multiple_choice_high_accuracy": 0.6,
-            },
-            ("accuracy", 64, 4887),
-        ),
         *(
             ("text-classification", of_texts(figures), expected)
             for figures, expected in [

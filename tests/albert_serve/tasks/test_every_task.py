@@ -23,7 +23,6 @@ ITEMS: Final[dict[str, Any]] = {
     "text-classification": "a",
     "question-answering": {"question": "Who?", "context": "a b c"},
     "sentence-order": {"sentences": ["a", "b", "c"]},
-    "multiple-choice": {"context": "a", "choices": ["b", "c"]},
     "token-classification": "a",
     "feature-extraction": "a",
 }
@@ -34,11 +33,9 @@ LONG_ITEMS: Final[dict[str, tuple[Any, str]]] = {
     "text-classification": ({"text": "b", "text_pair": LONG}, ".text_pair"),
     "question-answering": ({"question": LONG, "context": "a b c"}, ".question"),
     "sentence-order": ({"text": LONG, "text_pair": "b"}, ".text"),
-    "multiple-choice": ({"context": LONG, "choices": ["b", "c"]}, ".context"),
     "feature-extraction": (LONG, ""),
 }
 TWO_TEXTS = {"text": "a", "text_pair": "b"}
-BLANKS = {"context": "a", "choices": ["b" * 500_000] * 2, "question": "_ " * 2000}
 
 
 def read(task: str, inputs: Any, **parameters: Any) -> TaskRequest:
@@ -113,15 +110,6 @@ def test_a_long_text_is_refused_or_cut_where_it_is_told(task: str, task_setup: T
             *("sentence-order", {"sentences": ["a"] * 33}, {"reorder": True}, InvalidInputError),
             f"more than the {MAX_REORDERED}",
         ),
-        (
-            *("multiple-choice", {"context": "a", "choices": ["a", "\n"]}, {}, InvalidInputError),
-            r"^choices\[1\] is empty",
-        ),
-        (
-            *("multiple-choice", {"context": "a " * 100, "choices": ["b", "a " * 50]}, {}),
-            *(TextTooLongError, r"^context and choices\[1\] together: the text is"),
-        ),
-        ("multiple-choice", BLANKS, {}, TextTooLongError, "in the 2000 blanks of the question"),
         ("token-classification", "\u0301", {}, InvalidInputError, "^text is empty"),
         (
             *("question-answering", {"question": "a", "context": "\u0301"}, {}),
@@ -198,17 +186,6 @@ def test_items_past_what_is_read_at_once_are_not_made_ready(task_setup: TaskSetu
     with pytest.raises(TooMuchAtOnceError, match="has over 1000 tokens"):
         prepare_request(Counted(), task_request, max_tokens=1000)
     assert len(prepared) < 5
-
-
-def test_each_choice_counts_with_its_context(task_setup: TaskSetup) -> None:
-    task = open_task("multiple-choice", task_setup)
-    question = {"context": WORDS * 4, "question": "What was scored?", "choices": ["A run."] * 40}
-    task_request = read("multiple-choice", question)
-    [prepared] = prepare_request(task, task_request)
-    least = len(task_setup.tokenizer.encode(WORDS * 4))
-    assert prepared.num_tokens > 40 * least
-    with pytest.raises(TooMuchAtOnceError, match=f"has over {40 * least} tokens"):
-        prepare_request(task, task_request, max_tokens=40 * least)
 
 
 def test_windows_and_spans_without_bound_are_refused(task_setup: TaskSetup) -> None:

@@ -19,7 +19,7 @@ TASKS: Final = (
     "sentence-order",
     "feature-extraction",
 )
-CHOICE_TASKS: Final = ("multiple-choice", "feature-extraction")
+TOKEN_TASKS: Final = ("token-classification", "feature-extraction")
 # What Chromium writes for any reply that is not a success, or none; the page shows these.
 _REFUSED: Final = "Failed to load resource:"
 

@@ -35,7 +35,6 @@ SHELL = "curl() { printf '%s\\0' \"$@\"; }\n"
         ("text-classification", "text_classification"),
         ("question-answering", "question_answering"),
         ("sentence-order", "coherence"),
-        ("multiple-choice", "multiple_choice"),
         ("token-classification", "token_classification"),
         ("feature-extraction", "feature_extraction"),
     ],

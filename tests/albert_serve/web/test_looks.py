@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.albert_serve.support import Running
-from tests.albert_serve.web.browsing import CHOICE_TASKS, TASKS, OpenPage, show, watch
+from tests.albert_serve.web.browsing import TASKS, TOKEN_TASKS, OpenPage, show, watch
 
 PHONE_WIDTH_PX = 360
 MARKUP = "<img src=x onerror=\"document.title='hacked'\"> [MASK]"
@@ -30,7 +30,7 @@ NAMELESS = """() => [...document.querySelectorAll('button, input, textarea, [rol
 
 
 Tasks = tuple[str, ...]
-of_each_bundle = pytest.mark.parametrize("tasks", [TASKS, CHOICE_TASKS], ids=["heads", "choice"])
+of_each_bundle = pytest.mark.parametrize("tasks", [TASKS, TOKEN_TASKS], ids=["heads", "tokens"])
 
 
 @pytest.fixture

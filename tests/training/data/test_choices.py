@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from albert_serve.api.schemas import ChoiceQuestion, MultipleChoiceParameters
 from albert_serve.config import AlbertConfig
-from albert_serve.tasks import MultipleChoice, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import RACE, TINY, write
-from training.data.choices import choice_examples
+from training.data.choices import choice_examples, split_choice, with_choice
 from training.data.corpus import CorpusError
 from training.data.labelled.choices import ChoiceText, groups_of, read_choices
 from training.data.labelled.columns import Columns
@@ -134,24 +132,60 @@ def test_missing_columns_are_named(
 
 
 @pytest.mark.parametrize("length", [128, 48, 16])
-def test_sequences_are_those_of_the_service(tokenizer: AlbertTokenizer, length: int) -> None:
+def test_sequences_are_pairs_cut_to_the_length(tokenizer: AlbertTokenizer, length: int) -> None:
     texts = read_choices([RACE])
     examples, num_cut = choice_examples(texts, tokenizer, length=length, truncation=True)
-    task = MultipleChoice(TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1))
-    parameters = MultipleChoiceParameters(truncation="truncate")
-    num_truncated = 0
+    num_long = 0
     for text, example in zip(texts, examples, strict=True):
-        item = ChoiceQuestion(
-            context=text.context, question=text.question, choices=list(text.choices)
-        )
-        prepared = task.prepare(item, parameters)
+        context = tokenizer.encode_plain(text.context)
+        choices = [
+            tokenizer.encode_plain(with_choice(text.question, choice)) for choice in text.choices
+        ]
+        pairs = []
+        for choice in choices:
+            num_first, num_second = split_choice(len(context), len(choice), length)
+            second = choice.slice(len(choice) - num_second, len(choice))
+            pairs.append(tokenizer.build(context.slice(0, num_first), second))
         ours = example.sequences(tokenizer)
         assert [(each.ids, each.types) for each in ours] == [
-            (each.ids, each.types) for each in prepared.inputs
+            (pair.ids, pair.types) for pair in pairs
         ]
         assert example.lengths == [len(each.ids) for each in ours]
-        num_truncated += prepared.num_truncated > 0
-    assert num_cut == num_truncated
+        num_long += len(context) + max(map(len, choices)) + 3 > length
+    assert num_cut == num_long
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (None, "cars"),
+        ("It was closed to", "It was closed to cars"),
+        ("It was closed to _ in 1988.", "It was closed to cars in 1988."),
+        ("Closed to ___?", "Closed to cars?"),
+        ("_ and _", "cars and cars"),
+        ("Closed to_.", "Closed tocars."),  # as in RACE, and by the original's `replace`
+    ],
+)
+def test_a_choice_stands_in_the_blank_or_at_the_end(question: str | None, expected: str) -> None:
+    assert with_choice(question, "cars") == expected
+    assert with_choice(question, r"\1") == expected.replace("cars", r"\1")
+
+
+@pytest.mark.parametrize(
+    ("num_context", "num_choice", "max_positions", "expected"),
+    [
+        (10, 5, 18, (10, 5)),  # they fit
+        (100, 5, 18, (10, 5)),  # the context is cut
+        (2, 100, 18, (2, 13)),  # the choice has what the context leaves
+        (100, 100, 18, (8, 7)),  # half of few positions are the choice's
+        (1000, 1000, 512, (381, 128)),  # of many, 128 tokens
+        (0, 600, 512, (0, 509)),
+    ],
+)
+def test_the_context_is_cut_first(
+    num_context: int, num_choice: int, max_positions: int, expected: tuple[int, int]
+) -> None:
+    assert split_choice(num_context, num_choice, max_positions) == expected
 
 
 def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: AlbertTokenizer) -> None:
