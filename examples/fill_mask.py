@@ -13,13 +13,10 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
     options = parser.parse_args()
     with connect(options) as albert:
-        if options.targets:
-            for target in albert.score_targets(options.text, options.targets):
-                print(f"{target.score:.4f}  {target.sequence}")
-        else:
-            for answer in albert.fill_mask(options.text, top_k=options.top_k):
-                for filled in answer if isinstance(answer, list) else [answer]:
-                    print(f"{filled.score:.4f}  {filled.sequence}")
+        choice = {"targets": options.targets} if options.targets else {}
+        for answer in albert.fill_mask(options.text, top_k=options.top_k, **choice):
+            for filled in answer if isinstance(answer, list) else [answer]:
+                print(f"{filled.score:.4f}  {filled.sequence}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Say how well the sentences of a text follow each other, and find their best order."""
+"""Say how well the sentences of a text follow each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SENTENCES = [
 
 
 def main() -> None:
-    """Print the probability of each neighbouring pair, and the best order."""
+    """Print the probability of each neighbouring pair, and the coherence."""
     parser = example_parser(str(__doc__))
     parser.add_argument("sentences", nargs="*", default=SENTENCES, help="two or more, in order")
     options = parser.parse_args()
@@ -26,10 +26,6 @@ def main() -> None:
         for pair in coherence.pairs:
             print(f"{pair.in_order:.4f}  {sentences[pair.first]} {sentences[pair.second]}")
         print(f"coherence {coherence.coherence:.4f}")
-
-        best = albert.reorder(sentences)
-        print(f"at best {best.best_coherence:.4f}:")
-        print(" ".join(sentences[place] for place in best.best_order))
 
 
 if __name__ == "__main__":

@@ -32,16 +32,6 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
                 "parameters": {"targets": ["paris", "capital", "london"], "truncation": False},
             },
         ),
-        RequestExample(
-            summary="Words of several pieces as wholes",
-            body={
-                "inputs": "He studied [MASK] in Vienna.",
-                "parameters": {
-                    "targets": ["physics", "electrical engineering"],
-                    "multi_token_targets": True,
-                },
-            },
-        ),
     ),
     "text-classification": (
         RequestExample(summary="A text", body={"inputs": "A moving film with a wonderful cast."}),
@@ -81,19 +71,6 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
                     {"text": "It rained.", "text_pair": "So we stayed in."},
                     {"sentences": ["It rained.", "So we stayed in.", "We played cards."]},
                 ]
-            },
-        ),
-        RequestExample(
-            summary="The order in which they do so best",
-            body={
-                "inputs": {
-                    "sentences": [
-                        "After that, he moved to Berlin.",
-                        "He was born in Vienna in 1901.",
-                        "He studied physics there.",
-                    ]
-                },
-                "parameters": {"reorder": True},
             },
         ),
     ),

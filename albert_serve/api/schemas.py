@@ -49,8 +49,6 @@ _MAX_CHARS_OF_TARGETS: Final = 1 << 16
 MAX_MASKS: Final = 1024
 
 MAX_SENTENCES: Final = 256
-# Reordering reads all pairs in both orders.
-MAX_REORDERED: Final = 32
 
 ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "none"]
 AggregationStrategy: TypeAlias = Literal["none", "simple", "first", "average", "max"]
@@ -126,16 +124,9 @@ class FillMaskParameters(Parameters):
         description="Score these tokens only. One that the vocabulary lacks stands for its first "
         f"piece, which the {WARNINGS_HEADER} header then says.",
     )
-    multi_token_targets: bool = Field(
-        False,
-        description="Score targets of several pieces as wholes: the mask is widened to as many, "
-        "and the score is the product of each piece's probability given those before it.",
-    )
 
     @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        if self.multi_token_targets and self.targets is None:
-            raise contradiction("multi_token_targets needs targets; name the words to score")
+    def _check_targets(self) -> Self:
         num_chars = 0 if self.targets is None else sum(map(len, self.targets))
         if num_chars > _MAX_CHARS_OF_TARGETS:
             raise contradiction(
@@ -195,11 +186,6 @@ class QuestionAnsweringParameters(Parameters):
 
 class SentenceOrderParameters(Parameters):
     """The parameters of sentence order."""
-
-    reorder: bool = Field(
-        False,
-        description=f"Look for the best order of up to {MAX_REORDERED} sentences, too.",
-    )
 
 
 class TokenClassificationParameters(Parameters):
@@ -263,14 +249,6 @@ class FilledToken(Reply):
     sequence: str = Field(description="The text with this mask filled.")
 
 
-class FilledTarget(FilledToken):
-    """A target of one or several pieces in place of a mask; `token` is the first of them."""
-
-    score: float = Field(description="Product of the pieces' probabilities, each given the former.")
-    token_str: str = Field(description="The whole target.")
-    tokens: list[int]
-
-
 class LabelScore(Reply):
     """The score of a label."""
 
@@ -325,26 +303,16 @@ class PairOrder(Reply):
 class Coherence(Reply):
     """The coherence of sentences in the order of the request."""
 
-    pairs: list[PairOrder] = Field(description="Neighbours; with reorder every two, both ways.")
+    pairs: list[PairOrder] = Field(description="The neighbours.")
     coherence: float = Field(description="Geometric mean of the neighbours' in_order.")
 
 
-class Reordering(Coherence):
-    """The coherence of sentences, and their best order."""
-
-    best_order: list[int] = Field(description="Their places in the list.")
-    best_coherence: float = Field(description="The coherence of that order.")
-
-
 FillMaskAnswer: TypeAlias = list[FilledToken] | list[list[FilledToken]]
-TargetsAnswer: TypeAlias = list[FilledTarget] | list[list[FilledTarget]]
-# The narrower types first: the wider ones would accept them as well.
-AnyFillMaskAnswer: TypeAlias = TargetsAnswer | FillMaskAnswer
 QuestionAnsweringAnswer: TypeAlias = Answer | list[Answer]
-SentenceOrderAnswer: TypeAlias = Reordering | Coherence | Order
+SentenceOrderAnswer: TypeAlias = Coherence | Order
 TokenClassificationAnswer: TypeAlias = list[EntityGroup] | list[ClassifiedToken]
 
-FillMaskReply: TypeAlias = AnyFillMaskAnswer | list[AnyFillMaskAnswer]
+FillMaskReply: TypeAlias = FillMaskAnswer | list[FillMaskAnswer]
 # Nested for a single text too: Hugging Face's clients take the first element.
 TextClassificationReply: TypeAlias = list[list[LabelScore]]
 # Lists first: of several types BentoML's OpenAPI document has the first, which may be no reference.
@@ -445,7 +413,6 @@ class InfoReply(ModelDescription):
     max_top_k: int = MAX_TOP_K
     max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
     max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
-    max_reordered: int = Field(MAX_REORDERED, description="Sentences that are reordered.")
 
     def __str__(self) -> str:
         return f"{self.text()}\n{describe_limits(self)}"

@@ -21,8 +21,6 @@ from albert_serve.api.schemas import (
     LabelScore,
     Order,
     QuestionAnsweringAnswer,
-    Reordering,
-    TargetsAnswer,
     TokenClassificationAnswer,
 )
 from albert_serve.api.zero_shot import ZeroShotAnswer
@@ -38,7 +36,6 @@ from albert_serve.client.requests import (
     QuestionAnsweringOptions,
     QuestionLike,
     QuestionT,
-    ScoreTargetsOptions,
     SentenceOrderOptions,
     TextClassificationOptions,
     TextLike,
@@ -206,33 +203,6 @@ class AsyncAlbertClient:
         return await self._exchange.ask(requests.FILL_MASK, inputs, options)
 
     @overload
-    async def score_targets(
-        self, inputs: str, targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> TargetsAnswer: ...
-
-    @overload
-    async def score_targets(
-        self, inputs: list[str] | Column, targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> list[TargetsAnswer]: ...
-
-    async def score_targets(
-        self,
-        inputs: str | list[str] | Column,
-        targets: list[str],
-        **options: Unpack[ScoreTargetsOptions],
-    ) -> TargetsAnswer | list[TargetsAnswer]:
-        """Return the score of each target, of one or several pieces, at the mask.
-
-        Targets are compared as wholes, where `fill_mask` compares their first pieces. The answer is
-        a list of `FilledTarget`s, the likeliest first, or such a list for each of several masks.
-
-        Raises:
-            NoMaskError: a text has no mask.
-        """
-        parameters = requests.with_targets(targets, options)
-        return await self._exchange.ask(requests.SCORE_TARGETS, inputs, parameters)
-
-    @overload
     async def text_classification(
         self, inputs: TextLike, **options: Unpack[TextClassificationOptions]
     ) -> list[LabelScore]: ...
@@ -311,27 +281,6 @@ class AsyncAlbertClient:
         """
         texts = requests.one_or_more_texts(sentences)
         return await self._exchange.ask(requests.COHERENCE, texts, options)
-
-    @overload
-    async def reorder(
-        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
-    ) -> Reordering: ...
-
-    @overload
-    async def reorder(
-        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> list[Reordering]: ...
-
-    async def reorder(
-        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> Reordering | list[Reordering]:
-        """Return the best order of the sentences of a text, or of each of several texts.
-
-        A text is a list of 2 to 32 sentences, of which all pairs are read in both orders.
-        The answer has the coherence of the order given, too.
-        """
-        texts = requests.one_or_more_texts(sentences)
-        return await self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
     async def zero_shot_classification(
@@ -453,13 +402,6 @@ class AsyncAlbertClient:
         """Return a stream of what `fill_mask` returns for each row."""
         return self._exchange.stream(requests.FILL_MASK, rows, options)
 
-    def score_targets_stream(
-        self, rows: AnyIterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> AsyncAnswerStream[TargetsAnswer]:
-        """Return a stream of what `score_targets` returns for each row."""
-        parameters = requests.with_targets(targets, options)
-        return self._exchange.stream(requests.SCORE_TARGETS, rows, parameters)
-
     def text_classification_stream(
         self, rows: AnyIterable[TextLike], **options: Unpack[TextClassificationOptions]
     ) -> AsyncAnswerStream[list[LabelScore]]:
@@ -483,12 +425,6 @@ class AsyncAlbertClient:
     ) -> AsyncAnswerStream[Coherence]:
         """Return a stream of what `coherence` returns for each row."""
         return self._exchange.stream(requests.COHERENCE, rows, options)
-
-    def reorder_stream(
-        self, rows: AnyIterable[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> AsyncAnswerStream[Reordering]:
-        """Return a stream of what `reorder` returns for each row."""
-        return self._exchange.stream(requests.REORDER, rows, options)
 
     def token_classification_stream(
         self, rows: AnyIterable[str], **options: Unpack[TokenClassificationOptions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
@@ -17,7 +17,6 @@ from albert_serve.api.embeddings import (
     TruncationDirection,
 )
 from albert_serve.api.schemas import (
-    MAX_TOP_K,
     AggregationStrategy,
     AnyTruncation,
     Coherence,
@@ -29,10 +28,8 @@ from albert_serve.api.schemas import (
     QuestionAnsweringAnswer,
     QuestionAnsweringRequest,
     QuestionContext,
-    Reordering,
     ScoreFunction,
     SentenceOrderRequest,
-    TargetsAnswer,
     TextClassificationRequest,
     TextInput,
     TextPair,
@@ -70,13 +67,6 @@ class FillMaskOptions(TypedDict, total=False):
 
     top_k: int
     targets: str | list[str]
-    truncation: AnyTruncation
-
-
-class ScoreTargetsOptions(TypedDict, total=False):
-    """The parameters of target scoring; see `schemas.FillMaskParameters`."""
-
-    top_k: int
     truncation: AnyTruncation
 
 
@@ -222,12 +212,6 @@ HEALTH: Final = Call(method="GET", path="/health", body=None, read=lambda _: Non
 FILL_MASK: Final[CallSpec[FillMaskAnswer]] = CallSpec(
     path="/fill-mask", request=FillMaskRequest, answer=FillMaskAnswer
 )
-SCORE_TARGETS: Final[CallSpec[TargetsAnswer]] = CallSpec(
-    path="/fill-mask",
-    request=FillMaskRequest,
-    answer=TargetsAnswer,
-    implied={"multi_token_targets": True},
-)
 TEXT_CLASSIFICATION: Final[CallSpec[list[LabelScore]]] = CallSpec(
     path="/text-classification",
     request=TextClassificationRequest,
@@ -242,13 +226,6 @@ SENTENCE_ORDER: Final[CallSpec[Order]] = CallSpec(
 )
 COHERENCE: Final[CallSpec[Coherence]] = CallSpec(
     path="/sentence-order", request=SentenceOrderRequest, answer=Coherence, as_item=_as_text
-)
-REORDER: Final[CallSpec[Reordering]] = CallSpec(
-    path="/sentence-order",
-    request=SentenceOrderRequest,
-    answer=Reordering,
-    implied={"reorder": True},
-    as_item=_as_text,
 )
 ZERO_SHOT: Final[CallSpec[ZeroShotAnswer]] = CallSpec(
     path=f"/{ZERO_SHOT_PATH}", request=ZeroShotRequest, answer=ZeroShotAnswer
@@ -267,12 +244,6 @@ TOKEN_FEATURES: Final[CallSpec[list[Embedding]]] = CallSpec(
     answer=_only(list[Embedding]),
     implied={"pooling": "none"},
 )
-
-
-def with_targets(targets: Sequence[str], options: ScoreTargetsOptions) -> dict[str, Any]:
-    """Return the parameters that score targets, by default all of them."""
-    top_k = min(max(1, len(targets)), MAX_TOP_K)
-    return {"top_k": top_k, **options, "targets": list(targets)}
 
 
 def one_or_more_texts(sentences: list[str] | list[list[str]]) -> object:

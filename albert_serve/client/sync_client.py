@@ -22,8 +22,6 @@ from albert_serve.api.schemas import (
     LabelScore,
     Order,
     QuestionAnsweringAnswer,
-    Reordering,
-    TargetsAnswer,
     TokenClassificationAnswer,
 )
 from albert_serve.api.zero_shot import ZeroShotAnswer
@@ -37,7 +35,6 @@ from albert_serve.client.requests import (
     QuestionAnsweringOptions,
     QuestionLike,
     QuestionT,
-    ScoreTargetsOptions,
     SentenceOrderOptions,
     TextClassificationOptions,
     TextLike,
@@ -204,33 +201,6 @@ class AlbertClient:
         return self._exchange.ask(requests.FILL_MASK, inputs, options)
 
     @overload
-    def score_targets(
-        self, inputs: str, targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> TargetsAnswer: ...
-
-    @overload
-    def score_targets(
-        self, inputs: list[str] | Column, targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> list[TargetsAnswer]: ...
-
-    def score_targets(
-        self,
-        inputs: str | list[str] | Column,
-        targets: list[str],
-        **options: Unpack[ScoreTargetsOptions],
-    ) -> TargetsAnswer | list[TargetsAnswer]:
-        """Return the score of each target, of one or several pieces, at the mask.
-
-        Targets are compared as wholes, where `fill_mask` compares their first pieces. The answer is
-        a list of `FilledTarget`s, the likeliest first, or such a list for each of several masks.
-
-        Raises:
-            NoMaskError: a text has no mask.
-        """
-        parameters = requests.with_targets(targets, options)
-        return self._exchange.ask(requests.SCORE_TARGETS, inputs, parameters)
-
-    @overload
     def text_classification(
         self, inputs: TextLike, **options: Unpack[TextClassificationOptions]
     ) -> list[LabelScore]: ...
@@ -309,27 +279,6 @@ class AlbertClient:
         """
         texts = requests.one_or_more_texts(sentences)
         return self._exchange.ask(requests.COHERENCE, texts, options)
-
-    @overload
-    def reorder(
-        self, sentences: list[str], **options: Unpack[SentenceOrderOptions]
-    ) -> Reordering: ...
-
-    @overload
-    def reorder(
-        self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> list[Reordering]: ...
-
-    def reorder(
-        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> Reordering | list[Reordering]:
-        """Return the best order of the sentences of a text, or of each of several texts.
-
-        A text is a list of 2 to 32 sentences, of which all pairs are read in both orders.
-        The answer has the coherence of the order given, too.
-        """
-        texts = requests.one_or_more_texts(sentences)
-        return self._exchange.ask(requests.REORDER, texts, options)
 
     @overload
     def zero_shot_classification(
@@ -451,13 +400,6 @@ class AlbertClient:
         """Return a stream of what `fill_mask` returns for each row."""
         return self._exchange.stream(requests.FILL_MASK, rows, options)
 
-    def score_targets_stream(
-        self, rows: Iterable[str], targets: list[str], **options: Unpack[ScoreTargetsOptions]
-    ) -> AnswerStream[TargetsAnswer]:
-        """Return a stream of what `score_targets` returns for each row."""
-        parameters = requests.with_targets(targets, options)
-        return self._exchange.stream(requests.SCORE_TARGETS, rows, parameters)
-
     def text_classification_stream(
         self, rows: Iterable[TextLike], **options: Unpack[TextClassificationOptions]
     ) -> AnswerStream[list[LabelScore]]:
@@ -481,12 +423,6 @@ class AlbertClient:
     ) -> AnswerStream[Coherence]:
         """Return a stream of what `coherence` returns for each row."""
         return self._exchange.stream(requests.COHERENCE, rows, options)
-
-    def reorder_stream(
-        self, rows: Iterable[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> AnswerStream[Reordering]:
-        """Return a stream of what `reorder` returns for each row."""
-        return self._exchange.stream(requests.REORDER, rows, options)
 
     def token_classification_stream(
         self, rows: Iterable[str], **options: Unpack[TokenClassificationOptions]

@@ -109,8 +109,6 @@ _PREDICTIONS: Final = _list_of(
     score=_NUMBER,
     token=_INTEGER,
     token_str=_TEXT,
-    tokens=pa.list_(_INTEGER),
-    token_strs=pa.list_(_TEXT),
     sequence=_TEXT,
 )
 
@@ -149,8 +147,6 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
             "in_order": _NUMBER,
             "coherence": _NUMBER,
             "pairs": _list_of(first=_INTEGER, second=_INTEGER, in_order=_NUMBER),
-            "best_order": pa.list_(_INTEGER),
-            "best_coherence": _NUMBER,
         },
         to_columns=dict,
         texts=PAIRS,

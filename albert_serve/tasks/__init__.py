@@ -27,9 +27,9 @@ from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Task, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
-from albert_serve.tasks.fill_mask.task import FillMask
+from albert_serve.tasks.fill_mask import FillMask
 from albert_serve.tasks.question_answering.task import QuestionAnswering
-from albert_serve.tasks.sentence_order.task import SentenceOrder
+from albert_serve.tasks.sentence_order import SentenceOrder
 from albert_serve.tasks.text_classification import TextClassification
 from albert_serve.tasks.token_classification.task import TokenClassification
 

@@ -1,4 +1,4 @@
-// How coherent sentences are: a figure, a bar, and what it was before.
+// How coherent sentences are: a figure and a bar.
 
 import { percent } from './elements.js';
 
@@ -18,22 +18,17 @@ export class Gauge {
 
   constructor(place) {
     const find = (selector) => place.querySelector(selector);
-    this.#parts = { value: find('.gauge-value'), change: find('.gauge-change'), track: find('.gauge-track'), fill: find('.gauge-fill') };
+    this.#parts = { value: find('.gauge-value'), track: find('.gauge-track'), fill: find('.gauge-fill') };
   }
 
-  /** Show a coherence, or null for none, beside the one `before` it; returns both in words. */
-  show(coherence, before = null) {
-    const { value, change, track, fill } = this.#parts;
+  /** Show a coherence, or null for none; returns it in words. */
+  show(coherence) {
+    const { value, track, fill } = this.#parts;
     const share = coherence ?? 0;
     value.textContent = coherence === null ? '–' : percent(coherence);
-    change.textContent = before === null ? '' : compared(coherence, before);
     fill.style.width = `${share * 100}%`;
     fill.dataset.verdict = verdict(coherence);
     track.setAttribute('aria-valuenow', (share * 100).toFixed(1));
-    return `Coherence ${value.textContent} ${change.textContent}`.trim();
+    return `Coherence ${value.textContent}`;
   }
-}
-
-function compared(coherence, before) {
-  return coherence > before ? `up from ${percent(before)}` : 'no order is better';
 }

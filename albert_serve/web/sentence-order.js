@@ -1,4 +1,4 @@
-// The list of sentences, its coherence, and the best order.
+// The list of sentences, and its coherence.
 
 import { element, fromTemplate, percent } from './elements.js';
 import { Gauge, verdict } from './gauge.js';
@@ -29,10 +29,8 @@ function limitOf(quality, single) {
 
 /** Say a limit beside the buttons. */
 function showLimit(section, limit) {
-  const best = section.querySelector('[data-action=best]');
   const warning = element('p', { class: 'limit', id: 'order-limit', role: 'note' }, limit.replace(/\s+/g, ' '));
-  best.setAttribute('aria-describedby', warning.id);
-  best.parentElement.after(warning);
+  section.querySelector('.actions').after(warning);
 }
 
 class SentenceOrder {
@@ -59,7 +57,6 @@ class SentenceOrder {
     this.#list.addEventListener('click', (event) => this.#act(event));
     this.#truncate.addEventListener('change', () => this.#changed());
     find('[data-action=shuffle]').addEventListener('click', () => this.#shuffle());
-    find('[data-action=best]').addEventListener('click', () => this.#findBest());
     find('.add').addEventListener('submit', (event) => this.#add(event));
     watchWidth(this.#list, () => fit(this.#list));
   }
@@ -76,20 +73,13 @@ class SentenceOrder {
     return requestOf({ sentences: textsOf(this.#list) }, this.#parameters());
   }
 
-  call({ inputs, parameters: { reorder, ...options } = {} }) {
-    return { method: reorder ? 'reorder' : 'coherence', given: [inputs.sentences], options };
+  call({ inputs, parameters = {} }) {
+    return { method: 'coherence', given: [inputs.sentences], options: parameters };
   }
 
-  show({ pairs, coherence, best_order, best_coherence }) {
-    const order = best_order ?? [...Array(this.#list.children.length).keys()];
-    if (best_order) {
-      const { items } = this.#sortable;
-      this.#sortable.arrange(best_order.map((index) => items[index]));
-      label(this.#list);
-    }
-    showLinks(this.#list, pairs, order);
-    const told = best_order ? this.#gauge.show(best_coherence, coherence) : this.#gauge.show(coherence);
-    return this.#moved + told;
+  show({ pairs, coherence }) {
+    showLinks(this.#list, pairs, [...Array(this.#list.children.length).keys()]);
+    return this.#moved + this.#gauge.show(coherence);
   }
 
   clear() {
@@ -131,12 +121,6 @@ class SentenceOrder {
   #shuffle() {
     this.#sortable.arrange(shuffled(this.#sortable.items));
     this.#changed();
-  }
-
-  #findBest() {
-    clearTimeout(this.#timer);
-    this.#moved = '';
-    this.#running.run(requestOf({ sentences: textsOf(this.#list) }, { ...this.#parameters(), reorder: true }));
   }
 
   #add(event) {

@@ -104,15 +104,11 @@ REFUSALS: list[tuple[str, Any, str]] = [
 BAD_PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
     (
         *("fill-mask", {"topk": 3}),
-        ": 'topk' is not known here; allowed are truncation, top_k, targets, multi_token_targets",
+        ": 'topk' is not known here; allowed are truncation, top_k, targets",
     ),
     ("fill-mask", {"truncation": 1}, ".truncation must be true or false, not 1"),
     ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
     ("fill-mask", {"top_k": "5"}, ".top_k must be a valid integer, not '5'"),
-    (
-        *("fill-mask", {"multi_token_targets": True}),
-        ": multi_token_targets needs targets; name the words to score",
-    ),
     (
         *("fill-mask", {"targets": ["x"] * (MAX_TARGETS + 1)}),
         f".targets holds {MAX_TARGETS + 1} items; at most {MAX_TARGETS} are taken: split the list",

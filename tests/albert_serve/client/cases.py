@@ -11,12 +11,10 @@ from albert_serve.api.schemas import (
     Answer,
     Coherence,
     EntityGroup,
-    FilledTarget,
     FilledToken,
     LabelScore,
     Order,
     QuestionContext,
-    Reordering,
     TextInput,
     TextPair,
 )
@@ -38,7 +36,6 @@ QUESTION = {"question": "Who came?", "context": "Ada came at noon."}
 SENTENCES = [["It rained.", "We stayed in."], ["He left.", "She came.", "They met."]]
 CASES = {
     "fill_mask": Case(MASKED, FilledToken, options={"top_k": 2}),
-    "score_targets": Case(MASKED, FilledTarget, (["born", "electrical engineering"],)),
     "text_classification": Case(
         [*TEXTS, PAIR, TextInput(text="a film")], LabelScore, options={"top_k": 1}
     ),
@@ -47,7 +44,6 @@ CASES = {
         [PAIR, TextPair.model_validate(PAIR)], Order, options={"truncation": True}
     ),
     "coherence": Case(SENTENCES, Coherence),
-    "reorder": Case(SENTENCES, Reordering),
     "token_classification": Case(TEXTS, EntityGroup, options={"ignore_labels": []}),
     "feature_extraction": Case(TEXTS, float, options={"pooling": "cls"}),
     "token_features": Case(TEXTS, float, options={"normalize": True}),

@@ -63,15 +63,6 @@ def test_the_sync_client_is_generated_from_the_other() -> None:
         assert path.read_text(encoding="utf-8") == content, "run `make client`"
 
 
-def test_targets_are_all_scored_by_default_and_as_wholes(albert: Any) -> None:
-    targets = ["▁the", "encyclopedic", "of", "in", "was", "born", "he"]
-    result = albert.score_targets("a [MASK]", targets)
-    assert len(result) == len(targets)
-    assert max(len(item.tokens) for item in result) > 1
-    [one] = albert.score_targets("a [MASK]", targets, top_k=1)
-    assert one.tokens == result[0].tokens
-
-
 def test_info(albert: Any) -> None:
     info = albert.info()
     assert info.mask_token == "[MASK]"
@@ -123,15 +114,10 @@ def test_the_callers_http_client_stays_open() -> None:
 @pytest.mark.parametrize(
     ("options", "parameters", "implied"),
     [
-        (requests.FillMaskOptions, schemas.FillMaskParameters, {"multi_token_targets"}),
-        (
-            requests.ScoreTargetsOptions,
-            schemas.FillMaskParameters,
-            {"multi_token_targets", "targets"},
-        ),
+        (requests.FillMaskOptions, schemas.FillMaskParameters, set()),
         (requests.TextClassificationOptions, schemas.TextClassificationParameters, set()),
         (requests.QuestionAnsweringOptions, schemas.QuestionAnsweringParameters, set()),
-        (requests.SentenceOrderOptions, schemas.SentenceOrderParameters, {"reorder"}),
+        (requests.SentenceOrderOptions, schemas.SentenceOrderParameters, set()),
         (requests.FeatureExtractionOptions, FeatureExtractionParameters, set()),
         (requests.TokenFeaturesOptions, FeatureExtractionParameters, {"pooling"}),
     ],

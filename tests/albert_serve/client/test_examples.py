@@ -28,7 +28,7 @@ OUTPUTS: dict[str, tuple[str, int]] = {
     "fill_mask": (SCORED, 5),
     "text_classification": (rf"(positive|negative) {SCORED}", 2),
     "question_answering": (SCORED, 1),
-    "sentence_order": (rf"{SCORED}|coherence .+|at best .+|.*church.*", 5),
+    "sentence_order": (rf"{SCORED}|coherence .+", 3),
     "embeddings": (r"-?" + SCORED, 3),
     "batch_stream": (r'\{"id": ".", "text": .*"label": "(positive|negative)".*\}', 4),
 }

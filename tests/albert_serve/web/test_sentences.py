@@ -60,24 +60,6 @@ def test_a_sentence_is_dragged_to_its_place(open_page: OpenPage, client: httpx.C
 
 
 @pytest.mark.extended
-def test_the_best_order_is_put_into_place(open_page: OpenPage, client: httpx.Client) -> None:
-    page = open_page("sentence-order")
-    texts = sentences_of(page)
-    result = ask(client, "sentence-order", {"sentences": texts}, {"reorder": True})
-    page.get_by_role("button", name="Find the best order").click()
-    best = [texts[place] for place in result["best_order"]]
-    assert_scored(page, client, best)
-    assert result["best_order"] != sorted(result["best_order"])
-    expect(page.locator(".gauge-change")).to_have_text(f"up from {percent(result['coherence'])}")
-    expect(page.locator("#panel-sentence-order pre")).to_contain_text('"reorder": true')
-    page.get_by_role("button", name="Shuffle").click()
-    expect(page.locator("#panel-sentence-order pre")).not_to_contain_text("reorder")
-    assert sorted(sentences_of(page)) == sorted(texts)
-    assert sentences_of(page) != best
-    assert_scored(page, client, sentences_of(page))
-
-
-@pytest.mark.extended
 def test_no_answer_is_taken_to_an_order_that_is_past(
     open_page: OpenPage, client: httpx.Client
 ) -> None:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from albert_serve.api.schemas import (
-    MAX_REORDERED,
     Coherence,
     Order,
     PairOrder,
-    Reordering,
     SentenceOrderAnswer,
     SentenceOrderParameters,
     Sentences,
@@ -29,7 +27,6 @@ from albert_serve.api.schemas import (
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.probability import log_softmax, softmax
-from albert_serve.tasks.sentence_order.ordering import find_best_order, weigh
 from albert_serve.tasks.truncation import Truncator, named
 from albert_serve.tokenizer import Encoding
 
@@ -43,20 +40,15 @@ class SentenceOrder:
     def prepare(
         self, item: TextPair | Sentences, parameters: SentenceOrderParameters
     ) -> Prepared[SentenceOrderAnswer]:
-        """Encode one pair, or the pairs of a list: adjacent ones, or all pairs with `reorder`.
+        """Encode one pair, or the neighbouring pairs of a list.
 
         Raises:
-            InvalidInputError: a text is empty, or `reorder` is set for a pair or too long a list.
+            InvalidInputError: a text is empty.
             TextTooLongError: two texts do not fit together and may not be truncated.
         """
         truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
         if isinstance(item, Sentences):
-            return _prepare_sentences(item.sentences, parameters, truncator)
-        if parameters.reorder:
-            raise InvalidInputError(
-                'reorder is for {"sentences": [...]}; send the two texts as sentences, or leave '
-                "reorder out"
-            )
+            return _prepare_sentences(item.sentences, truncator)
         fitted = truncator.fit(
             _encode(truncator, item.text, "text"), _encode(truncator, item.text_pair, "text_pair")
         )
@@ -69,9 +61,9 @@ class SentenceOrder:
 
 
 def _prepare_sentences(
-    sentences: Sequence[str], parameters: SentenceOrderParameters, truncator: Truncator
+    sentences: Sequence[str], truncator: Truncator
 ) -> Prepared[SentenceOrderAnswer]:
-    pairs = _pairs(len(sentences), parameters)
+    pairs = list(pairwise(range(len(sentences))))
     encoded = [
         _encode(truncator, sentence, f"sentences[{number}]")
         for number, sentence in enumerate(sentences)
@@ -88,10 +80,9 @@ def _prepare_sentences(
         places = (f".sentences[{first}]", f".sentences[{second}]")
         for place, offset in fitted.cuts(*places).items():
             cuts[place] = min(offset, cuts.get(place, offset))
-    finish = _finish_reordering if parameters.reorder else _finish_coherence
     return Prepared(
         inputs=inputs,
-        finish=lambda logits: finish(pairs, np.concatenate(logits)),
+        finish=lambda logits: _finish_coherence(pairs, np.concatenate(logits)),
         num_truncated=num_truncated,
         cuts=cuts,
         answer_bytes=len(pairs) * ENTRY_BYTES,
@@ -106,49 +97,13 @@ def _encode(truncator: Truncator, text: str, name: str) -> Encoding:
     return encoding
 
 
-def _pairs(num_sentences: int, parameters: SentenceOrderParameters) -> list[tuple[int, int]]:
-    if not parameters.reorder:
-        return [(i, i + 1) for i in range(num_sentences - 1)]
-    if num_sentences > MAX_REORDERED:
-        raise InvalidInputError(
-            f"{num_sentences} sentences are more than the {MAX_REORDERED} that are reordered at "
-            "once; send fewer, or leave reorder out"
-        )
-    places = range(num_sentences)
-    return [(first, second) for first in places for second in places if first != second]
-
-
 def _finish_pair(logits: list[Logits]) -> Order:
     return Order(in_order=float(softmax(logits[0][0])[0]))
 
 
 def _finish_coherence(pairs: Sequence[tuple[int, int]], logits_P2: Logits) -> Coherence:
-    return Coherence(
-        pairs=_scored(pairs, logits_P2),
-        coherence=math.exp(log_softmax(logits_P2)[:, 0].mean()),
-    )
-
-
-def _finish_reordering(pairs: Sequence[tuple[int, int]], logits_P2: Logits) -> Reordering:
-    num_sentences = 1 + max(first for first, _ in pairs)
-    weights_NN: NDArray[np.float64] = np.zeros((num_sentences, num_sentences))
-    firsts, seconds = zip(*pairs, strict=True)
-    weights_NN[firsts, seconds] = log_softmax(logits_P2)[:, 0]
-    best = find_best_order(weights_NN)
-    return Reordering(
-        pairs=_scored(pairs, logits_P2),
-        coherence=_coherence(weights_NN, range(num_sentences)),
-        best_order=best,
-        best_coherence=_coherence(weights_NN, best),
-    )
-
-
-def _coherence(weights_NN: NDArray[np.float64], order: Sequence[int]) -> float:
-    return math.exp(weigh(weights_NN, order) / (len(order) - 1))
-
-
-def _scored(pairs: Sequence[tuple[int, int]], logits_P2: Logits) -> list[PairOrder]:
-    return [
+    scored = [
         PairOrder(first=first, second=second, in_order=float(probability))
         for (first, second), probability in zip(pairs, softmax(logits_P2)[:, 0], strict=True)
     ]
+    return Coherence(pairs=scored, coherence=math.exp(log_softmax(logits_P2)[:, 0].mean()))

@@ -1,1 +1,0 @@
-"""Fill-mask: masked tokens from their context."""

@@ -1,1 +1,0 @@
-"""Sentence order: whether one text follows another, and the best order of several."""
