@@ -26,7 +26,6 @@ from albert_serve.api.wire import (
     contradiction,
     one_or_many,
 )
-from albert_serve.api.wire import TRUNCATED_AT_HEADER as TRUNCATED_AT_HEADER
 from albert_serve.api.wire import TRUNCATED_HEADER as TRUNCATED_HEADER
 from albert_serve.api.wire import AnyTruncation as AnyTruncation
 from albert_serve.api.wire import TaskRequest as TaskRequest
@@ -37,8 +36,6 @@ MODELS_PATH: Final = "/v1/models"
 MODEL_PATH: Final = f"{MODELS_PATH}/{{model}}"
 # Warnings for the caller, as a JSON array in ASCII.
 WARNINGS_HEADER: Final = "X-Albert-Warnings"
-# The texts of a reply whose cuts are told in its header.
-MAX_CUTS_SHOWN: Final = 64
 
 MAX_HEAD_CHARS: Final = 64
 MAX_TOP_K: Final = 1000

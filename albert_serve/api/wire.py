@@ -29,8 +29,6 @@ MAX_ITEMS: Final = 65_536
 MAX_CHARS: Final = 1_000_000
 # The number of tokens that were cut off, if the request allowed it.
 TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
-# Where each text was cut: {"inputs[3].text": 512} as JSON in ASCII, of the first so many texts.
-TRUNCATED_AT_HEADER: Final = "X-Albert-Truncated-At"
 
 _MAX_ERRORS_SHOWN: Final = 3
 _MAX_SHOWN_CHARS: Final = 60
@@ -101,8 +99,8 @@ class Parameters(Request):
         "error",
         json_schema_extra={"default": False},
         description="Whether a text of more tokens than the model has positions is cut at its end, "
-        "as in transformers; false refuses it. The reply's headers "
-        f"{TRUNCATED_HEADER} and {TRUNCATED_AT_HEADER} say what was cut.",
+        "as in transformers; false refuses it. The reply's header "
+        f"{TRUNCATED_HEADER} has the number of tokens that were cut off.",
     )
 
 
@@ -110,7 +108,7 @@ class TaskRequest(Request):
     """The base of a task's requests, which narrow the types: one item or a list, and parameters.
 
     Attributes:
-        inputs_field: the caller's name of `inputs`, in messages and headers.
+        inputs_field: the caller's name of `inputs`, in messages.
     """
 
     inputs_field: ClassVar[str] = "inputs"

@@ -53,7 +53,7 @@ class Call(Generic[ReplyT]):
         """
         if not received.is_success:
             raise self.error(received)
-        log_warnings(received, self.start)
+        log_warnings(received)
         try:
             answer = self.read(received.content)
         except ValueError as error:  # a ValidationError is one

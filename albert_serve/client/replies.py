@@ -11,19 +11,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from albert_serve.api.schemas import (
-    TRUNCATED_AT_HEADER,
-    TRUNCATED_HEADER,
-    WARNINGS_HEADER,
-    ErrorReply,
-)
+from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER, ErrorReply
 from albert_serve.errors import QueueFullError, RequestError, request_error
 
 BAD_GATEWAY: Final = 502
 _MAX_SHOWN_CHARS: Final = 200
-# A message's sentences and a header's places begin with an index.
-_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))(inputs)\[(\d{1,18})\]")
-_PLACE_INDEX: Final = re.compile(r'("inputs)\[(\d{1,18})\]')
+# A message's sentences begin with an index.
+_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))inputs\[(\d{1,18})\]")
 # A name that callers configure (docs/client.md).
 _logger = logging.getLogger("albert_serve.client.transport")
 
@@ -72,8 +66,8 @@ def service_error(received: RawReply) -> RequestError:
     return error
 
 
-def log_warnings(received: RawReply, start: int) -> None:
-    """Log the warnings of a successful reply to the items of a list from `start` on."""
+def log_warnings(received: RawReply) -> None:
+    """Log the warnings of a successful reply."""
     try:
         warnings = json.loads(received.headers.get(WARNINGS_HEADER, "[]"))
     except ValueError:
@@ -82,20 +76,9 @@ def log_warnings(received: RawReply, start: int) -> None:
         _logger.warning("%s: %s", received.url, warning)
     num_truncated = received.headers.get(TRUNCATED_HEADER, "0")
     if num_truncated != "0":
-        places = received.headers.get(TRUNCATED_AT_HEADER, "")
-        shown = renumbered_places(places, start)[:_MAX_SHOWN_CHARS]
-        _logger.warning("%s: %s tokens were cut off %s", received.url, num_truncated, shown)
+        _logger.warning("%s: %s tokens were cut off", received.url, num_truncated)
 
 
 def renumbered(message: str, num_before: int) -> str:
     """Return a message about an item with the item's index in the whole list."""
-    return _renumbered(_ITEM_INDEX, message, num_before)
-
-
-def renumbered_places(places: str, num_before: int) -> str:
-    """Return the header of cuts with the texts' indices in the whole list."""
-    return _renumbered(_PLACE_INDEX, places, num_before)
-
-
-def _renumbered(pattern: re.Pattern[str], text: str, num_before: int) -> str:
-    return pattern.sub(lambda match: f"{match[1]}[{int(match[2]) + num_before}]", text)
+    return _ITEM_INDEX.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", message)

@@ -56,7 +56,6 @@ class _ScoredTask:
 _NOTES: Final[_Types] = {
     "warnings": pa.list_(_TEXT),
     "truncated_tokens": _INTEGER,
-    "truncated_at": _list_of(place=_TEXT, offset=_INTEGER),
     "error": _TEXT,
     "error_type": _TEXT,
 }
@@ -215,8 +214,6 @@ JSON_NAMES: Final = frozenset({OUTPUT, *_NOTES})
 def table_values(task: str, result: RowResult) -> dict[str, Any]:
     """Return a result's values by the columns of a table."""
     notes = {name: value for name, value in result.values.items() if name != OUTPUT}
-    if cuts := notes.get("truncated_at"):
-        notes["truncated_at"] = [{"place": place, "offset": cuts[place]} for place in cuts]
     if OUTPUT not in result.values:
         return notes
     return {**SCORED_TASKS[task].to_columns(result.values[OUTPUT]), **notes}

@@ -23,7 +23,6 @@ from albert_serve.tasks import (
     TaskSetup,
     open_task,
     prepare_request,
-    read_cuts,
 )
 from albert_serve.tasks.base import Runner, finish_all, inputs_of
 from albert_serve.tasks.grouping import group_by_length
@@ -100,14 +99,12 @@ class _Row:
     def __init__(self, task: Task, request: TaskRequest) -> None:
         self._is_list = isinstance(request.inputs, list)
         self._items: list[Prepared[Any]] = []
-        self._cuts: dict[str, int] = {}
         self._error: AlbertServeError | None = None
         self._num_tokens = 0
         self._arrived: dict[int, Logits] = {}
         self._answers: list[Any] = []
         try:
             self._items = prepare_request(task, request)
-            self._cuts = read_cuts(request, self._items)
         except AlbertServeError as error:
             self._error = error
         self.inputs = inputs_of(self._items)
@@ -139,7 +136,6 @@ class _Row:
         notes: dict[str, Any] = {
             "warnings": list(dict.fromkeys(w for item in self._items for w in item.warnings)),
             "truncated_tokens": sum(item.num_truncated for item in self._items),
-            "truncated_at": self._cuts,
         }
         values |= {name: value for name, value in notes.items() if value}
         return RowResult(values=values, num_tokens=self._num_tokens)

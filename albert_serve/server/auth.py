@@ -19,7 +19,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from albert_serve.api.schemas import (
-    TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
 )
@@ -127,7 +126,6 @@ def cors_options(settings: Settings) -> dict[str, Any]:
         "allow_headers": ("Authorization", "Content-Type", REQUEST_ID_HEADER),
         "expose_headers": (
             REQUEST_ID_HEADER,
-            TRUNCATED_AT_HEADER,
             TRUNCATED_HEADER,
             WARNINGS_HEADER,
             "Retry-After",

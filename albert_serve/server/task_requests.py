@@ -8,26 +8,19 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import pydantic_core
 from starlette.requests import Request
 from starlette.responses import Response
 
-from albert_serve.api.schemas import (
-    MAX_CUTS_SHOWN,
-    TRUNCATED_AT_HEADER,
-    TRUNCATED_HEADER,
-    WARNINGS_HEADER,
-    TaskRequest,
-)
+from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER, TaskRequest
 from albert_serve.api.wire import validate
 from albert_serve.errors import NotFoundError
 from albert_serve.server.bodies import parse_json, read_body
 from albert_serve.server.error_replies import JSON
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.tasks import TASKS, Prepared, Task, read_cuts
+from albert_serve.tasks import TASKS, Prepared, Task
 
 # nginx's status for a client that disconnected; only the log shows it.
 _CLIENT_GONE: Final = 499
@@ -120,8 +113,7 @@ async def _reply(
         num_bytes=num_bytes,
         ends_s=ends_s,
     )
-    headers = _note_headers(parsed.request, prepared)
-    return Response(reply, headers=headers, media_type=JSON)
+    return Response(reply, headers=_note_headers(prepared), media_type=JSON)
 
 
 def _prepare(
@@ -151,15 +143,13 @@ def _check_task(model: HostedModel, task: str) -> None:
         raise NotFoundError(f"the model {model.name} has no {task}. It has {tasks}.")
 
 
-def _note_headers(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
+def _note_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
     """Return headers for warnings and truncation, which the reply's format cannot express."""
     warnings = list(dict.fromkeys(text for item in prepared for text in item.warnings))
     num_truncated = sum(item.num_truncated for item in prepared)
     notes = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
     if num_truncated:
-        # Limited, because proxies limit the headers of a reply.
-        cuts = dict(islice(read_cuts(request, prepared).items(), MAX_CUTS_SHOWN))
-        notes |= {TRUNCATED_HEADER: str(num_truncated), TRUNCATED_AT_HEADER: json.dumps(cuts)}
+        notes[TRUNCATED_HEADER] = str(num_truncated)
     return notes
 
 

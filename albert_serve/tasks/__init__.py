@@ -49,7 +49,6 @@ __all__ = [
     "TokenClassification",
     "open_task",
     "prepare_request",
-    "read_cuts",
     "shape_reply",
 ]
 
@@ -160,19 +159,6 @@ def prepare_request(
 def _num_vocabulary_rows(prepared: Prepared[Any]) -> int:
     """Return the rows of logits over the vocabulary, all of which are held until the answer."""
     return sum(len(item.rows or ()) for item in prepared.inputs if item.task == "fill-mask")
-
-
-def read_cuts(request: TaskRequest, prepared: Sequence[Prepared[Any]]) -> dict[str, int]:
-    """Return the offset of the first character that was cut off, by the place of the text.
-
-    Places are those of error messages: "inputs", "inputs.question", "inputs[3].text_pair".
-    """
-    is_list, field = isinstance(request.inputs, list), request.inputs_field
-    return {
-        f"{field}[{number}]{place}" if is_list else f"{field}{place}": offset
-        for number, item in enumerate(prepared)
-        for place, offset in item.cuts.items()
-    }
 
 
 def shape_reply(request: TaskRequest, answers: Sequence[Any]) -> Any:

@@ -58,8 +58,6 @@ class Prepared(Generic[_AnswerT_co]):
         inputs: at least one.
         finish: converts the logits, one (R, K) float32 array an input, in order, to the answer.
         num_truncated: tokens that were cut off because the caller allowed it.
-        cuts: the offset of the first character that was cut off, by the place of the text in the
-            item: "" for a plain text, or ".text_pair", ".sentences[2]".
         warnings: warnings for the caller.
         answer_bytes: the approximate memory of its answer, where parameters can multiply it.
     """
@@ -69,7 +67,6 @@ class Prepared(Generic[_AnswerT_co]):
     num_truncated: int = 0
     answer_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
-    cuts: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

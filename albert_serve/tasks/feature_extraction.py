@@ -71,7 +71,6 @@ class FeatureExtraction:
             inputs=[encoder_input],
             finish=lambda logits: _finish(logits[0], pooling, is_scaled=bool(normalize)),
             num_truncated=fitted.num_truncated,
-            cuts=fitted.cuts(""),
             answer_bytes=num_rows * self.setup.hidden_size * _BYTES_PER_NUMBER,
         )
 

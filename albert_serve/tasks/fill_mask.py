@@ -65,7 +65,6 @@ class FillMask:
             inputs=[fitted.at("fill-mask", text.masks)],
             finish=lambda logits: text.fill(logits[0], candidates, parameters.top_k),
             num_truncated=fitted.num_truncated,
-            cuts=fitted.cuts(""),
             warnings=list(warnings),
             answer_bytes=num_entries * entry_bytes,
         )

@@ -56,7 +56,6 @@ class SentenceOrder:
             inputs=[fitted.at_cls("sentence-order")],
             finish=_finish_pair,
             num_truncated=fitted.num_truncated,
-            cuts=fitted.cuts(".text", ".text_pair"),
         )
 
 
@@ -70,21 +69,15 @@ def _prepare_sentences(
     ]
     inputs: list[EncoderInput] = []
     num_truncated = 0
-    cuts: dict[str, int] = {}
     for first, second in pairs:
         with named(f"sentences[{first}] and sentences[{second}] together"):
             fitted = truncator.fit(encoded[first], encoded[second])
         inputs.append(fitted.at_cls("sentence-order"))
         num_truncated += fitted.num_truncated
-        # Each pair is cut by itself: the shortest beginning of a sentence is reported.
-        places = (f".sentences[{first}]", f".sentences[{second}]")
-        for place, offset in fitted.cuts(*places).items():
-            cuts[place] = min(offset, cuts.get(place, offset))
     return Prepared(
         inputs=inputs,
         finish=lambda logits: _finish_coherence(pairs, np.concatenate(logits)),
         num_truncated=num_truncated,
-        cuts=cuts,
         answer_bytes=len(pairs) * ENTRY_BYTES,
     )
 

@@ -54,7 +54,6 @@ class TextClassification:
             inputs=[fitted.at_cls(task)],
             finish=lambda logits: _finish(logits[0], head, parameters),
             num_truncated=fitted.num_truncated,
-            cuts=fitted.cuts("" if isinstance(item, str) else ".text", ".text_pair"),
         )
 
     @property

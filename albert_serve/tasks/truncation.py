@@ -25,13 +25,10 @@ class FittedEncoding:
     Attributes:
         encoding: with the special tokens.
         num_truncated: tokens that were cut off.
-        cut_at: of each text, the offset of the first character that was cut off; None if it is
-            whole.
     """
 
     encoding: Encoding
     num_truncated: int = 0
-    cut_at: tuple[int | None, ...] = (None, None)
 
     def at_cls(self, task: str) -> EncoderInput:
         """Return the input of a task whose head reads the [CLS] row."""
@@ -41,11 +38,6 @@ class FittedEncoding:
         """Return the input of a task that reads these rows; None for all."""
         ids, types = self.encoding.ids, self.encoding.types
         return EncoderInput(ids=ids, types=types, task=task, rows=rows, reduction=reduction)
-
-    def cuts(self, *places: str) -> dict[str, int]:
-        """Return the offsets of `cut_at` by the places of the texts, of those that were cut."""
-        offsets = zip(places, self.cut_at, strict=False)
-        return {place: offset for place, offset in offsets if offset is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +91,12 @@ class Truncator:
             return FittedEncoding(
                 encoding=self.tokenizer.build(first.slice(start, start + kept)),
                 num_truncated=num_excess,
-                cut_at=(first.offsets[start][0] if start else cut_at(first, kept),),
             )
         room = self.max_positions - num_special
         num_first, num_second = _longest_first(len(first), len(second), room)
         return FittedEncoding(
             encoding=self.tokenizer.build(first.slice(0, num_first), second.slice(0, num_second)),
             num_truncated=num_excess,
-            cut_at=(cut_at(first, num_first), cut_at(second, num_second)),
         )
 
     def _too_many(self, num_tokens: int) -> TextTooLongError:
@@ -134,11 +124,6 @@ def named(place: str) -> Iterator[None]:
         yield
     except (TextTooLongError, InvalidInputError) as error:
         raise type(error)(f"{place}: {error}") from error
-
-
-def cut_at(encoding: Encoding, num_kept: int) -> int | None:
-    """Return the offset of the first character after `num_kept` tokens; None if there is none."""
-    return encoding.offsets[num_kept][0] if num_kept < len(encoding) else None
 
 
 def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:

@@ -82,12 +82,10 @@ class ZeroShot:
             with named(f"the text with {place}"):
                 hypothesis = truncator.encode(parameters.hypothesis_template.replace("{}", label))
                 pairs.append(truncator.fit(text, hypothesis))
-        cuts = [pair.cut_at[0] for pair in pairs if pair.cut_at[0] is not None]
         return Prepared(
             inputs=[pair.at_cls(self.head) for pair in pairs],
             finish=lambda logits: self._finish(logits, parameters),
             num_truncated=sum(pair.num_truncated for pair in pairs),
-            cuts={"": min(cuts)} if cuts else {},  # a longer label leaves less of the text
             answer_bytes=ENTRY_BYTES * len(pairs),
         )
 

@@ -2,16 +2,6 @@
 
 const WARNINGS_HEADER = 'X-Albert-Warnings';
 const TRUNCATED_HEADER = 'X-Albert-Truncated-Tokens';
-const TRUNCATED_AT_HEADER = 'X-Albert-Truncated-At';
-const TEXTS = {
-  inputs: 'The text',
-  'inputs.text': 'The first text',
-  'inputs.text_pair': 'The second text',
-  'inputs.context': 'The context',
-  'inputs.question': 'The question',
-};
-const CUT_AT_ITS_BEGINNING = 'inputs.question';
-const MAX_CUTS_TOLD = 3;
 
 /** A refusal, as the service gave it; `status` is null where there was no reply at all. */
 export class ServiceError extends Error {
@@ -128,17 +118,5 @@ function notesOf(response) {
   const warnings = parse(response.headers.get(WARNINGS_HEADER) ?? '[]') ?? [];
   const truncated = response.headers.get(TRUNCATED_HEADER);
   if (!truncated) return warnings;
-  const cuts = Object.entries(parse(response.headers.get(TRUNCATED_AT_HEADER) ?? '{}') ?? {}).slice(0, MAX_CUTS_TOLD);
-  const places = cuts.map(([place, offset]) => {
-    const side = place === CUT_AT_ITS_BEGINNING ? 'after' : 'up to';
-    return `${textAt(place)} was read ${side} character ${offset}.`;
-  });
-  return [...warnings, [`${truncated} tokens were cut.`, ...places].join(' ')];
-}
-
-/** A text of a request by its place, such as "inputs[2]" or "inputs.sentences[2]". */
-function textAt(place) {
-  const [, list, index] = place.match(/^inputs(\.sentences)?\[(\d+)\]$/) ?? [];
-  if (index === undefined) return TEXTS[place] ?? place;
-  return `${list ? 'Sentence' : 'Text'} ${Number(index) + 1}`;
+  return [...warnings, `${truncated} tokens were cut.`];
 }

@@ -17,10 +17,8 @@ from albert_serve.api.embeddings import (
 )
 from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, ZERO_SHOT_EXAMPLES
 from albert_serve.api.schemas import (
-    MAX_CUTS_SHOWN,
     MODEL_PATH,
     MODELS_PATH,
-    TRUNCATED_AT_HEADER,
     TRUNCATED_HEADER,
     WARNINGS_HEADER,
     ErrorReply,
@@ -48,13 +46,6 @@ _REPLY_HEADERS: Final = {
         "description": "The number of tokens that were cut off, if any were; "
         "parameters.truncation allows it (in /v1/embeddings: truncation).",
         "schema": {"type": "integer", "minimum": 1},
-    },
-    TRUNCATED_AT_HEADER: {
-        "description": "The offset, in code points, of the first character that was left out of "
-        f"each of the first {MAX_CUTS_SHOWN} texts that were cut: a JSON object such as "
-        '{"inputs[3].text_pair": 512}. With truncation_direction "left": of the first that was '
-        "read.",
-        "schema": {"type": "string"},
     },
     WARNINGS_HEADER: {
         "description": "What the caller should know of the answer: a JSON array of strings.",

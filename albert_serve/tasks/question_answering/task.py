@@ -22,7 +22,6 @@ from albert_serve.api.schemas import (
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tasks.question_answering.spans import NUM_BEST, Spans, align, find_spans, strip
-from albert_serve.tasks.truncation import cut_at
 from albert_serve.tasks.windows import Windows, lay_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
@@ -44,7 +43,6 @@ class AskedQuestion:
     Attributes:
         inputs: one for each window.
         num_truncated: tokens of the question that were cut off.
-        cut_at: the offset of the first character of these; None if there are none.
         context: the tokens of `text`.
         threshold: the null score over which the answer is "no answer".
         may_be_empty: whether "no answer" is one.
@@ -52,7 +50,6 @@ class AskedQuestion:
 
     inputs: list[EncoderInput]
     num_truncated: int
-    cut_at: int | None
     windows: Windows
     context: Encoding
     text: str
@@ -145,7 +142,6 @@ class QuestionAnswering:
             inputs=asked.inputs,
             finish=asked.finish,
             num_truncated=asked.num_truncated,
-            cuts={} if asked.cut_at is None else {".question": asked.cut_at},
             answer_bytes=_answer_bytes(parameters, asked.context),
         )
 
@@ -174,7 +170,6 @@ class QuestionAnswering:
         return AskedQuestion(
             inputs=[self._input(kept, context.slice(*bounds)) for bounds in windows.ranges],
             num_truncated=len(question) - len(kept),
-            cut_at=cut_at(question, len(kept)),
             windows=windows,
             context=context,
             text=item.context,

@@ -92,8 +92,8 @@ def test_warnings_of_a_reply_are_logged(
         albert.text_classification([*["a film"] * index, "word " * 300], truncation=True)
     first, second, third = caplog.messages
     assert "its first piece" in first
-    assert re.search(r'\d+ tokens were cut off \{"inputs": \d+\}$', second)
-    assert re.search(rf'tokens were cut off \{{"inputs\[{index}\]": \d+\}}$', third)
+    assert re.search(r": \d+ tokens were cut off$", second)
+    assert re.search(r": \d+ tokens were cut off$", third)
 
 
 def test_a_wrong_option_or_input_is_refused_before_sending() -> None:

@@ -175,5 +175,4 @@ def test_truncation_and_replacements_are_reported(score: Score) -> None:
         ],
     )
     assert cut["truncated_tokens"] > 0
-    assert 0 < cut["truncated_at"]["inputs"] < 5 * 300
     assert "its first piece" in replaced["warnings"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 from typing import Any
 
@@ -63,7 +62,6 @@ def test_options_that_openai_does_not_have(client: httpx.Client) -> None:
     np.testing.assert_allclose(only["embedding"], expected, atol=1e-5)
     cut = embed(client, input=["a", "run " * 300], truncation=True)
     assert int(cut.headers["X-Albert-Truncated-Tokens"]) > 100
-    assert json.loads(cut.headers["X-Albert-Truncated-At"]).keys() == {"input[1]"}
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/models/tiny"])

@@ -106,10 +106,6 @@ def test_a_long_text_is_cut_at_the_end_that_is_asked_for(
     prepared = task.prepare(text, parameters)
     assert prepared.num_tokens == 128
     assert prepared.num_truncated == len(task.setup.tokenizer.encode(text)) - 128 > 0
-    # The part that was read is before the offset, or from it on.
-    offset = prepared.cuts[""]
-    starts = [start for start, _ in task.setup.tokenizer.encode_plain(text).offsets]
-    assert sum((start >= offset) == (side == "left") for start in starts) == 128 - 2
     (expected,) = oracle.mean([text], side)
     np.testing.assert_allclose(answer(prepared), expected, rtol=0, atol=1e-4)
 
