@@ -34,9 +34,8 @@ def main() -> None:
     options = parser.parse_args()
     with options.file.open(encoding="utf-8") as lines, connect(options) as albert:
         rows, sent = tee(map(json.loads, lines))
-        answers = albert.text_classification_stream(
-            (row["text"] for row in sent), truncation=options.truncate
-        )
+        texts = (row["text"] for row in sent)
+        answers = albert.stream("text-classification", texts, truncation=options.truncate)
         for row, answer in zip(rows, answers.with_errors(), strict=True):
             print(json.dumps({**row, **columns(answer)}, ensure_ascii=False))
 

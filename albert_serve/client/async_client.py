@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, overload
 
 import httpx
 
@@ -69,8 +69,7 @@ class AsyncAlbertClient:
     A method takes one input or a list, and returns one result or a list; a column of a frame
     (pandas, polars) or an array is taken as a list. Its options are the parameters of the endpoint,
     with the service's defaults. A long list is split into as many requests as the service's limits
-    require, several of which are sent at once. Each method has a stream, such as
-    `fill_mask_stream`, for rows of any number.
+    require, several of which are sent at once. `stream` answers rows of any number.
 
     A request is retried if the service is overloaded, not ready, or out of reach, after the delay
     that the service asks for.
@@ -396,50 +395,15 @@ class AsyncAlbertClient:
         """
         await self._exchange.wait_until_ready(timeout_s)
 
-    def fill_mask_stream(
-        self, rows: AnyIterable[str], **options: Unpack[FillMaskOptions]
-    ) -> AsyncAnswerStream[FillMaskAnswer]:
-        """Return a stream of what `fill_mask` returns for each row."""
-        return self._exchange.stream(requests.FILL_MASK, rows, options)
+    def stream(self, task: str, rows: AnyIterable[Any], **options: Any) -> AsyncAnswerStream:
+        """Return the answers to rows of any number, in their order.
 
-    def text_classification_stream(
-        self, rows: AnyIterable[TextLike], **options: Unpack[TextClassificationOptions]
-    ) -> AsyncAnswerStream[list[LabelScore]]:
-        """Return a stream of what `text_classification` returns for each row."""
-        return self._exchange.stream(requests.TEXT_CLASSIFICATION, rows, options)
+        A row is an input of the task, and its answer is what the task's method returns for it. A
+        row of "sentence-order" is a pair, or a list of sentences as for `coherence`.
 
-    def question_answering_stream(
-        self, rows: AnyIterable[QuestionLike], **options: Unpack[QuestionAnsweringOptions]
-    ) -> AsyncAnswerStream[QuestionAnsweringAnswer]:
-        """Return a stream of what `question_answering` returns for each row."""
-        return self._exchange.stream(requests.QUESTION_ANSWERING, rows, options)
-
-    def sentence_order_stream(
-        self, rows: AnyIterable[PairLike], **options: Unpack[SentenceOrderOptions]
-    ) -> AsyncAnswerStream[Order]:
-        """Return a stream of what `sentence_order` returns for each row."""
-        return self._exchange.stream(requests.SENTENCE_ORDER, rows, options)
-
-    def coherence_stream(
-        self, rows: AnyIterable[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> AsyncAnswerStream[Coherence]:
-        """Return a stream of what `coherence` returns for each row."""
-        return self._exchange.stream(requests.COHERENCE, rows, options)
-
-    def token_classification_stream(
-        self, rows: AnyIterable[str], **options: Unpack[TokenClassificationOptions]
-    ) -> AsyncAnswerStream[TokenClassificationAnswer]:
-        """Return a stream of what `token_classification` returns for each row."""
-        return self._exchange.stream(requests.TOKEN_CLASSIFICATION, rows, options)
-
-    def feature_extraction_stream(
-        self, rows: AnyIterable[str], **options: Unpack[FeatureExtractionOptions]
-    ) -> AsyncAnswerStream[Embedding]:
-        """Return a stream of what `feature_extraction` returns for each row."""
-        return self._exchange.stream(requests.FEATURE_EXTRACTION, rows, options)
-
-    def token_features_stream(
-        self, rows: AnyIterable[str], **options: Unpack[TokenFeaturesOptions]
-    ) -> AsyncAnswerStream[list[Embedding]]:
-        """Return a stream of what `token_features` returns for each row."""
-        return self._exchange.stream(requests.TOKEN_FEATURES, rows, options)
+        Args:
+            task: the name of an endpoint, such as "fill-mask".
+            options: the parameters of the endpoint; `pooling="none"` of "feature-extraction"
+                returns the vectors of tokens, as `token_features`.
+        """
+        return self._exchange.stream(requests.stream_spec(task, options), rows, options)

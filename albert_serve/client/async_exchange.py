@@ -44,7 +44,7 @@ _LONGEST_PROBE_DELAY_S: Final = 2.0
 _Batch: TypeAlias = tuple[int, list[Any] | Exception]
 
 
-class AsyncAnswerStream(AsyncIterator[AnswerT]):
+class AsyncAnswerStream(AsyncIterator[Any]):
     """The answers to rows, in the order of the rows.
 
     Rows are read as answers are taken: about 500 ahead, in requests of 32, so that memory
@@ -56,20 +56,20 @@ class AsyncAnswerStream(AsyncIterator[AnswerT]):
     a service that is overloaded or out of reach, also after all retries, a wrong key or option.
     """
 
-    def __init__(self, results: AsyncGenerator[AnswerT | RequestError, None]) -> None:
+    def __init__(self, results: AsyncGenerator[Any, None]) -> None:
         self._results = results
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> AnswerT:
+    async def __anext__(self) -> Any:
         result = await anext(self._results)
         if isinstance(result, RequestError):
             await self.aclose()
             raise result
         return result
 
-    def with_errors(self) -> AsyncGenerator[AnswerT | RequestError, None]:
+    def with_errors(self) -> AsyncGenerator[Any, None]:
         """Return the stream with the error of a refused row in place of its answer."""
         return self._results
 
@@ -133,8 +133,8 @@ class AsyncExchange:
         return cast("ReplyT", answers)  # a list is answered with one
 
     def stream(
-        self, endpoint: CallSpec[AnswerT], rows: AnyIterable[Any], options: Mapping[str, Any]
-    ) -> AsyncAnswerStream[AnswerT]:
+        self, endpoint: CallSpec[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
+    ) -> AsyncAnswerStream:
         """Get the answers to rows, in order.
 
         Raises:

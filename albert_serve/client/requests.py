@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import itemgetter
 from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION as FEATURE_EXTRACTION_TASK
 from albert_serve.api.embeddings import (
     Embedding,
     FeatureExtractionRequest,
@@ -29,6 +30,7 @@ from albert_serve.api.schemas import (
     QuestionAnsweringRequest,
     QuestionContext,
     ScoreFunction,
+    SentenceOrderAnswer,
     SentenceOrderRequest,
     TextClassificationRequest,
     TextInput,
@@ -144,8 +146,8 @@ def _as_dict(item: object) -> object:
 
 
 def _as_text(item: object) -> object:
-    """Return a row of sentences as the endpoint takes it; anything else is refused there."""
-    return {"sentences": list(item)} if isinstance(item, list | tuple) else item
+    """Return a row of sentences as the endpoint takes it; another row may be a pair."""
+    return {"sentences": list(item)} if isinstance(item, list | tuple) else _as_dict(item)
 
 
 def _list_of(kind: Any) -> Any:
@@ -244,6 +246,29 @@ TOKEN_FEATURES: Final[CallSpec[list[Embedding]]] = CallSpec(
     answer=_only(list[Embedding]),
     implied={"pooling": "none"},
 )
+
+
+_STREAMS: Final[Mapping[str, CallSpec[Any]]] = {
+    "fill-mask": FILL_MASK,
+    "text-classification": TEXT_CLASSIFICATION,
+    "question-answering": QUESTION_ANSWERING,
+    "sentence-order": replace(COHERENCE, answer=SentenceOrderAnswer),
+    "token-classification": TOKEN_CLASSIFICATION,
+    FEATURE_EXTRACTION_TASK: FEATURE_EXTRACTION,
+    ZERO_SHOT_PATH: ZERO_SHOT,
+}
+
+
+def stream_spec(task: str, options: Mapping[str, Any]) -> CallSpec[Any]:
+    """Return the spec of a stream's rows.
+
+    Raises:
+        InvalidInputError: there is no such task.
+    """
+    if task not in _STREAMS:
+        raise InvalidInputError(f"unknown task {task!r}. Choose one of {', '.join(_STREAMS)}.")
+    is_of_tokens = task == FEATURE_EXTRACTION_TASK and options.get("pooling") == "none"
+    return TOKEN_FEATURES if is_of_tokens else _STREAMS[task]
 
 
 def one_or_more_texts(sentences: list[str] | list[list[str]]) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, overload
 
 import httpx
 
@@ -69,8 +69,7 @@ class AlbertClient:
     A method takes one input or a list, and returns one result or a list; a column of a frame
     (pandas, polars) or an array is taken as a list. Its options are the parameters of the endpoint,
     with the service's defaults. A long list is split into as many requests as the service's limits
-    require, several of which are sent at once. Each method has a stream, such as
-    `fill_mask_stream`, for rows of any number.
+    require, several of which are sent at once. `stream` answers rows of any number.
 
     A request is retried if the service is overloaded, not ready, or out of reach, after the delay
     that the service asks for.
@@ -394,50 +393,15 @@ class AlbertClient:
         """
         self._exchange.wait_until_ready(timeout_s)
 
-    def fill_mask_stream(
-        self, rows: Iterable[str], **options: Unpack[FillMaskOptions]
-    ) -> AnswerStream[FillMaskAnswer]:
-        """Return a stream of what `fill_mask` returns for each row."""
-        return self._exchange.stream(requests.FILL_MASK, rows, options)
+    def stream(self, task: str, rows: Iterable[Any], **options: Any) -> AnswerStream:
+        """Return the answers to rows of any number, in their order.
 
-    def text_classification_stream(
-        self, rows: Iterable[TextLike], **options: Unpack[TextClassificationOptions]
-    ) -> AnswerStream[list[LabelScore]]:
-        """Return a stream of what `text_classification` returns for each row."""
-        return self._exchange.stream(requests.TEXT_CLASSIFICATION, rows, options)
+        A row is an input of the task, and its answer is what the task's method returns for it. A
+        row of "sentence-order" is a pair, or a list of sentences as for `coherence`.
 
-    def question_answering_stream(
-        self, rows: Iterable[QuestionLike], **options: Unpack[QuestionAnsweringOptions]
-    ) -> AnswerStream[QuestionAnsweringAnswer]:
-        """Return a stream of what `question_answering` returns for each row."""
-        return self._exchange.stream(requests.QUESTION_ANSWERING, rows, options)
-
-    def sentence_order_stream(
-        self, rows: Iterable[PairLike], **options: Unpack[SentenceOrderOptions]
-    ) -> AnswerStream[Order]:
-        """Return a stream of what `sentence_order` returns for each row."""
-        return self._exchange.stream(requests.SENTENCE_ORDER, rows, options)
-
-    def coherence_stream(
-        self, rows: Iterable[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> AnswerStream[Coherence]:
-        """Return a stream of what `coherence` returns for each row."""
-        return self._exchange.stream(requests.COHERENCE, rows, options)
-
-    def token_classification_stream(
-        self, rows: Iterable[str], **options: Unpack[TokenClassificationOptions]
-    ) -> AnswerStream[TokenClassificationAnswer]:
-        """Return a stream of what `token_classification` returns for each row."""
-        return self._exchange.stream(requests.TOKEN_CLASSIFICATION, rows, options)
-
-    def feature_extraction_stream(
-        self, rows: Iterable[str], **options: Unpack[FeatureExtractionOptions]
-    ) -> AnswerStream[Embedding]:
-        """Return a stream of what `feature_extraction` returns for each row."""
-        return self._exchange.stream(requests.FEATURE_EXTRACTION, rows, options)
-
-    def token_features_stream(
-        self, rows: Iterable[str], **options: Unpack[TokenFeaturesOptions]
-    ) -> AnswerStream[list[Embedding]]:
-        """Return a stream of what `token_features` returns for each row."""
-        return self._exchange.stream(requests.TOKEN_FEATURES, rows, options)
+        Args:
+            task: the name of an endpoint, such as "fill-mask".
+            options: the parameters of the endpoint; `pooling="none"` of "feature-extraction"
+                returns the vectors of tokens, as `token_features`.
+        """
+        return self._exchange.stream(requests.stream_spec(task, options), rows, options)

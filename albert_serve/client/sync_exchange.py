@@ -45,7 +45,7 @@ _LONGEST_PROBE_DELAY_S: Final = 2.0
 _Batch: TypeAlias = tuple[int, list[Any] | Exception]
 
 
-class AnswerStream(Iterator[AnswerT]):
+class AnswerStream(Iterator[Any]):
     """The answers to rows, in the order of the rows.
 
     Rows are read as answers are taken: about 500 ahead, in requests of 32, so that memory
@@ -57,20 +57,20 @@ class AnswerStream(Iterator[AnswerT]):
     a service that is overloaded or out of reach, also after all retries, a wrong key or option.
     """
 
-    def __init__(self, results: Generator[AnswerT | RequestError, None, None]) -> None:
+    def __init__(self, results: Generator[Any, None, None]) -> None:
         self._results = results
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> AnswerT:
+    def __next__(self) -> Any:
         result = next(self._results)
         if isinstance(result, RequestError):
             self.close()
             raise result
         return result
 
-    def with_errors(self) -> Generator[AnswerT | RequestError, None, None]:
+    def with_errors(self) -> Generator[Any, None, None]:
         """Return the stream with the error of a refused row in place of its answer."""
         return self._results
 
@@ -134,8 +134,8 @@ class Exchange:
         return cast("ReplyT", answers)  # a list is answered with one
 
     def stream(
-        self, endpoint: CallSpec[AnswerT], rows: Iterable[Any], options: Mapping[str, Any]
-    ) -> AnswerStream[AnswerT]:
+        self, endpoint: CallSpec[Any], rows: Iterable[Any], options: Mapping[str, Any]
+    ) -> AnswerStream:
         """Get the answers to rows, in order.
 
         Raises:

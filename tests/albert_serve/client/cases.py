@@ -21,12 +21,17 @@ from albert_serve.api.schemas import (
 
 
 class Case(NamedTuple):
-    """Inputs of a method, and the type of its results or of what they are lists of."""
+    """Inputs of a method, the type of its results or of what they are lists of, and its task.
+
+    Attributes:
+        implied: the options that the method sets.
+    """
 
     rows: list[Any]
     kind: type
-    arguments: tuple[Any, ...] = ()
+    task: str
     options: dict[str, Any] = {}  # noqa: RUF012
+    implied: dict[str, Any] = {}  # noqa: RUF012
 
 
 MASKED = ["The [MASK] was born.", "a [MASK]", "[MASK] and [MASK]"]
@@ -35,18 +40,31 @@ PAIR = {"text": "It rained.", "text_pair": "We stayed in."}
 QUESTION = {"question": "Who came?", "context": "Ada came at noon."}
 SENTENCES = [["It rained.", "We stayed in."], ["He left.", "She came.", "They met."]]
 CASES = {
-    "fill_mask": Case(MASKED, FilledToken, options={"top_k": 2}),
+    "fill_mask": Case(MASKED, FilledToken, "fill-mask", options={"top_k": 2}),
     "text_classification": Case(
-        [*TEXTS, PAIR, TextInput(text="a film")], LabelScore, options={"top_k": 1}
+        [*TEXTS, PAIR, TextInput(text="a film")],
+        LabelScore,
+        "text-classification",
+        options={"top_k": 1},
     ),
-    "question_answering": Case([QUESTION, QuestionContext.model_validate(QUESTION)], Answer),
+    "question_answering": Case(
+        [QUESTION, QuestionContext.model_validate(QUESTION)], Answer, "question-answering"
+    ),
     "sentence_order": Case(
-        [PAIR, TextPair.model_validate(PAIR)], Order, options={"truncation": True}
+        [PAIR, TextPair.model_validate(PAIR)], Order, "sentence-order", options={"truncation": True}
     ),
-    "coherence": Case(SENTENCES, Coherence),
-    "token_classification": Case(TEXTS, EntityGroup, options={"ignore_labels": []}),
-    "feature_extraction": Case(TEXTS, float, options={"pooling": "cls"}),
-    "token_features": Case(TEXTS, float, options={"normalize": True}),
+    "coherence": Case(SENTENCES, Coherence, "sentence-order"),
+    "token_classification": Case(
+        TEXTS, EntityGroup, "token-classification", options={"ignore_labels": []}
+    ),
+    "feature_extraction": Case(TEXTS, float, "feature-extraction", options={"pooling": "cls"}),
+    "token_features": Case(
+        TEXTS,
+        float,
+        "feature-extraction",
+        options={"normalize": True},
+        implied={"pooling": "none"},
+    ),
 }
 
 

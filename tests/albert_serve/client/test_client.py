@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,13 +14,18 @@ import pytest
 
 from albert_serve.api import schemas
 from albert_serve.api.embeddings import FeatureExtractionParameters
-from albert_serve.api.schemas import Coherence, InfoReply, LabelScore, Order
-from albert_serve.client import AlbertClient, AsyncAlbertClient, requests
+from albert_serve.api.schemas import InfoReply, LabelScore, Order
+from albert_serve.client import (
+    AlbertClient,
+    AnswerStream,
+    AsyncAlbertClient,
+    AsyncAnswerStream,
+    requests,
+)
 from albert_serve.errors import (
     ConfigError,
     InvalidInputError,
     NoMaskError,
-    RequestError,
     TextTooLongError,
 )
 from scripts.unasync import generated
@@ -37,25 +41,25 @@ def test_an_input_a_list_and_a_stream_are_answered_alike(
     name: str, twin: MakeTwin, service_of: Callable[[str], Running]
 ) -> None:
     case = CASES[name]
-    client = twin(service_of(name.replace("_", "-")).url)
-    answers = getattr(client, name)(case.rows, *case.arguments, **case.options)
+    client = twin(service_of(case.task).url)
+    answers = getattr(client, name)(case.rows, **case.options)
     assert kinds(answers) == {case.kind}
-    streamed = getattr(client, f"{name}_stream")
-    assert_same(list(streamed(iter(case.rows), *case.arguments, **case.options)), answers)
-    alone = getattr(client, name)(case.rows[0], *case.arguments, **case.options)
+    streamed = client.stream(case.task, iter(case.rows), **case.options, **case.implied)
+    assert_same(list(streamed), answers)
+    alone = getattr(client, name)(case.rows[0], **case.options)
     assert_same(alone, answers[0])
 
 
-def test_every_method_that_takes_inputs_has_a_stream_with_its_options() -> None:
-    methods = dict(inspect.getmembers(AlbertClient, inspect.isfunction))
-    assert {name for name in methods if name.endswith("_stream") and name[0] != "_"} == {
-        f"{name}_stream" for name in CASES
-    }
-    for name in CASES:
-        _, _, *options = inspect.signature(methods[name]).parameters.values()
-        _, rows, *streamed = inspect.signature(methods[f"{name}_stream"]).parameters.values()
-        assert rows.name == "rows"
-        assert streamed == options
+def test_pairs_and_texts_are_streamed_together(twin: MakeTwin, service: Running) -> None:
+    rows = [*CASES["sentence_order"].rows, *CASES["coherence"].rows]
+    client = twin(service.url)
+    alone = [*client.sentence_order(rows[:2]), *client.coherence(rows[2:])]
+    assert_same(list(client.stream("sentence-order", rows)), alone)
+
+
+def test_an_unknown_task_is_refused_with_those_that_there_are(albert: AlbertClient) -> None:
+    with pytest.raises(InvalidInputError, match=r"unknown task 'fill_mask'\. Choose one of"):
+        albert.stream("fill_mask", ["a [MASK]"])
 
 
 def test_the_sync_client_is_generated_from_the_other() -> None:
@@ -166,11 +170,8 @@ def check_sync(albert: AlbertClient, rows: Iterator[str]) -> None:
     assert_type(albert.text_classification("a film", top_k=1), list[LabelScore])
     assert_type(albert.text_classification(["a film", "another"]), list[list[LabelScore]])
     assert_type(albert.text_classification(np.array(["a film"])), list[list[LabelScore]])
-    with albert.text_classification_stream(rows, truncation=True) as answers:
-        for answer in answers:
-            assert_type(answer, list[LabelScore])
-    for order in albert.sentence_order_stream([{"text": "a", "text_pair": "b"}]).with_errors():
-        assert_type(order, Order | RequestError)
+    with albert.stream("text-classification", rows, truncation=True) as answers:
+        assert_type(answers, AnswerStream)
     assert_type(albert.info(), InfoReply)
     assert_type(albert.health(), bool)
     albert.wait_until_ready(timeout_s=5)
@@ -178,21 +179,17 @@ def check_sync(albert: AlbertClient, rows: Iterator[str]) -> None:
 
 async def check_async(albert: AsyncAlbertClient, rows: AsyncIterator[list[str]]) -> None:
     assert_type(await albert.sentence_order({"text": "a", "text_pair": "b"}), Order)
-    async with albert.coherence_stream(rows) as answers:
-        async for answer in answers:
-            assert_type(answer, Coherence)
-    async for answer_or_error in albert.coherence_stream([["a", "b"]]).with_errors():
-        assert_type(answer_or_error, Coherence | RequestError)
+    async with albert.stream("sentence-order", rows) as answers:
+        assert_type(answers, AsyncAnswerStream)
     await albert.wait_until_ready()
     assert_type(await albert.info(), InfoReply)
 
 
 def check_that_wrong_uses_are_found(albert: AlbertClient) -> None:
-    albert.text_classification_stream(["a"], topk=1)  # type: ignore[call-arg]
-    albert.sentence_order_stream(["a"])  # type: ignore[list-item]
+    albert.text_classification(["a"], topk=1)  # type: ignore[call-overload]
+    albert.sentence_order(["a"])  # type: ignore[type-var]
     label: int = albert.text_classification("a")[0].label  # type: ignore[assignment]
-    for answer in albert.text_classification_stream(["a"]).with_errors():
-        answer[label]  # type: ignore[index]
+    assert label
 
 
 def test_checkers_read_the_types_of_the_installed_package() -> None:

@@ -87,7 +87,7 @@ PROGRAMS = [
 METHODS = [
     name
     for name, _ in inspect.getmembers(AlbertClient, inspect.isfunction)
-    if not name.startswith("_") and not name.endswith("_stream") and name != "close"
+    if not name.startswith("_") and name != "close"
 ]
 
 

@@ -45,7 +45,7 @@ Call = Callable[[Any], Any]
 ANSWERED: dict[str, Call] = {
     "cut": lambda albert: albert.text_classification(LONG, truncation=True),
     "many": lambda albert: albert.text_classification(["a film"] * 50),
-    "streamed": lambda albert: list(albert.text_classification_stream(["a film"] * 50)),
+    "streamed": lambda albert: list(albert.stream("text-classification", ["a film"] * 50)),
     "health": lambda albert: [albert.health(), albert.wait_until_ready(5)],
     "info": lambda albert: albert.info().model_dump(exclude=LOCAL_LIMITS),
 }
@@ -64,7 +64,7 @@ def local(bundle_dir: Path) -> Iterator[AlbertClient]:
 
 
 def ask_case(case: Case, name: str, albert: Any) -> Any:
-    return getattr(albert, name)(case.rows, *case.arguments, **case.options)
+    return getattr(albert, name)(case.rows, **case.options)
 
 
 ASKED = {name: partial(ask_case, case, name) for name, case in CASES.items()}

@@ -33,7 +33,7 @@ def test_many_rows_against_the_running_service(twin: Callable[..., Twin], servic
     texts[70] = "no mask"
     texts[MAX_ITEMS] = 3  # type: ignore[call-overload]
     client = twin(service.url, timeout_s=120)
-    answers = list(client.with_errors("fill_mask_stream", texts, top_k=1))
+    answers = list(client.with_errors("fill-mask", texts, top_k=1))
     assert len(answers) == len(texts)
     assert isinstance(answers[70], NoMaskError)
     assert str(answers[70]).startswith("inputs[70]: ")
@@ -58,7 +58,7 @@ def test_rows_are_read_as_answers_are_taken(scripted: MakeService) -> None:
         return orders(numbers)
 
     client, service = scripted(answer, max_items=100, max_concurrency=2)
-    answers = client.sentence_order_stream(endless())
+    answers = client.stream("sentence-order", endless())
     assert numbers_of(list(itertools.islice(answers, 300))) == list(range(300))
     answers.close()
     assert 300 <= num_read <= 300 + 6 * 32
@@ -78,7 +78,7 @@ def test_a_refused_row_ends_the_stream_after_the_answers_before_it(scripted: Mak
     client, _ = scripted(refusing(45, 50), max_items=100)
     taken: list[Any] = []
     with pytest.raises(InvalidInputError, match=r"^inputs\[45\]: bad$") as caught:
-        taken.extend(client.sentence_order_stream(pairs(200)))
+        taken.extend(client.stream("sentence-order", pairs(200)))
     assert caught.value.input_index == 45
     assert numbers_of(taken) == list(range(45))
 
@@ -88,7 +88,7 @@ def test_errors_take_the_places_of_refused_rows(scripted: MakeService) -> None:
     rows: list[Any] = pairs(200)
     rows[100] = {"text": "100"}
     client, _ = scripted(refusing(*bad), max_items=7)
-    answers = list(client.with_errors("sentence_order_stream", rows))
+    answers = list(client.with_errors("sentence-order", rows))
     errors = {index for index, answer in enumerate(answers) if isinstance(answer, Exception)}
     assert errors == bad | {100}
     assert all(answers[index].input_index == index for index in errors)
@@ -105,9 +105,9 @@ def test_an_error_of_the_rows_comes_after_their_answers(scripted: MakeService) -
     client, _ = scripted(max_items=100)
     taken: list[Any] = []
     with pytest.raises(OSError, match="is truncated"):
-        taken.extend(client.sentence_order_stream(broken()))
+        taken.extend(client.stream("sentence-order", broken()))
     assert numbers_of(taken) == list(range(70))
-    assert list(client.sentence_order_stream([])) == []
+    assert list(client.stream("sentence-order", [])) == []
 
 
 def test_what_is_no_fault_of_a_row_ends_the_stream(scripted: MakeService) -> None:
@@ -118,19 +118,19 @@ def test_what_is_no_fault_of_a_row_ends_the_stream(scripted: MakeService) -> Non
 
     client, service = scripted(answer, max_items=100)
     with pytest.raises(UnauthorizedError, match="no key"):
-        list(client.with_errors("sentence_order_stream", pairs(500)))
+        list(client.with_errors("sentence-order", pairs(500)))
     assert sum(map(len, service.sent)) < 400
     with pytest.raises(InvalidInputError, match="'topk' is not known"):
-        list(client.with_errors("sentence_order_stream", pairs(5), topk=1))
+        list(client.with_errors("sentence-order", pairs(5), topk=1))
 
 
 @pytest.mark.parametrize("rows", ["a text", {"text": "a"}])
 def test_rows_that_are_one_input_are_refused(scripted: MakeService, rows: Any) -> None:
     client, service = scripted()
     with pytest.raises(InvalidInputError, match=r"of the type \w+; it must be an iterable"):
-        list(client.text_classification_stream(rows))
+        list(client.stream("text-classification", rows))
     with pytest.raises(InvalidInputError, match=r"^inputs\[0\] must be a"):
-        list(client.coherence_stream(["It rained.", "We stayed in."]))
+        list(client.stream("sentence-order", ["It rained.", "We stayed in."]))
     assert service.sent == []
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_sent_after_a_stream_is_closed(scripted: MakeService, kind: s
         return orders(numbers)
 
     client, service = scripted(answer, max_items=100, max_concurrency=2)
-    answers = client.sentence_order_stream(pairs(1000))
+    answers = client.stream("sentence-order", pairs(1000))
     assert numbers_of([next(answers)]) == [0]
     answers.close()
     is_closed.set()
@@ -176,7 +176,7 @@ def test_other_tasks_run_while_rows_are_read(form: str) -> None:
         other = asyncio.create_task(take_turns())
         source = rows() if form == "plain" else async_rows()
         async with AsyncAlbertClient(URL, http_client=http) as client:
-            answers = [answer async for answer in client.sentence_order_stream(source)]
+            answers = [answer async for answer in client.stream("sentence-order", source)]
         other.cancel()
         return numbers_of(answers)
 

@@ -30,13 +30,13 @@ class Twin:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
-        if name.endswith("_stream"):
+        if name == "stream":
             return lambda *args, **options: self._iterate(method(*args, **options))
         return lambda *args, **options: self._result(method(*args, **options))
 
-    def with_errors(self, name: str, *args: Any, **options: Any) -> Iterator[Any]:
+    def with_errors(self, task: str, rows: Any, **options: Any) -> Iterator[Any]:
         """Return the answers of a stream, with errors in place of refused rows' answers."""
-        return self._iterate(getattr(self._client, name)(*args, **options).with_errors())
+        return self._iterate(self._client.stream(task, rows, **options).with_errors())
 
     def _result(self, result: Any) -> Any:
         return self._runner.run(_awaited(result)) if self._is_async else result
