@@ -133,12 +133,15 @@ class ZeroShotOptions(TypedDict, total=False):
     truncation: AnyTruncation
 
 
-def _listed(inputs: object) -> object:
-    """Return a column, an array, a tuple or an iterator as a list; anything else as it is."""
-    if isinstance(inputs, tuple | Iterator):
-        return list(inputs)
-    to_list = getattr(inputs, "tolist", None) or getattr(inputs, "to_list", None)
-    return inputs if to_list is None else to_list()
+def _plain(value: object) -> object:
+    """Return a column, an array, a tuple or an iterator as a list, and a number of numpy as ours.
+
+    Anything else is returned as it is.
+    """
+    if isinstance(value, tuple | Iterator):
+        return list(value)
+    to_list = getattr(value, "tolist", None) or getattr(value, "to_list", None)
+    return value if to_list is None else to_list()
 
 
 def _as_dict(item: object) -> object:
@@ -188,7 +191,8 @@ class CallSpec(Generic[AnswerT]):
         Raises:
             InvalidInputError: the service would refuse the inputs or an option.
         """
-        parameters, inputs = {**options, **self.implied}, _listed(inputs)
+        parameters = {name: _plain(value) for name, value in {**options, **self.implied}.items()}
+        inputs = _plain(inputs)
         if not isinstance(inputs, list):
             body, reply = self._body(_as_dict(inputs), parameters), self.single or self.answer
         else:
@@ -273,6 +277,6 @@ def stream_spec(task: str, options: Mapping[str, Any]) -> CallSpec[Any]:
 
 def one_or_more_texts(sentences: list[str] | list[list[str]]) -> object:
     """Return one input for the sentences of one text, a list for several texts."""
-    sentences = cast("list[str] | list[list[str]]", _listed(sentences))
+    sentences = cast("list[str] | list[list[str]]", _plain(sentences))
     is_one = not sentences or not isinstance(sentences[0], list)
     return {"sentences": sentences} if is_one else sentences

@@ -29,8 +29,8 @@ class Deadline:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
-        self._timeout_s = timeout_s
-        self._ends_s = time.monotonic() + timeout_s
+        self._timeout_s = float(timeout_s)  # a number of numpy may be none for threads
+        self._ends_s = time.monotonic() + self._timeout_s
 
     def left_s(self) -> float:
         """Return the remaining time.

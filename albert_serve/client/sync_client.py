@@ -281,30 +281,34 @@ class AlbertClient:
 
     @overload
     def zero_shot_classification(
-        self, inputs: str, candidate_labels: Sequence[str], **options: Unpack[ZeroShotOptions]
+        self, inputs: str, candidate_labels: str | Sequence[str], **options: Unpack[ZeroShotOptions]
     ) -> ZeroShotAnswer: ...
 
     @overload
     def zero_shot_classification(
         self,
         inputs: list[str] | Column,
-        candidate_labels: Sequence[str],
+        candidate_labels: str | Sequence[str],
         **options: Unpack[ZeroShotOptions],
     ) -> list[ZeroShotAnswer]: ...
 
     def zero_shot_classification(
         self,
         inputs: str | list[str] | Column,
-        candidate_labels: Sequence[str],
+        candidate_labels: str | Sequence[str],
         **options: Unpack[ZeroShotOptions],
     ) -> ZeroShotAnswer | list[ZeroShotAnswer]:
         """Return labels that the model was not trained on with their scores, the best first.
+
+        The labels are a list, or a text that is split at its commas.
 
         Raises:
             NotFoundError: the model has no classifier with a label of entailment, as the one that
                 ships.
         """
-        parameters = {**options, "candidate_labels": list(candidate_labels)}
+        is_text = isinstance(candidate_labels, str)
+        labels = candidate_labels if is_text else list(candidate_labels)
+        parameters = {**options, "candidate_labels": labels}
         return self._exchange.ask(requests.ZERO_SHOT, inputs, parameters)
 
     @overload

@@ -92,6 +92,21 @@ def test_a_column_is_answered_as_the_list(column: Any, local: AlbertClient) -> N
         local.text_classification(gap)
 
 
+def test_values_of_numpy_are_options(bundle_dir: Path) -> None:
+    settings: Any = {"num_threads": np.int64(1), "timeout_s": np.float32(60)}
+    few: Any = {"top_k": np.uint8(2), "targets": np.array(["▁the", "▁of", "▁in"])}
+    empty: Any = {"handle_impossible_answer": np.True_, "null_score_diff_threshold": np.float32(-9)}
+    half: Any = {"top_k": np.float64(1.5)}
+    with AlbertClient.local(bundle_dir, **settings) as albert:
+        assert len(albert.fill_mask("a [MASK]", **few)) == 2
+        question = {"question": "Who came?", "context": "Ada came at noon."}
+        assert albert.question_answering(question, **empty) == albert.question_answering(
+            question, handle_impossible_answer=True, null_score_diff_threshold=-9.0
+        )
+        with pytest.raises(InvalidInputError, match=r"top_k must be a valid integer, not 1\.5"):
+            albert.fill_mask("a [MASK]", **half)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_errors_are_those_of_the_service(
     name: str, local: AlbertClient, albert: AlbertClient

@@ -79,6 +79,13 @@ def test_scores_are_those_of_transformers(
             assert [item.score for item in answer] == pytest.approx(expected["scores"], abs=1e-5)
 
 
+def test_labels_in_one_text_are_split_at_its_commas(albert: AlbertClient) -> None:
+    answers = albert.zero_shot_classification(TEXTS, "sport,the weather , cinema")
+    assert answers == albert.zero_shot_classification(TEXTS, LABELS)
+    streamed = albert.stream("zero-shot-classification", TEXTS, candidate_labels="sport,cinema")
+    assert [len(answer) for answer in streamed] == [2, 2, 2]
+
+
 def test_long_texts_are_refused_or_cut(albert: AlbertClient) -> None:
     with pytest.raises(TextTooLongError, match="set the parameter truncation to true"):
         albert.zero_shot_classification("run " * 300, LABELS)
