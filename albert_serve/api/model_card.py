@@ -36,7 +36,6 @@ FIGURE_PREFIXES: Final[Mapping[str, str]] = {
 _FIGURE_NAMES: Final[Mapping[str, str]] = {
     "unigram_entropy": "fill-mask: loss of token frequencies alone",
     "sentence_order_paired_accuracy": "sentence-order: accuracy when both orders are compared",
-    "sentence_order_probe_accuracy": "sentence-order: length-and-word baseline",
 }
 # The beginning of the keys of figures on single sentences.
 _SINGLE: Final = "single_"

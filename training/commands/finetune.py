@@ -18,7 +18,6 @@ from typing import Any, Final
 from albert_serve.config import AlbertConfig
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
-from training.finetuning.advice import advise, describe_passes
 from training.finetuning.build import (
     build_run,
     check_run,
@@ -34,7 +33,7 @@ from training.finetuning.recipes import default_rate
 from training.finetuning.settings import record_of, settle
 from training.finetuning.start import Start
 from training.finetuning.tasks import FinetuningTask, read_tasks
-from training.finetuning.validation import validating
+from training.finetuning.validation import export_command, validating
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import join_world, setting_up
 from training.loop.driver import TrainedRun, train_run
@@ -124,10 +123,9 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
         )
         if trained.status == 0 and world.is_main and not _has_best(run):
             Checkpoints(folder=config.output, num_kept=config.keep).link_best(trained.num_steps)
-        batches = "; ".join(describe_passes(run))
-        print(f"{trained.checkpoint}: {trained.num_steps:,} steps{batches and f' ({batches})'}")
-        for line in advise(config, run) if trained.status == 0 else ():
-            print(line)
+        print(f"{trained.checkpoint}: {trained.num_steps:,} steps")
+        if trained.status == 0 and (command := export_command(config)):
+            print(f"to export and measure it on the validation files: {command}")
         return trained
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import ClassVar, Self
 
 from albert_serve.tokenizer import AlbertTokenizer
@@ -86,11 +83,3 @@ class MultipleChoice:
             every=every,
             tasks=(self.name,),
         )
-
-    @property
-    def chance(self) -> float:
-        """The loss of equal scores, or the accuracy of the most frequent position."""
-        if self.figure == "loss":
-            return fmean(math.log(len(example.choices)) for example in self.held_out)
-        counts = Counter(example.target for example in self.held_out)
-        return max(counts.values()) / len(self.held_out)

@@ -23,7 +23,6 @@ from training.evaluation.calibration import calibration_figures
 from training.evaluation.metrics import (
     COMBINED,
     OFFICIAL,
-    chance_level,
     mean_metric,
     metric_figures,
 )
@@ -166,12 +165,6 @@ class Classification:
     def figure(self) -> str:
         """The figure that decides: `--metric`'s, or the official metrics."""
         return self.metric or (self.official[0] if len(self.official) == 1 else COMBINED)
-
-    @property
-    def chance(self) -> float:
-        """The deciding figure of constant answers to the held-out texts."""
-        targets = np.array([example.target for example in self.held_out])
-        return chance_level(self.figure, targets, len(self.names), self.problem, self.figures)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         """Return the metrics of logits (N, K), and the mean of the official ones.

@@ -156,7 +156,6 @@ class Embeddings:
 
     name: ClassVar[Task] = TASK
     figure: ClassVar[str] = "spearman"
-    chance: ClassVar[float] = 0.0
     streams: Sequence[TaskStream]
     losses: Mapping[str, LossFunction]
     held_out: Sequence[VectorExample]

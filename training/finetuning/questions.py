@@ -91,12 +91,6 @@ class Questions:
             held_out=None if self.figure == "loss" else HeldOutQuestions(items=self.items),
         )
 
-    @property
-    def chance(self) -> float | None:
-        """The figure if no question had an answer."""
-        num_empty = sum(not question.answers for question in self.held_out)
-        return None if self.figure == "loss" else 100 * num_empty / len(self.held_out)
-
 
 def _read_held_out(config: FinetuneConfig, start: Start) -> dict[str, Any]:
     """Return the fields of `Questions` that the questions of `--validation` fill."""

@@ -37,12 +37,10 @@ class TokenTags:
         losses: the loss function, by the name of the stream's micro-batches.
         held_out: texts of validation.
         figure: what decides which validation is best.
-        chance: that figure if no text had an entity.
     """
 
     name: ClassVar[Task] = "token-classification"
     figure: ClassVar[str] = "f1"
-    chance: ClassVar[float] = 0.0
     names: Sequence[str]
     streams: Sequence[TaskStream]
     losses: Mapping[str, LossFunction]

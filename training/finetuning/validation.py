@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from albert_serve.config import AlbertConfig
 from albert_serve.files import sha256_of
@@ -17,16 +17,24 @@ from training.evaluation.metrics import LOWEST
 from training.evaluation.validation import HEADS_MEAN, Validation
 from training.finetuning.build import steps_an_epoch
 from training.finetuning.classification import Classification
-from training.finetuning.config import FinetuneConfig
+from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.tasks import FinetuningTask, ValidatedTask
 from training.loop.early_stopping import BestValidation
 from training.model.provenance import file_names
+from training.options.flags import flag_name
+from training.options.tables import is_table
 
 # Steps between validations of several tasks.
 _VALIDATE_EVERY = 500
 # Of a run whose end is not given, which has 3 to 20 passes.
 _PATIENCE = 5
+# Data that validation and export measure alike, and the options of its columns.
+_MEASURED = ("text_classification", "multiple_choice", "token_classification", "question_answering")
+_COLUMNS = (
+    *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
+    "choice_columns",
+)
 
 
 class Validating(NamedTuple):
@@ -74,15 +82,14 @@ def _validation_of(tasks: Sequence[ValidatedTask], *, every: int, row_length: in
 def _selection_of(tasks: Sequence[ValidatedTask], config: FinetuneConfig) -> BestValidation:
     """Return the selection of the best validation; of several classifiers by their mean."""
     figures = [task.figure for task in tasks]
-    figure, chance = figures[0], tasks[0].chance
+    figure = figures[0]
     if len(tasks) > 1:
         if lowest := [name for name in figures if name in LOWEST]:
             raise RunError(
                 f"--metric {lowest[0]}: with several classifiers validated, the mean of their "
                 "metrics decides, of which the highest is the best; take another"
             )
-        chances = [task.chance for task in tasks if task.chance is not None]
-        figure, chance = HEADS_MEAN, statistics.fmean(chances)
+        figure = HEADS_MEAN
     if config.splits_validation:
         files = [head.text_classification for head in config.classifiers]
         files = [config.token_classification] if config.token_classification else files
@@ -91,13 +98,44 @@ def _selection_of(tasks: Sequence[ValidatedTask], config: FinetuneConfig) -> Bes
         files, part = [head.validation for head in config.classifiers], ""
     return BestValidation(
         figure=figure,
-        chance=chance,
         measured="; ".join(
             _describe_held_out(figure, its, part)
             for figure, its in zip(figures, filter(None, files), strict=False)
         ),
         patience=_patience_of(config),
     )
+
+
+def export_command(config: FinetuneConfig) -> str | None:
+    """Return the command that exports the best checkpoint, measured on the validation files.
+
+    None without such files, of embeddings, and of tables in memory, whose files are removed.
+    """
+    if any(is_table(file) for head in config.classifiers for file in head.validation):
+        return None
+    measured = [word for head in config.classifiers for word in _options_of(head)]
+    folder = config.output
+    words = ["albert-serve", "export", str(folder / "best"), f"bundles/{folder.resolve().name}"]
+    return shlex.join([*words, "--precision", "int8", *measured]) if measured else None
+
+
+def _options_of(head: ClassifierConfig) -> list[str]:
+    """Return the options of the validation files of a classifier, as export takes them."""
+    options: dict[str, Any]
+    if head.task is not None:
+        options = {"task": head.task, "data": head.data}
+    else:
+        data = [name for name in _MEASURED if getattr(head, name, ())] if head.validation else []
+        if not data:
+            return []
+        columns = {name: getattr(head, name, None) for name in _COLUMNS}
+        options = {data[0]: head.validation, **columns}
+    words = [] if head.head is None else ["--head", head.head]
+    for name, value in options.items():
+        if value:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [flag_name(name), *map(str, values)]
+    return words
 
 
 def _patience_of(config: FinetuneConfig) -> int | None:

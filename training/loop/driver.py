@@ -16,7 +16,6 @@ from training.loop.distributed import Parallelism, World, share
 from training.loop.early_stopping import BestValidation
 from training.loop.loss_scale import LossScale
 from training.loop.metrics import MetricsWriter
-from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, record_run
 from training.loop.step import Mixture, Run
 from training.loop.trainer import Saver, Trainer
@@ -115,7 +114,6 @@ def train_run(
     tokenizer_from: Path,
     extra_config: Mapping[str, Any],
     sentence_vectors: SentenceVectors | None = None,
-    alarm: PlateauAlarm | None = None,
     validation: Validation | None = None,
     validates_start: bool = False,
     compiles: bool = False,
@@ -129,7 +127,7 @@ def train_run(
         start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
         sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
-        alarm, validation, validates_start, compiles: as in `Trainer`.
+        validation, validates_start, compiles: as in `Trainer`.
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
@@ -158,7 +156,6 @@ def train_run(
         saver=saver,
         metrics=MetricsWriter(config.output, step=run.progress.step) if is_main else None,
         report_every=config.report_every,
-        alarm=alarm,
         validation=validation,
         validates_start=validates_start,
         compiles=compiles,

@@ -11,8 +11,6 @@ from typing import Any, Final
 from training.errors import RunError
 from training.evaluation.metrics import LOWEST
 
-# A gain of this part of the remaining error is more than noise.
-_RISE: Final = 0.05
 _STATE: Final = ("best_step", "best", "num_since")
 
 
@@ -23,7 +21,6 @@ class BestValidation:
     Attributes:
         figure: name of the figure that decides, such as `accuracy`; the highest is the best, of
             `loss` and `mse` the lowest.
-        chance: the figure of one answer for all texts, where it is known.
         measured: the figure and the held-out data in words, by which a run is resumed.
         patience: validations in a row without a new best after which the run stops; None to go on.
         best: the best figure so far; None before the first.
@@ -32,25 +29,16 @@ class BestValidation:
     """
 
     figure: str
-    chance: float | None = None
     measured: str = ""
     patience: int | None = None
     best: float | None = None
     best_step: int | None = None
     num_since: int = 0
-    _gain: float = 0.0  # of the best over the one before, as a part of the remaining error
 
     @property
     def is_over(self) -> bool:
         """Whether the run stops early."""
         return self.patience is not None and self.num_since >= self.patience
-
-    @property
-    def has_collapsed(self) -> bool:
-        """Whether no figure so far is better than one answer for all texts gives."""
-        if self.best is None:
-            return True
-        return self.chance is not None and not _is_better(self.figure, self.best, self.chance)
 
     def take(self, step: int, figures: Mapping[str, float]) -> bool:
         """Take the figures of a validation; return whether it is the best so far.
@@ -67,15 +55,8 @@ class BestValidation:
         is_first = self.best is None and not math.isnan(value)
         if not is_first and (self.best is None or not _is_better(self.figure, value, self.best)):
             return False
-        if self.best is not None:
-            error = self.best if self.figure in LOWEST else 1 - self.best
-            self._gain = abs(value - self.best) / max(error, abs(value - self.best))
         self.best, self.best_step, self.num_since = value, step, 0
         return True
-
-    def rises(self, step: int) -> bool:
-        """Whether the validation of this step is much better than all before."""
-        return self.best_step == step and self._gain > _RISE
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`."""
@@ -98,7 +79,7 @@ class BestValidation:
             setattr(self, name, state[name])
 
     def report(self, done: float, best: Path) -> Iterator[str]:
-        """Yield lines on the end of a run: early stopping, the best validation, a collapse.
+        """Yield lines on the end of a run: early stopping, and the best validation.
 
         Args:
             done: the fraction of the run that is done.
@@ -110,12 +91,6 @@ class BestValidation:
                 "a larger --patience goes on"
             )
         yield f"the best validation, in {best}: {self._describe()}"
-        if self.has_collapsed and self.chance is not None:
-            yield (
-                f"warning: the run has collapsed: its {self.figure} is not better than "
-                f"{self.chance:.4f}, which one answer for all texts has; try another --seed, "
-                "or lower rates"
-            )
 
     def _describe(self) -> str:
         if self.best is None:

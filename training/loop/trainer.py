@@ -22,7 +22,6 @@ from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World, reshard, whole
 from training.loop.meter import Meter, describe, describe_validation
 from training.loop.metrics import MetricsWriter
-from training.loop.plateau import PlateauAlarm
 from training.loop.step import Run, StepResult
 from training.loop.validating import validate
 from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
@@ -173,7 +172,6 @@ class Trainer:
     Attributes:
         metrics: writer of metrics; None in a process that does not write.
         report_every: steps per line of metrics.
-        alarm: plateau alarm of the masked loss.
         validation: held-out text to validate on during training.
         validates_start: whether the weights are validated before the first step.
         compiles: whether the first step compiles the model, which takes minutes.
@@ -184,7 +182,6 @@ class Trainer:
     saver: Saver
     metrics: MetricsWriter | None
     report_every: int
-    alarm: PlateauAlarm | None = None
     validation: Validation | None = None
     validates_start: bool = False
     compiles: bool = False
@@ -312,16 +309,6 @@ class Trainer:
         if run.num_skipped:
             figures["skipped"] = run.num_skipped
         bar.set_postfix_str(describe(figures), refresh=False)
-        if self.alarm is not None and "fill-mask/loss" in figures:
-            message = self.alarm.add(
-                step=run.progress.step,
-                progress=done,
-                loss=figures["fill-mask/loss"],
-                accuracy=figures["fill-mask/accuracy"],
-            )
-            figures["plateau"] = int(self.alarm.is_raised)
-            if message is not None:
-                self._tell(bar, message)
         self._write(figures)
 
     @property

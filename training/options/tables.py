@@ -56,6 +56,11 @@ def data_files(data: Any) -> tuple[Path, ...]:
     return (file,)
 
 
+def is_table(file: Path) -> bool:
+    """Whether a file is that of a table in memory."""
+    return str(file) in _NAMES
+
+
 @contextmanager
 def naming_tables() -> Iterator[None]:
     """Name tables, not their files, in the errors of a function; for `with` or as a decorator."""

@@ -18,10 +18,9 @@ from training.data.preparation import prepare
 from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.errors import RunError
-from training.evaluation.validation import Validation, held_out, unigram_entropy
+from training.evaluation.validation import Validation, held_out
 from training.loop.distributed import World, join_world
 from training.loop.driver import TrainedRun, build_run, train_run
-from training.loop.plateau import PlateauAlarm
 from training.loop.progress import Progress, is_known_run
 from training.loop.reproducibility import run_precision
 from training.loop.step import Mixture, Run
@@ -242,13 +241,12 @@ def _open_shards(
 
 
 def _train(job: PretrainingJob, record: Mapping[str, Any]) -> TrainedRun:
-    """Train a job's run; `record` is the content of `run.json` but for the corpus' entropy."""
+    """Train a job's run; `record` is the content of `run.json`."""
     config, recipe, world, run = job.config, job.recipe, job.world, job.build()
-    entropy = unigram_entropy(job.shards, job.architecture.vocab_size)
     trained = train_run(
         config,
         run,
-        {**record, "unigram_entropy": round(entropy, 4)},
+        record,
         program="albert-serve pretrain",
         stage=_stage(job, record),
         start=job.start.folder,
@@ -256,7 +254,6 @@ def _train(job: PretrainingJob, record: Mapping[str, Any]) -> TrainedRun:
         extra_config={
             "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
         },
-        alarm=PlateauAlarm(unigram_entropy=entropy, warmup=recipe.warmup),
         compiles=job.compiles,
         validation=_validation(job),
     )

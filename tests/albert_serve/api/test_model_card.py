@@ -6,5 +6,5 @@ from albert_serve.api.model_card import figure_name
 
 
 def test_a_figure_of_single_sentences_says_so() -> None:
-    name = figure_name("single_sentence_order_probe_accuracy", ())
-    assert name == "sentence-order: length-and-word baseline, single sentences"
+    name = figure_name("single_sentence_order_paired_accuracy", ())
+    assert name == "sentence-order: accuracy when both orders are compared, single sentences"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from export.__main__ import main as export
 from tests.training.support import (
     best_step,
     read_metrics,
@@ -74,6 +76,24 @@ def options(start: list[str], moods: Path, of_things: list[str]) -> list[str]:
     data = ["--text-classification", str(moods), "--validation", str(moods)]
     sizes = ["--batch-size", "12", "--lr", "5e-3", "--steps", "160", "--validate-every", "40"]
     return [*start, *data, *of_things, *sizes]
+
+
+def test_the_last_line_exports_and_measures_on_the_validation_files(
+    options: list[str],
+    moods: Path,
+    things: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(options, Path("runs/two moods"), "--steps", "2") == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    program, verb, *words = shlex.split(last.partition(": ")[2])
+    assert (program, verb) == ("albert-serve", "export")
+    assert {str(moods), str(things), "about"} <= {*words}
+    assert export([*words, "--max-cost", "100"]) == 0
+    assert (tmp_path / "bundles" / "two moods" / "manifest.json").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -111,21 +111,6 @@ def test_the_first_of_the_best(
         assert is_best == (expected == step)
 
 
-@pytest.mark.parametrize(
-    ("value", "chance", "has_collapsed"),
-    [(0.6, 0.5, False), (0.5, 0.5, True), (0.4, 0.5, True), (0.4, None, False)],
-)
-def test_a_run_that_is_no_better_than_one_answer_has_collapsed(
-    value: float, chance: float | None, has_collapsed: bool
-) -> None:
-    selection = BestValidation(figure="accuracy", chance=chance)
-    assert selection.has_collapsed
-    selection.take(1, {"accuracy": math.nan})
-    assert selection.has_collapsed
-    selection.take(2, {"accuracy": value})
-    assert selection.has_collapsed == has_collapsed
-
-
 f1 = partial(validations, task="question-answering", figure="f1")
 
 
