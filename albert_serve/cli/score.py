@@ -174,12 +174,6 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         help="maximum number of rows in a part (default: %(default)s)",
     )
     group.add_argument(
-        "--no-dedupe",
-        dest="dedupe",
-        action="store_false",
-        help="compute identical rows again instead of reusing answers",
-    )
-    group.add_argument(
         "--restart", action="store_true", help="discard existing parts and start over"
     )
     group.add_argument(

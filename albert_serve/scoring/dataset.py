@@ -31,7 +31,7 @@ def score_dataset(data: Any, scorer: Scorer, options: ScoreOptions | None = None
             dataset, or anything with Arrow's stream interface, such as a pyarrow table, a record
             batch reader, a frame of polars, or one of pandas from 2.2 on.
         scorer: answers the requests of a task.
-        options: parameters, columns, keep, errors, max_errors, part_rows, dedupe.
+        options: parameters, columns, keep, errors, max_errors, part_rows.
 
     Returns:
         An iterator of dictionaries, as rows of JSONL; of a table, a `pyarrow.RecordBatchReader`.

@@ -26,7 +26,6 @@ class ScoreOptions:
         errors: whether rows that cannot be answered are kept, with the error, or end the job.
         max_errors: the limit of rows that are kept with an error; None for none.
         part_rows: the limit of a part's rows.
-        dedupe: whether identical rows are computed once.
         restart: whether the job begins again, whatever parts there are.
         input_format: of all inputs, whatever their names.
         output_format: of the output, whatever its name.
@@ -41,7 +40,6 @@ class ScoreOptions:
     errors: Literal["keep", "fail"] = "keep"
     max_errors: int | None = None
     part_rows: int = PART_ROWS
-    dedupe: bool = True
     restart: bool = False
     input_format: Format | None = None
     output_format: Format | None = None
@@ -71,15 +69,12 @@ class Counts:
     """Counts of rows.
 
     Attributes:
-        num_computed: rows that the model answered; the others are errors, or like an earlier row.
         num_tokens: the tokens that were computed.
         first_error: the message of the first row with an error.
     """
 
     num_rows: NonNegativeInt = 0
     num_errors: NonNegativeInt = 0
-    num_computed: NonNegativeInt = 0
-    num_duplicates: NonNegativeInt = 0
     num_tokens: NonNegativeInt = 0
     errors_by_type: dict[str, int] = field(default_factory=dict)
     first_error: str | None = None
@@ -88,8 +83,6 @@ class Counts:
         """Add the counts of more rows."""
         self.num_rows += other.num_rows
         self.num_errors += other.num_errors
-        self.num_computed += other.num_computed
-        self.num_duplicates += other.num_duplicates
         self.num_tokens += other.num_tokens
         self.errors_by_type = dict(Counter(self.errors_by_type) + Counter(other.errors_by_type))
         self.first_error = self.first_error or other.first_error
@@ -123,8 +116,6 @@ class ScoreSummary(Counts):
 
     def __str__(self) -> str:
         notes = f"{self.num_rows} rows, {self.num_errors} with errors"
-        if self.num_duplicates:
-            notes += f", {self.num_duplicates} like an earlier one"
         if self.num_resumed_rows:
             notes += f", {self.num_resumed_rows} from an earlier run"
         return f"{notes}, in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s)"
@@ -136,7 +127,6 @@ class ScoreSummary(Counts):
         return {
             **values,
             "duration_s": round(self.duration_s, 3),
-            "duplicate_share": self.num_duplicates / self.num_rows if self.num_rows else 0.0,
             "rows_per_s": round(self.rows_per_s, 3),
             "tokens_per_s": round(self.tokens_per_s, 1),
         }

@@ -296,20 +296,6 @@ def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
     assert summary.first_error == "the text is empty"
 
 
-def test_identical_rows_are_computed_once(tmp_path: Path) -> None:
-    rows: list[object] = [{"id": i, "text": f"text {i % 5}"} for i in range(30)]
-    rows += [{"id": 30, "text": "text 1", "parameters": {"top_k": 2}}, "no JSON", "no JSON"]
-    source = write_jsonl(tmp_path / "in.jsonl", rows)
-    scorer = HashScorer()
-    summary = score_files(scorer, [source], tmp_path / "once", ScoreOptions(part_rows=8))
-    assert scorer.texts == [*(f"text {i}" for i in range(5)), "text 1"]
-    assert summary.as_json()["duplicate_share"] == pytest.approx(25 / 33)
-    assert "25 like an earlier one" in str(summary)
-    every = score(source, tmp_path / "every", dedupe=False)
-    assert (every.num_computed, every.num_duplicates) == (31, 0)
-    assert (tmp_path / "once").read_bytes() == (tmp_path / "every").read_bytes()
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
 def test_an_empty_table_has_its_columns(suffix: str, tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
@@ -327,7 +313,7 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(suffix: str, tmp_path: Path)
     rows = [{"text": f"{i} " * 40} for i in range(300)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
-    options = {"part_rows": 20, "dedupe": False}
+    options = {"part_rows": 20}
     score(source, whole, **options)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = whole.stat().st_size // 2
