@@ -1,6 +1,6 @@
 """Checkpoints that TensorFlow wrote, against what TensorFlow computed and `transformers` does.
 
-`scripts/tensorflow_checkpoint.py` wrote `tests/data/albert_tensorflow`.
+TensorFlow wrote `tests/data/albert_tensorflow` (tests/data/README.md).
 """
 
 from __future__ import annotations
