@@ -379,7 +379,7 @@ def compile_logits(logits: LogitsFunction) -> LogitsFunction:
 
 
 class Objective(nn.Module):
-    """A model and its loss functions as one module, which DDP and FSDP wrap."""
+    """A model and its loss functions as one module, which DDP wraps."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         *(__name__, "training.commands.pretrain", "training.commands.finetune"),
-        *("torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard"),
+        *("torch._dynamo", "torch.utils.tensorboard"),
     ]
 )
 _TIMEOUT_S: Final = 120.0

@@ -170,7 +170,6 @@ def test_other_options_on_a_run_are_refused(
         ("--order-share 0.2 --order-length 65", "--order-length 65: a sequence has from 8"),
         ("--heads 5", "hidden_size 32 is not a multiple of num_heads 5"),
         ("--groups 3", "num_groups 3 is over num_layers 2"),
-        ("--parallel fsdp", "muon needs whole matrices; with --parallel fsdp take lamb or adamw"),
         ("--initialize-from {start} --hidden-size 64", "hidden_size 64: "),
         ("--initialize-from {start} --preset base", "--preset goes with new weights; --initialize"),
         ("--initialize-from {start} --layers 1", "num_layers 1: "),

@@ -27,8 +27,7 @@ _EXAMPLES: Final = r"""examples:
   albert-serve pretrain --shards wiki-shards/ --tokenizer vocab/ --output runs/small \
       --preset small --recipe small --budget 2h --validation held-out.jsonl
   torchrun --nproc-per-node 8 --no-python albert-serve pretrain --shards wiki-shards/ \
-      --tokenizer vocab/ --output runs/xxlarge --preset xxlarge --recipe paper --parallel fsdp \
-      --recompute
+      --tokenizer vocab/ --output runs/xxlarge --preset xxlarge --recipe paper --recompute
   albert-serve pretrain --initialize-from albert/albert-base-v2 --corpus letters/ \
       --output runs/letters --budget 2h
 """

@@ -109,7 +109,7 @@ def measure(
     """Return the tally of each loss over the batches; None if `should_stop` interrupted it.
 
     Args:
-        objective: the `Objective`, wrapped by `share`; all processes must call this function.
+        objective: the `Objective`.
         products: precision of matrix products.
     """
     tallies: dict[LossName, Tally] = {task: Tally() for task in tasks}

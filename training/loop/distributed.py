@@ -1,4 +1,4 @@
-"""Distributed training: the process group, and the sharing of a model by DDP or FSDP.
+"""Distributed training: the process group, and the replication of a model by DDP.
 
 `torchrun --nproc-per-node N --no-python albert-serve pretrain ...` starts the processes. Each takes
 every N-th micro-batch of a step, and gradients are averaged. ALBERT's shared layer has its gradient
@@ -18,22 +18,17 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
-from torch import Tensor, distributed, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from albert_serve.progress import no_progress
 from training.errors import REPORTED, TrainingError
-from training.model.heads import AlbertForTasks
 
 _ValueT = TypeVar("_ValueT")
-Parallelism = Literal["ddp", "fsdp"]
 # Timeout of collectives in training; longer than an evaluation.
 _TIMEOUT = timedelta(minutes=30)
 # Of those that wait for the main process to tokenise a corpus, over gloo also where there are GPUs.
@@ -201,85 +196,30 @@ def _report_to_torchrun(error: TrainingError) -> None:
         Path(file).write_text(json.dumps(report))
 
 
-def share(
-    objective: nn.Module,
-    model: AlbertForTasks,
-    world: World,
-    how: Parallelism,
-    *,
-    trains_all: bool = True,
-) -> nn.Module:
-    """Wrap the objective over `model` for training by all processes.
+def replicate(objective: nn.Module, world: World, *, trains_all: bool = True) -> nn.Module:
+    """Wrap an objective for training by all processes.
 
     Args:
-        how: `ddp` replicates the model; `fsdp` shards weights, gradients and optimizer states.
         trains_all: whether each step trains all parameters, as several tasks in turn do not.
     """
-    if how == "fsdp" and distributed.is_initialized():
-        for block in (*model.albert.encoder.attentions, *model.albert.encoder.ffns):
-            # A block is applied several times: gathered once, it stays for the forward pass.
-            fully_shard(block, reshard_after_forward=False)
-        fully_shard(objective)
-        return objective
     if world.size == 1:
         return objective
     return DistributedDataParallel(objective, find_unused_parameters=not trains_all)
 
 
-def replica(shared: nn.Module) -> nn.Module | None:
-    """Return this process' whole objective, which it can use alone; None if it is sharded."""
-    if isinstance(shared, DistributedDataParallel):
-        whole_objective: nn.Module = shared.module
-        return whole_objective
-    return None if isinstance(shared, FSDPModule) else shared
+def replica(replicated: nn.Module) -> nn.Module:
+    """Return this process' objective, which it can use alone."""
+    if not isinstance(replicated, DistributedDataParallel):
+        return replicated
+    objective: nn.Module = replicated.module
+    return objective
 
 
 @contextmanager
-def accumulating(shared: nn.Module, *, is_last: bool) -> Iterator[None]:
+def accumulating(replicated: nn.Module, *, is_last: bool) -> Iterator[None]:
     """Synchronise gradients only after the last micro-batch of a step; for `with`."""
-    if isinstance(shared, FSDPModule):
-        shared.set_requires_gradient_sync(is_last)
-        yield
-    elif isinstance(shared, DistributedDataParallel) and not is_last:
-        with shared.no_sync():
+    if isinstance(replicated, DistributedDataParallel) and not is_last:
+        with replicated.no_sync():
             yield
     else:
         yield
-
-
-def whole(value: Any) -> Any:
-    """Tensors that may be sharded, in whatever dicts and lists, whole; all processes call it."""
-    if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [whole(item) for item in value]
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Shard a whole tensor as the parameter is; all processes must pass the same tensor."""
-    if not isinstance(parameter, DTensor):
-        return tensor
-    # The source rank is none: each process has the whole tensor and keeps its own shard.
-    sharded: Tensor = distribute_tensor(
-        tensor.to(parameter.device),
-        parameter.device_mesh,
-        parameter.placements,
-        src_data_rank=None,
-    )
-    return sharded
-
-
-def shard_states(optimizer: Optimizer) -> None:
-    """Shard an optimizer's state, which was loaded whole, as its parameters are."""
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                state[name] = shard_like(value, parameter)
-
-
-def reshard(shared: nn.Module) -> None:
-    """Reshard the weights after a forward pass that no backward pass follows."""
-    for module in shared.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -12,7 +12,7 @@ from typing import Any
 from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_vectors
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
-from training.loop.distributed import Parallelism, World, share
+from training.loop.distributed import World, replicate
 from training.loop.early_stopping import BestValidation
 from training.loop.loss_scale import LossScale
 from training.loop.metrics import MetricsWriter
@@ -71,7 +71,6 @@ def build_run(
     progress: Progress,
     world: World,
     precision: PrecisionName,
-    parallelism: Parallelism = "ddp",
     selection: BestValidation | None = None,
 ) -> Run:
     """Build the run of a model at step 0.
@@ -85,11 +84,9 @@ def build_run(
     model.albert.has_varlen = support is not None and support.has_varlen
     trains_all = all(set(model.heads) == set(stream.tasks) for stream in mixture.streams)
     objective = Objective(model, world.device, loss_of)
-    # Before the optimizers, which step sharded weights.
-    shared = share(objective, model, world, parallelism, trains_all=trains_all)
     return Run(
         model=model,
-        objective=shared,
+        objective=replicate(objective, world, trains_all=trains_all),
         optimizers=build_optimizers(model, hyperparameters.optimizer_settings, precision),
         schedule=hyperparameters.rate_schedule,
         mixture=mixture,

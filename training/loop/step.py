@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from training.data.batch import LossName, MicroBatch
 from training.data.streams import TaskStream
 from training.errors import RunError
-from training.loop.distributed import World, accumulating, shard_like, shard_states, whole
+from training.loop.distributed import World, accumulating
 from training.loop.early_stopping import BestValidation
 from training.loop.loss_scale import LossScale
 from training.loop.progress import Progress
@@ -76,7 +76,7 @@ class Run:
     """A model in training, with its task streams, optimizers and progress.
 
     Attributes:
-        objective: the model and its losses, wrapped by `share`.
+        objective: the model and its losses, wrapped by `replicate`.
         precision: of matrix products, in training and validation.
         num_steps: steps so far, by the task stream's name.
         num_tokens: real tokens trained on so far.
@@ -122,7 +122,7 @@ class Run:
         with reproducible(self.world.device):
             tallies, num_tokens = self._fitting_gradient(stream)
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-            grad_norm = float(whole(norm))
+            grad_norm = float(norm)
             factor = self._update(grad_norm, done)
         self.num_steps[stream.name] += 1
         self.num_tokens += num_tokens
@@ -233,11 +233,11 @@ class Run:
         return factor
 
     def state(self) -> dict[str, Any]:
-        """Return the state for `restore`, without the weights; all processes must call it."""
+        """Return the state for `restore`, without the weights."""
         selected = self.earlier_selection if self.selection is None else self.selection.state()
         return {
             "version": _STATE_VERSION,
-            "optimizers": whole(self.optimizers.state_dict()),
+            "optimizers": self.optimizers.state_dict(),
             "step": self.progress.step,
             "elapsed_s": self.progress.seconds,
             "tokens": self.num_tokens,
@@ -269,10 +269,8 @@ class Run:
             )
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(shard_like(weights[name], parameter))
+                parameter.copy_(weights[name])
         self.optimizers.load_state_dict(state["optimizers"])
-        for part in self.optimizers.parts:
-            shard_states(part)
         self.progress.restore(step=state["step"], elapsed_s=state["elapsed_s"])
         self.num_tokens = state["tokens"]
         self.num_steps = Counter(state["num_steps"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from filelock import FileLock
-from torch import Tensor
 from tqdm import tqdm
 
 from albert_serve.bundle.sentence_vectors import SentenceVectors
@@ -19,14 +18,13 @@ from albert_serve.progress import progress_bar
 from training.errors import RunError
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
-from training.loop.distributed import World, reshard, whole
+from training.loop.distributed import World
 from training.loop.meter import Meter, describe, describe_validation
 from training.loop.metrics import MetricsWriter
 from training.loop.step import Run, StepResult
 from training.loop.validating import validate
 from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
 from training.model.heads import Task
-from training.model.hf_names import parameters
 from training.model.labels import with_temperatures
 from training.model.provenance import record_stage
 from training.system.memory import keep_freed_memory
@@ -77,23 +75,20 @@ class Saver:
         Raises:
             RunError: it cannot be written; the last one is kept.
         """
-        tensors = {name: whole(tensor.detach()) for name, tensor in parameters(run.model).items()}
-        state = run.state()
         if run.world.is_main:
             self.checkpoints.save(
                 run.progress.step,
-                lambda folder: self._write(run, folder, tensors),
-                state,
+                lambda folder: self._write(run, folder),
+                run.state(),
                 anew=run.validated_step != self._validated_step,
             )
         self._validated_step = run.validated_step
         self._saved_at = time.monotonic()
 
-    def _write(self, run: Run, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    def _write(self, run: Run, folder: Path) -> None:
         save_checkpoint(
             run.model,
             folder,
-            tensors=tensors,
             extra_config=with_temperatures(self.extra_config, self.temperatures),
             sentence_vectors=self.sentence_vectors,
         )
@@ -361,7 +356,6 @@ class Trainer:
             for task, of_task in by_task.items()
             if "temperature" in of_task
         }
-        reshard(run.objective)
         run.validated_step = run.progress.step
         return validation.decisive(by_task)
 

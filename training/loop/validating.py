@@ -18,19 +18,17 @@ def validate(
 ) -> dict[Task, dict[str, float]] | None:
     """Return the figures of each task, the same in all processes; None if it was interrupted.
 
-    All processes must call it. Each measures every N-th batch; all of them if the weights are
-    sharded, whose forward pass takes all processes.
+    All processes must call it. Each measures every N-th batch.
 
     Args:
         should_stop: whether a single process is interrupted; several finish it.
     """
     if validation.held_out is not None:
         return _validate_items(run, validation.held_out, should_stop)
-    world, alone = run.world, replica(run.objective)
-    first, stride = (world.rank, world.size) if alone is not None else (0, 1)
-    places = range(first, len(validation.batches), stride)
+    world = run.world
+    places = range(world.rank, len(validation.batches), world.size)
     tallies = measure(
-        run.objective if alone is None else alone,
+        replica(run.objective),
         (validation.batches[n] for n in progress(places, title="validation", unit="batches")),
         validation.tasks or run.mixture.streams[0].tasks,
         world.device,
@@ -39,10 +37,9 @@ def validate(
     )
     if tallies is None:
         return None
-    if alone is not None:
-        tallies = _merged(world.gather(tallies))
     return {
-        task: _agreed(validation.figures(task, tally), world) for task, tally in tallies.items()
+        task: _agreed(validation.figures(task, tally), world)
+        for task, tally in _merged(world.gather(tallies)).items()
     }
 
 

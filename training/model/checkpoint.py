@@ -110,7 +110,6 @@ def save_checkpoint(
     model: AlbertForTasks,
     folder: Path,
     *,
-    tensors: Mapping[str, Tensor] | None = None,
     tokenizer_from: Path | None = None,
     extra_config: Mapping[str, Any] | None = None,
     sentence_vectors: SentenceVectors | None = None,
@@ -118,7 +117,6 @@ def save_checkpoint(
     """Write the model as a Hugging Face directory, each file atomically.
 
     Args:
-        tensors: the weights by Hugging Face name, if the model's own are sharded.
         tokenizer_from: a folder whose `tokenizer.json` and vocabulary are copied.
         sentence_vectors: their form, if the model is one of sentences.
         extra_config: additional keys of `config.json`, such as `id2label`.
@@ -127,8 +125,7 @@ def save_checkpoint(
         CheckpointError: a weight is not finite.
         OSError: the folder cannot be written.
     """
-    weights = parameters(model) if tensors is None else tensors
-    tensors = {name: tensor.detach().cpu() for name, tensor in weights.items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in parameters(model).items()}
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
         raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")

@@ -25,8 +25,7 @@ class Lamb(Optimizer):
     parameters that the original excludes by name. The ratio is 1 if either norm is 0. Each tensor
     has one ratio: queries, keys and values must be separate tensors.
 
-    A step does not synchronise with the device. Parameters may be sharded (`DTensor`, as
-    `fully_shard` makes them); norms are those of the whole tensor on every rank.
+    A step does not synchronise with the device.
 
     Args:
         params: parameters, or groups of them with their own `lr`, `betas`, `eps` or
@@ -70,7 +69,6 @@ class Lamb(Optimizer):
         updates = self._updates(matrices, group)
         if group["weight_decay"]:
             torch._foreach_add_(updates, matrices, alpha=group["weight_decay"])
-        # Stacked, so that sharded norms are reduced over the ranks together.
         weight_norms = torch.stack(torch._foreach_norm(matrices))
         update_norms = torch.stack(torch._foreach_norm(updates))
         has_both = (weight_norms > 0) & (update_norms > 0)

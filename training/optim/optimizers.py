@@ -150,9 +150,6 @@ def build_optimizers(
 ) -> Optimizers:
     """Build the optimizers of all parameters of a model.
 
-    With sharded parameters, call it after `fully_shard`, and with LAMB or AdamW only: Muon needs
-    whole matrices.
-
     Args:
         precision: precision of Muon's products.
     """

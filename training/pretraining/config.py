@@ -14,7 +14,6 @@ from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.corpus import TEXT_COLUMN_HELP
 from training.data.examples import MIN_LENGTH, SentenceTask
 from training.errors import RunError
-from training.loop.distributed import Parallelism
 from training.model.checkpoint import load_checkpoint
 from training.options.config import (
     COMPILE_HELP,
@@ -135,7 +134,6 @@ class _MachineOptions(Options, title="machine"):
     """Options of the machine, which change results in their last digits at most."""
 
     micro_batch_size: Count | None = flag("most rows of a forward pass, or as many tokens of pairs")
-    parallel: Parallelism = flag("under torchrun", "ddp")
     recompute: bool = flag(
         "recompute activations in the backward pass; for xlarge and xxlarge", default=False
     )

@@ -17,7 +17,6 @@ from training.data.corpus import find_files
 from training.data.preparation import prepare
 from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
-from training.errors import RunError
 from training.evaluation.validation import Validation, held_out
 from training.loop.distributed import World, join_world
 from training.loop.driver import TrainedRun, build_run, train_run
@@ -127,11 +126,9 @@ class PretrainingJob:
         """Build the run at step 0.
 
         Raises:
-            RunError: the batch is not divisible, or the optimizer cannot be sharded.
+            RunError: the batch is not divisible.
         """
         config, share = self.config, self.recipe.order_share
-        if config.parallel == "fsdp" and self.recipe.optimizer == "muon":
-            raise RunError("muon needs whole matrices; with --parallel fsdp take lamb or adamw")
         stream, model = self.streams.masked(), self.model()
         model.albert.encoder.recomputes = config.recompute
         return build_run(
@@ -149,7 +146,6 @@ class PretrainingJob:
             progress=Progress(num_steps=num_steps(config, self.recipe), budget_s=config.budget),
             world=self.world,
             precision=self.precision,
-            parallelism=config.parallel,
         )
 
 

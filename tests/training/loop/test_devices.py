@@ -74,20 +74,18 @@ def test_every_precision_trains_as_fp32_on_a_cpu_does(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "how", [("ddp", "--no-compile"), ("fsdp", "--no-compile"), ("fsdp", "--compile")]
-)
+@pytest.mark.parametrize("compiles", ["--no-compile", "--compile"])
 def test_several_gpus_train_as_a_cpu_does(
-    tiny_options: list[str], tmp_path: Path, how: tuple[str, str]
+    tiny_options: list[str], tmp_path: Path, compiles: str
 ) -> None:
-    """By NCCL, on up to four devices; FSDP shards the model on one device, too."""
-    if how[0] == "ddp" and torch.cuda.device_count() < 2:
+    """By NCCL, on up to four devices."""
+    if torch.cuda.device_count() < 2:
         pytest.skip("DDP wraps the model on two GPUs or more")
     options = [*tiny_options, "--optimizer", "adamw", "--lr", "1e-3", "--precision", "fp32"]
     options += ["--micro-batch-size", "2", "--dropout", "v2"]
     assert run_in_process(options, tmp_path / "exact").status == 0
     count = 1 << min(2, torch.cuda.device_count().bit_length() - 1)
-    more = ("--device", "cuda", "--parallel", *how)
+    more = ("--device", "cuda", compiles)
     ended = run_world(options, tmp_path / "run", *more, num_processes=count)
     assert [process.status for process in ended] == [0] * count, ended
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "exact"), rel=1e-4)

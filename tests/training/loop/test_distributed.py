@@ -63,9 +63,6 @@ def check_close(one: Path, other: Path, *, weights: float, losses: float) -> Non
         assert (tensor - tensors[1][name]).abs().max() < weights, name
 
 
-FSDP = pytest.param("fsdp", marks=pytest.mark.extended)
-
-
 # What sets the runs apart is the order of sums. Measured in fp32 after these 8 steps, which move
 # weights by 2e-2 to 3e-1: 5e-6 between weights with lamb, 3e-6 with adamw, 1e-5 with muon, whose
 # own products were then in bf16, and nothing in the six digits of the
@@ -79,12 +76,10 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
 @pytest.mark.parametrize(
     ("more", "num_processes", "weights"),
     [
-        ((*LAMB, "--parallel", "ddp"), 2, 3e-5),
-        ((*LAMB, "--parallel", "fsdp"), 2, 3e-5),
-        pytest.param((*LAMB, "--parallel", "fsdp", "--recompute"), 4, 3e-5, marks=pytest.mark.slow),
-        pytest.param((*ADAMW, "--parallel", "fsdp"), 2, 3e-5, marks=pytest.mark.extended),
-        pytest.param((*ADAMW, "--parallel", "fsdp", "--compile"), 2, 3e-5, marks=pytest.mark.slow),
-        ((*MUON, "--parallel", "ddp"), 2, 2e-4),
+        (LAMB, 2, 3e-5),
+        pytest.param((*LAMB, "--recompute"), 4, 3e-5, marks=pytest.mark.slow),
+        pytest.param((*ADAMW, "--compile"), 2, 3e-5, marks=pytest.mark.slow),
+        (MUON, 2, 2e-4),
         ((*LAMB, "--order-share", "0.5", "--order-sentences", "1"), 2, 3e-5),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
@@ -107,14 +102,11 @@ def held_out(options: list[str]) -> list[str]:
     return [*options, "--validation", shards, "--validate-every", "2"]
 
 
-@pytest.mark.parametrize("how", ["ddp", FSDP])
-def test_several_processes_measure_as_one_does(
-    options: list[str], tmp_path: Path, how: str
-) -> None:
+def test_several_processes_measure_as_one_does(options: list[str], tmp_path: Path) -> None:
     measured = [*held_out([*options, *LAMB]), "--steps", "3", *OFTEN]
     one, two = tmp_path / "one", tmp_path / "two"
     assert run_in_process(measured, one).status == 0
-    check_ended(run_world(measured, two, "--parallel", how))
+    check_ended(run_world(measured, two))
     mine, theirs = read_metrics(one), read_metrics(two)
     assert len(mine) == 5
     for line, other in zip(mine, theirs, strict=True):
@@ -122,12 +114,11 @@ def test_several_processes_measure_as_one_does(
             assert line[key] == pytest.approx(other[key], rel=1e-5), key
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_the_number_of_processes_may_change_amidst_a_run(
-    options: list[str], tmp_path: Path, how: str
+    options: list[str], tmp_path: Path
 ) -> None:
     """One begins, two go on, one ends it. A signal to either of the two ends both."""
-    run, whole, more = tmp_path / "run", tmp_path / "whole", (*LAMB, "--parallel", how)
+    run, whole, more = tmp_path / "run", tmp_path / "whole", LAMB
     assert run_in_process(options, whole, *more).status == 0
 
     def stop_before(step: int) -> Fate:
@@ -142,12 +133,11 @@ def test_the_number_of_processes_may_change_amidst_a_run(
 
 
 @pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
-@pytest.mark.parametrize("how", ["ddp", FSDP])
 def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
-    options: list[str], tmp_path: Path, how: str, dying: int
+    options: list[str], tmp_path: Path, dying: int
 ) -> None:
     """To the same bits, with as many processes; what was half-written is tidied up by one."""
-    run, whole, more = tmp_path / "run", tmp_path / "whole", (*LAMB, "--parallel", how)
+    run, whole, more = tmp_path / "run", tmp_path / "whole", LAMB
     check_ended(run_world(options, whole, *more))
     ended = run_world(options, run, *more, *OFTEN, fates={dying: partial(before_step, 4, die)})
     assert ended[dying].status == -signal.SIGKILL
@@ -164,8 +154,8 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
 def test_a_gradient_that_is_not_finite_in_one_process_is_left_out_by_all(
     options: list[str], tmp_path: Path
 ) -> None:
-    more = (*LAMB, "--parallel", "fsdp")
-    ended = run_world(options, tmp_path / "run", *more, fates={1: partial(spoil, range(4, 6))})
+    fates = {1: partial(spoil, range(4, 6))}
+    ended = run_world(options, tmp_path / "run", *LAMB, fates=fates)
     check_ended(ended)
     assert ended[1].out == ""
     assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [
@@ -189,21 +179,12 @@ def test_processes_without_a_common_folder_are_refused(
     )
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            (*MUON, "--parallel", "fsdp"),
-            "muon needs whole matrices; with --parallel fsdp take lamb or adamw",
-        ),
-        (("--batch-size", "9"), "--batch-size 9 is no multiple of the 2 processes"),
-    ],
-)
-def test_impossible_parallelism_is_one_line_and_no_run(
-    options: list[str], tmp_path: Path, more: tuple[str, ...], message: str
+def test_rows_that_are_not_divisible_are_one_line_and_no_run(
+    options: list[str], tmp_path: Path
 ) -> None:
-    for ended in run_world(options, tmp_path / "run", *more):
-        assert (ended.status, ended.err) == (1, f"error: {message}\n")
+    message = "error: --batch-size 9 is no multiple of the 2 processes\n"
+    for ended in run_world(options, tmp_path / "run", "--batch-size", "9"):
+        assert (ended.status, ended.err) == (1, message)
     assert not (tmp_path / "run").exists()
 
 
