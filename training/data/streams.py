@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from itertools import count as naturals
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -56,9 +55,6 @@ class TaskStream(Protocol):
 
     def restore(self, state: Sequence[int]) -> None:
         """Move to a saved position, forwards or backwards."""
-
-    def take_smaller_batches(self) -> bool:
-        """Halve the size of micro-batches, unless that would change a step's result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,15 +207,6 @@ class ExampleStream(Generic[_ExampleT]):
         (self._num_taken,) = state
         self._batches = None
 
-    def take_smaller_batches(self) -> bool:
-        """Halve the number of examples of a micro-batch; False if it is one."""
-        size = self.division.micro_batch_size or self.batch_size
-        if size == 1:
-            return False
-        self.division = replace(self.division, micro_batch_size=(size + 1) // 2)
-        _report(self.name, (size + 1) // 2)
-        return True
-
 
 def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
     """Yield batches of indices below `count` without end; each epoch is another permutation.
@@ -289,23 +276,6 @@ class PackedStream:
         """Move to that epoch, window and row."""
         self._position = Position(*state)
         self._steps = None
-
-    def take_smaller_batches(self) -> bool:
-        """Halve the number of rows of a micro-batch, or divide it otherwise; False if it is one."""
-        rows = self.slicing.rows_a_batch
-        if rows == 1:
-            return False
-        fewer = next(size for size in range(rows // 2, 0, -1) if rows % size == 0)
-        self.slicing = replace(self.slicing, rows_a_batch=fewer)
-        _report(self.name, fewer)
-        return True
-
-
-def _report(name: str, size: int) -> None:
-    print(
-        f"out of memory: {name} goes on in micro-batches of {size} (--micro-batch-size)",
-        file=sys.stderr,
-    )
 
 
 def example_stream(

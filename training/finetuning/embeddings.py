@@ -136,10 +136,6 @@ class _VectorStream(ExampleStream[VectorExample]):
         num_passes = 1 if self.compares else -(-sum(map(self.size_of, examples)) // _TOKENS_A_PASS)
         return [examples[number::num_passes] for number in range(min(num_passes, len(examples)))]
 
-    def take_smaller_batches(self) -> bool:
-        """Return False: the other examples of a micro-batch are what each is told apart from."""
-        return False
-
     def pack(self, examples: Sequence[VectorExample], row_length: int) -> MicroBatch:
         """Return examples as one micro-batch."""
         return _collate(examples, row_length)

@@ -111,43 +111,29 @@ class Run:
     def step(self, done: float) -> StepResult:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
-        A gradient that is not finite leaves the weights as they are. Where the device lacks memory
-        for a micro-batch, the step begins anew with smaller ones, which later steps keep.
+        A gradient that is not finite leaves the weights as they are.
 
         Raises:
-            RunError: no gradient was finite for several steps, or memory is lacking in one of
-                several processes or for the smallest micro-batch.
+            RunError: no gradient was finite for several steps, or the device lacks memory.
         """
         stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
-        with reproducible(self.world.device):
-            tallies, num_tokens = self._fitting_gradient(stream)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-            grad_norm = float(norm)
-            factor = self._update(grad_norm, done)
+        try:
+            with reproducible(self.world.device):
+                tallies, num_tokens = self._gradient(stream)
+                norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+                grad_norm = float(norm)
+                factor = self._update(grad_norm, done)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).split(". ")[0]
+            raise RunError(
+                f"{reason}. Give a smaller --micro-batch-size, a shorter --length, or "
+                "--recompute in pretraining"
+            ) from error
         self.num_steps[stream.name] += 1
         self.num_tokens += num_tokens
         return StepResult(
             tallies=tallies, num_tokens=num_tokens, grad_norm=grad_norm, lr_factor=factor
         )
-
-    def _fitting_gradient(self, stream: TaskStream) -> tuple[dict[LossName, Tally], int]:
-        """Return what `_gradient` does, in micro-batches for which the device has the memory."""
-        position = stream.state()
-        while True:
-            try:
-                return self._gradient(stream)
-            except torch.OutOfMemoryError as error:
-                reason = str(error).split(". ")[0]
-            # Not in the handler, whose error holds the tensors of the pass.
-            self.optimizers.zero_grad()
-            if self.world.size > 1 or not stream.take_smaller_batches():
-                raise RunError(
-                    f"{reason}. Give a smaller --micro-batch-size, a shorter --length, or "
-                    "--recompute in pretraining"
-                )
-            if self.world.device.type == "cuda":
-                torch.cuda.empty_cache()
-            stream.restore(position)
 
     def _gradient(self, stream: TaskStream) -> tuple[dict[LossName, Tally], int]:
         """Compute the gradient of the stream's next step; return its tallies and real tokens."""
