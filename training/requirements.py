@@ -8,7 +8,7 @@ from typing import Final
 
 # The packages that modules of `training` import as they are loaded, and that metrics need later.
 PACKAGES: Final = (
-    *("filelock", "google", "huggingface_hub", "numpy", "pyarrow", "psutil"),
+    *("filelock", "google", "huggingface_hub", "numpy", "pyarrow"),
     *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
     *("torch", "tqdm"),
 )

@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
+
 from albert_serve.config import AlbertConfig
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
@@ -48,7 +50,6 @@ from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
 from training.options.tables import naming_tables
 from training.system.command_line import make_parser
-from training.system.threads import use_threads
 
 _EXAMPLES: Final = r"""examples:
   albert-serve finetune --initialize-from runs/base/checkpoint --output runs/sentiment \
@@ -93,7 +94,8 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
                 config = replace(config, lr=default_rate(hidden_size))
             record = record_of(config)
             is_known_run(config.output, record)
-        use_threads(config.threads)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         precision = record["precision"] = run_precision(config.precision, config.output, world)
         with setting_up(world):
             compiles = should_compile(config.compile, world.device)

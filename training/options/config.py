@@ -46,9 +46,7 @@ class RunFolder(Options, title="device and output"):
     precision: PrecisionName = flag(
         "of matrix products; auto measures which is faster, and a resumed run keeps it", "auto"
     )
-    threads: Count | None = flag(
-        "threads of computation on a CPU (the cores that no other process keeps busy at the start)"
-    )
+    threads: Count | None = flag("threads of computation on a CPU (torch's number)")
     save_every: Duration = flag("time between checkpoints (5m)", 300.0)
     keep: Count = flag("checkpoints to keep", 2)
     report_every: Count = flag("steps per line of metrics", 50)

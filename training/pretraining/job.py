@@ -34,7 +34,6 @@ from training.pretraining.config import PretrainConfig, Start
 from training.pretraining.recipes import RECIPES, Recipe
 from training.pretraining.text_streams import TextStreams
 from training.system.precision import PrecisionName
-from training.system.threads import use_threads
 
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
@@ -212,7 +211,8 @@ def run_job(
     record = run_record(config, recipe, architecture)
     is_known_run(config.output, record)
     with join_world(config.device) as world:
-        use_threads(config.threads)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         precision = record["precision"] = run_precision(config.precision, config.output, world)
         job = open_job(config, recipe, architecture, start, world, precision)
         return _train(job, record)
