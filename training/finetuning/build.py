@@ -70,7 +70,9 @@ def probing_of(
     fitted = {name: task for name, task in classifiers.items() if name in new or fits_all}
     if not fitted:
         return None
-    return Probing.of(model, fitted, _trained_heads(tasks), contrast_rate)
+    return Probing.of(
+        model, fitted, _trained_heads(tasks), seed=config.seed, contrast_rate=contrast_rate
+    )
 
 
 def build_run(

@@ -55,7 +55,13 @@ def _are_few(data: Classification) -> bool:
 
 
 def contrast(
-    model: AlbertForTasks, data: Classification, world: World, products: PrecisionName, lr: float
+    model: AlbertForTasks,
+    data: Classification,
+    world: World,
+    products: PrecisionName,
+    *,
+    lr: float,
+    seed: int,
 ) -> None:
     """Train the encoder until texts of a label are nearer to each other than to other texts."""
     examples = data.examples
@@ -72,7 +78,7 @@ def contrast(
         optimizer,
         lambda step: min(1.0, (step + 1) / (_WARMUP * num_steps)) * (1 - step / num_steps),
     )
-    batches = list(_draw(targets, size, num_steps))
+    batches = list(_draw(targets, size, num_steps, np.random.default_rng(seed)))
     model.train()
     for indices in progress(batches, title="telling labels apart", unit="steps"):
         chosen = [examples[index] for index in indices]
@@ -87,9 +93,10 @@ def contrast(
         rate.step()
 
 
-def _draw(targets: NDArray[np.int64], size: int, num_steps: int) -> Iterator[Sequence[int]]:
+def _draw(
+    targets: NDArray[np.int64], size: int, num_steps: int, rng: np.random.Generator
+) -> Iterator[Sequence[int]]:
     """Yield the indices of batches that have at least two texts of each label where it has them."""
-    rng = np.random.default_rng(0)
     labels = np.unique(targets)
     num_labels = min(len(labels), size // 2)
     for _ in range(num_steps):

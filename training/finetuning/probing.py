@@ -66,6 +66,7 @@ class Probing:
     Attributes:
         data: of each, by its head.
         replaces_pooler: whether no other head reads the pooler, so that it can whiten the states.
+        seed: of the texts that are drawn.
         contrast_rate: learning rate of the `contrast` before the fit, which the one classifier has;
             None without it.
     """
@@ -73,7 +74,8 @@ class Probing:
     model: AlbertForTasks
     data: Mapping[Task, Classification]
     replaces_pooler: bool
-    contrast_rate: float | None = None
+    seed: int
+    contrast_rate: float | None
 
     @classmethod
     def of(
@@ -81,6 +83,8 @@ class Probing:
         model: AlbertForTasks,
         data: Mapping[Task, Classification],
         trained: Collection[Task],
+        *,
+        seed: int,
         contrast_rate: float | None = None,
     ) -> Self:
         """Decide about the pooler, without which a head of sentence order is left out.
@@ -95,7 +99,11 @@ class Probing:
             print(f"the checkpoint's head of {_ORDER} is left out (--pretraining trains it on)")
             del model.heads[_ORDER], model.tasks[_ORDER]
         return cls(
-            model=model, data=data, replaces_pooler=replaces_pooler, contrast_rate=contrast_rate
+            model=model,
+            data=data,
+            replaces_pooler=replaces_pooler,
+            seed=seed,
+            contrast_rate=contrast_rate,
         )
 
     def fit(self, world: World, products: PrecisionName) -> None:
@@ -108,9 +116,9 @@ class Probing:
         model, began = self.model.to(world.device), time.monotonic()
         if self.contrast_rate is not None:
             (data,) = self.data.values()
-            contrast(model, data, world, products, self.contrast_rate)
+            contrast(model, data, world, products, lr=self.contrast_rate, seed=self.seed)
         states = {
-            task: _cls_states(model, task, of_task.examples, world, products)
+            task: _cls_states(model, task, _draw(of_task.examples, self.seed), world, products)
             for task, of_task in self.data.items()
         }
         assert model.pooler is not None
@@ -136,8 +144,8 @@ def _cls_states(
     world: World,
     products: PrecisionName,
 ) -> tuple[Tensor, Tensor]:
-    """Return the states (N, H) of texts drawn up to a number of tokens, and their targets (N)."""
-    batches = validation_batches(task, _draw(examples), row_length=1)
+    """Return the states (N, H) of texts, and their targets (N)."""
+    batches = validation_batches(task, examples, row_length=1)
     states, targets = [], []
     with evaluating(model), precision(world.device, products):
         for batch in progress(batches, title="encoding texts", unit="batches"):
@@ -147,9 +155,9 @@ def _cls_states(
     return torch.cat(states), torch.cat(targets)
 
 
-def _draw(examples: Sequence[TokenisedExample]) -> list[TokenisedExample]:
+def _draw(examples: Sequence[TokenisedExample], seed: int) -> list[TokenisedExample]:
     """Return examples in a random order up to a number of tokens."""
-    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)).tolist()
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
     drawn: list[TokenisedExample] = []
     num_tokens = 0
     for index in order:

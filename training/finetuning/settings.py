@@ -18,6 +18,7 @@ from training.glue.files import training_files
 from training.glue.tasks import TASKS
 from training.options.flags import flags_of
 from training.options.labelled import with_task_data
+from training.options.tables import identify
 
 _ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
 # Fields that a run may be resumed with other values of, such as smaller micro-batches where it
@@ -35,7 +36,8 @@ _OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
 def record_of(config: FinetuneConfig) -> dict[str, str]:
     """Return the content of `run.json` of a settled configuration, but for the precision.
 
-    Lists are recorded as Python's, empty ones as None, and one label column by its name.
+    Lists are recorded as Python's, empty ones as None, one label column by its name, and tables in
+    memory by their hashes.
     """
     names = [field.name for field in flags_of(FinetuneConfig)]
     record = {name: _recorded(config, name) for name in names if name not in _NOT_RECORDED}
@@ -51,7 +53,8 @@ def _recorded(config: ClassifierConfig, name: str) -> str:
     value = getattr(config, name)
     if not isinstance(value, tuple):
         return str(value)
-    return str(list(value) if value or name == "choice_columns" else None)
+    items = [identify(item) if isinstance(item, Path) else item for item in value]
+    return str(items if items or name == "choice_columns" else None)
 
 
 def settle(config: FinetuneConfig) -> FinetuneConfig:

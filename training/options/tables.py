@@ -61,6 +61,11 @@ def is_table(file: Path) -> bool:
     return str(file) in _NAMES
 
 
+def identify(file: Path) -> str:
+    """Return a file's path; for a table in memory, the hash of its content."""
+    return f"table {file.stem}" if is_table(file) else str(file)
+
+
 @contextmanager
 def naming_tables() -> Iterator[None]:
     """Name tables, not their files, in the errors of a function; for `with` or as a decorator."""

@@ -50,6 +50,9 @@ def test_few_texts_train_the_encoder_and_then_fit_the_head(
     before, after = read_weights(START), read_weights(tmp_path / "run" / "best")
     changed = [name for name in before if ".encoder." in name]
     assert not any(torch.equal(before[name], after[name]) for name in changed)
+    assert run(options, tmp_path / "other", "--seed", "1") == 0
+    other = read_weights(tmp_path / "other" / "best")
+    assert not any(torch.equal(other[name], after[name]) for name in changed)
 
 
 def test_the_loss_is_that_of_all_pairs_of_a_batch() -> None:
