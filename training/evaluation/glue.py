@@ -10,6 +10,7 @@ from typing import Any
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.names import listed
 from albert_serve.tokenizer import AlbertTokenizer
+from training.data.labelled.label_names import label_indices, label_key
 from training.data.labelled.texts import Label, LabelledText
 from training.errors import EvaluationError
 from training.evaluation.classification import PREFIX, TextPredictions, classify
@@ -101,7 +102,7 @@ def task_figures(task: GlueTask, classified: Mapping[str, TextPredictions]) -> d
 def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
     """Return the model's output of each of the task's labels, or the one of a regression.
 
-    Names count without case. Labels without names are in the task's order.
+    Labels without names are in the task's order.
     """
     if task.scale is not None:
         if len(names) == 1:
@@ -109,12 +110,12 @@ def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
         raise EvaluationError(
             f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels"
         )
-    mine = [name.lower() for name in names]
+    indices = label_indices(names, task.labels)
+    if len(names) == len(task.labels) == len(indices):
+        return list(indices.values())
     numbers = range(len(task.labels))
-    if sorted(mine) == sorted(task.labels):
-        return [mine.index(label) for label in task.labels]
     unnamed = ([f"label_{number}" for number in numbers], [str(number) for number in numbers])
-    if mine in unnamed:
+    if list(map(label_key, names)) in unnamed:
         return list(numbers)
     raise EvaluationError(
         f"the labels of {task.title} are {', '.join(task.labels)}; "

@@ -16,6 +16,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
+from training.data.labelled.label_names import first_spellings
 from training.data.labelled.texts import LabelledSplits, LabelledText, read_splits
 from training.data.streams import ExampleStream, example_stream, labelled_examples
 from training.errors import RunError
@@ -53,6 +54,9 @@ from training.losses import (
 from training.model.checkpoint import label_keys
 from training.model.heads import Task
 
+# Labels that are printed, of those with most texts and of those with few.
+_MAX_SHOWN: Final = 20
+_FEW: Final = 5
 # The metrics that `--metric` can name.
 _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {
@@ -183,6 +187,8 @@ def _read_labelled(texts: ClassifierConfig, config: FinetuneConfig, start: Start
     """Return the examples and the fields of `Classification` of labelled texts."""
     problem = texts.problem
     splits = _read(texts)
+    if problem != "regression":
+        _print_labels(texts.head, splits)
     if config.splits_validation:
         divided = hold_out(splits.texts[TRAINING], config.validation_split)
         splits = LabelledSplits(divided, splits.names)
@@ -210,7 +216,27 @@ def _read(config: ClassifierConfig) -> LabelledSplits:
         return read_task(TASKS[config.task], files)
     # If both are open, many different numbers as labels are an error that asks.
     problem = config.problem if config.columns.has_several_labels else config.problem_type
-    return read_splits(files, config.labels or None, config.columns, problem)
+    return read_splits(files, first_spellings(config.labels) or None, config.columns, problem)
+
+
+def _print_labels(head: str | None, splits: LabelledSplits) -> None:
+    """Print the number of texts of each label, and the labels with few, which may be typos."""
+    texts, names = splits.texts[TRAINING], splits.names
+    has_several = isinstance(texts[0].label, tuple)
+    labels_NK = np.array([text.label for text in texts], np.int64)
+    counts_K = labels_NK.sum(0) if has_several else np.bincount(labels_NK, minlength=len(names))
+    counts = sorted(zip(counts_K.tolist(), names, strict=True), key=lambda pair: -pair[0])
+    title = "label" if head is None else f"label of {head}"
+    width = max(len(title), *(len(name) for _, name in counts[:_MAX_SHOWN]))
+    print(f"{title:{width}}  {'texts':>7}    share")
+    for count, name in counts[:_MAX_SHOWN]:
+        print(f"{name:{width}}  {count:7,}  {100 * count / len(texts):5.1f} %")
+    if len(names) > _MAX_SHOWN:
+        print(f"... and {len(names) - _MAX_SHOWN:,} more labels")
+    few = [f"{name} ({count})" for count, name in reversed(counts) if count < _FEW]
+    if few:
+        more = f", ... and {len(few) - _MAX_SHOWN:,} more" if len(few) > _MAX_SHOWN else ""
+        print(f"labels with fewer than {_FEW} texts: {', '.join(few[:_MAX_SHOWN])}{more}")
 
 
 def _loss(

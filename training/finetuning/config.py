@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.conversion.source import REFERENCE_HELP
+from training.data.labelled.label_names import first_spellings
 from training.errors import RunError
 from training.finetuning.recipes import DEFAULTS, LR_HELP
 from training.glue.tasks import TASKS, Metric
@@ -95,6 +96,15 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
         "metric that selects the best checkpoint (default: the task's; with several classifiers, "
         "their mean)"
     )
+
+    def __post_init__(self) -> None:
+        """Check that each label is named once."""
+        super().__post_init__()
+        if len(first_spellings(self.labels)) < len(self.labels):
+            raise RunError(
+                f"--labels {' '.join(self.labels)}: two labels differ in case or outer spaces "
+                "alone. Name each label once"
+            )
 
     @property
     def problem(self) -> ProblemType:

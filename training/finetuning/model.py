@@ -11,6 +11,7 @@ import torch
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
+from training.data.labelled.label_names import label_indices, label_key
 from training.finetuning.classification import Classification
 from training.finetuning.start import Start
 from training.finetuning.tokens import TokenTags
@@ -46,7 +47,8 @@ def label_config(
     }
     name = default_name(start.hf)
     if isinstance(default := trained.get(CLASSIFICATION), Classification):
-        has_same_labels = start.hf.get("id2label") == default.labels["id2label"]
+        before = _stored_names(start, CLASSIFICATION)
+        has_same_labels = [*map(label_key, before)] == [*map(label_key, _names(default.labels))]
         name = default.head.config.head or (name if has_same_labels else None)
     return labels_config(records, name)
 
@@ -77,9 +79,9 @@ def load_start(
             continue
         sizes[task] = len(record["id2label"])
         if task in heads:
-            before = _stored_names(start, task)
-            if _means_the_same(before, record):
-                orders[task] = [before.index(name) for name in _names(record)]
+            order = _order(_stored_names(start, task), record)
+            if order is not None:
+                orders[task] = order
     model = load_checkpoint(start.folder, sizes, new_heads=labels.keys() - orders.keys())
     for task, order in orders.items():
         _reorder(model, task, order)
@@ -133,7 +135,7 @@ def new_classifiers(start: Start, labels: Mapping[Task, Mapping[str, Any]]) -> l
     new = []
     for head, record in labels.items():
         before = _stored_names(start, head)
-        if not _means_the_same(before, record):
+        if _order(before, record) is None:
             new.append(head)
             if head in start.heads:
                 names = listed(_names(record))
@@ -141,12 +143,17 @@ def new_classifiers(start: Start, labels: Mapping[Task, Mapping[str, Any]]) -> l
     return new
 
 
-def _means_the_same(before: Sequence[str], record: Mapping[str, Any]) -> bool:
-    """Whether labels of these names have the meaning that they had: not of numbers and scores."""
+def _order(before: Sequence[str], record: Mapping[str, Any]) -> list[int] | None:
+    """Return the output in a checkpoint of each label; None if its labels had other meanings.
+
+    Numbers and scores may always have.
+    """
     names = _names(record)
+    indices = label_indices(before, names)
     are_numbers = all(re.fullmatch(r"(LABEL_)?[-\d.]+", name) for name in names)
     is_scored = record.get("problem_type") == "regression"
-    return set(before) == set(names) and not are_numbers and not is_scored
+    is_same = len(before) == len(names) == len(set(indices.values()))
+    return None if are_numbers or is_scored or not is_same else [indices[name] for name in names]
 
 
 def _names(record: Mapping[str, Any]) -> list[str]:

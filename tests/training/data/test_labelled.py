@@ -215,6 +215,28 @@ def test_labels_are_names_case_aside_or_numbers(tmp_path: Path) -> None:
         assert splits.are_numbered == (labels == "1 0")
 
 
+def test_spellings_of_a_label_that_differ_in_case_and_outer_spaces_are_one_label(
+    tmp_path: Path,
+) -> None:
+    """Also in validation; the first spelling is its name."""
+    rows = "".join(f"text,{label}\n" for label in ("Refund", "Late", " late ", "REFUND\u00a0"))
+    files = {
+        "training": [write(tmp_path / "a.csv", f"text,label\n{rows}")],
+        "validation": [write(tmp_path / "b.csv", "text,label\nc,LATE\nd,refund\n")],
+    }
+    splits = read_splits(files)
+    assert splits.names == ["Late", "Refund"]
+    assert [text.label for text in splits.texts["training"]] == [1, 0, 0, 1]
+    assert [text.label for text in splits.texts["validation"]] == [0, 1]
+    # Those of a checkpoint, one of which has both spellings as labels.
+    (texts,) = read_splits({"test": files["validation"]}, ["LATE ", "Refund"]).texts.values()
+    assert [text.label for text in texts] == [0, 1]
+    (texts,) = read_splits(
+        {"test": files["validation"]}, ["refund", "LATE", "Refund"]
+    ).texts.values()
+    assert [text.label for text in texts] == [1, 0]
+
+
 def test_a_whole_number_is_one_class_however_it_is_written(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "text,label\na,1\nb,1.0\nc,2\nd,2.\n")
     examples, names = read_labelled([file])

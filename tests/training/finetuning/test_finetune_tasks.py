@@ -160,12 +160,18 @@ def test_a_classifier_is_new_where_its_labels_have_no_meaning_of_their_own(
     problem: str,
     is_new: bool,
 ) -> None:
+    """Names have one, in any case."""
     texts = tmp_path / "texts.csv"
-    texts.write_text("text,label\n" + "".join(f"it is {n},{labels[n % 2]}\n" for n in range(8)))
+    content = "text,label\n" + "".join(f"it is {n},{labels[n % 2]}\n" for n in range(8))
+    texts.write_text(content)
     data = ["--text-classification", str(texts), "--problem-type", problem, "--steps", "1"]
     assert run([*start, *data], tmp_path / "first") == 0
     warm = ["--initialize-from", str(tmp_path / "first/checkpoint")]
-    capsys.readouterr()
+    counted = (
+        "label    texts    share\nno           4   50.0 %\nyes          4   50.0 %\nlabels with"
+    )
+    assert (f"{counted} fewer than 5 texts: yes (4), no (4)\n" in capsys.readouterr().out) != is_new
+    texts.write_text(content.replace("no", "NO"))
     assert run([*start, *data, *warm], tmp_path / "second") == 0
     assert ("a new classifier of" in capsys.readouterr().out) == is_new
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -21,10 +21,10 @@ from training.data.labelled.cells import (
     cell_text,
     is_blank,
     labels_in,
-    plain_number,
 )
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.errors import raise_listed
+from training.data.labelled.label_names import first_spellings, label_indices, label_key
 from training.data.labelled.tables import RowError, gather_rows
 
 # A file has one split, of this name.
@@ -129,7 +129,7 @@ def read_splits(
         label_names: names of the labels 0, 1, ... of the files; or the labels themselves, in the
             order of the model's outputs. By default those that the files name (a ClassLabel of
             `datasets`), the labels of the first split, sorted (2 before 10), or the columns of 0
-            and 1.
+            and 1; each in its first spelling.
         problem: of a regression, labels are numbers; of several labels, a text may have none. None
             for one label a text, unless labels are many numbers, which is an error.
         scale: of a regression.
@@ -258,7 +258,8 @@ def _check_columns(
         )
     if problem == "regression" and label_names is not None and len(label_names) != 1:
         raise CorpusError(f"a regression has one score; {len(label_names)} labels are named")
-    if columns.indicators and label_names and set(columns.indicators) != set(label_names):
+    indicators = set(map(label_key, columns.indicators))
+    if indicators and label_names and indicators != set(map(label_key, label_names)):
         raise CorpusError(
             f"--label-column {' '.join(columns.indicators)}: the labels are "
             f"{listed(label_names)}; give the column of each"
@@ -275,27 +276,29 @@ def _classified(
     first, *others = rows
     labels = _all_labels(rows[first])
     classes = next((row.classes for row in rows[first] if row.classes), ())
-    names = list(label_names or classes or sorted(labels, key=_natural))
-    by_label = _indices(names, labels)
+    names = list(label_names or first_spellings(classes or labels))
+    if not (label_names or classes):
+        names.sort(key=_natural)
+    find_indices = partial(_indices if label_names else label_indices, names)
+    by_label = find_indices(labels)
     errors += _unknown_labels(rows[first], by_label, f"allowed are {listed(names)}")
-    trained = {by_label[label] for label in labels & by_label.keys()}
+    trained = set(by_label.values())
     shown = listed([names[index] for index in sorted(trained)])
     numbers = None if problem == "single_label_classification" else len(names)
     texts = {first: _with_labels(rows[first], by_label, numbers)}
     for split in others:
-        every, its_labels = by_label, _all_labels(rows[split])
-        if label_names and every.keys().isdisjoint(its_labels):
-            every = _indices(names, its_labels)  # 0 and 1, say, where the others have names
+        # A split may have 0 and 1, say, where the others have names.
+        every = find_indices(_all_labels(rows[split]))
         known = {label: index for label, index in every.items() if index in trained}
         if trained:
             errors += _unknown_labels(rows[split], known, f"the {first} split has {shown}")
         texts[split] = _with_labels(rows[split], known, numbers)
-    are_numbered = bool(labels) and labels.isdisjoint(_indices_by_name(names, labels))
+    are_numbered = bool(labels) and not label_indices(names, labels)
     return LabelledSplits(texts, names, are_numbered)
 
 
-def _all_labels(rows: Sequence[_Row]) -> set[str]:
-    return set(chain.from_iterable(row.labels for row in rows))
+def _all_labels(rows: Sequence[_Row]) -> list[str]:
+    return list(dict.fromkeys(chain.from_iterable(row.labels for row in rows)))
 
 
 def _with_labels(
@@ -320,29 +323,18 @@ def _with_labels(
     return texts
 
 
-def _indices(names: Sequence[str], labels: set[str]) -> dict[str, int]:
-    """Return the index of each label: of its name, case aside, or of its number.
+def _indices(names: Sequence[str], labels: Sequence[str]) -> dict[str, int]:
+    """Return the index of each label: of its name, or its number.
 
     Numbers are indices only where no name is another label's number.
     """
-    by_name = _indices_by_name(names, labels)
+    by_name = label_indices(names, labels)
     if _has_others_numbers(names):
         return by_name
-    by_number = {str(index): index for index in range(len(names))}
+    numbers = {str(index): index for index in range(len(names))}
+    by_number = {label: numbers[label] for label in labels if label in numbers}
     # Whichever knows more of the labels, so that one that is wrong is listed alone.
-    return max(by_name, by_number, key=lambda known: len(known.keys() & labels))
-
-
-def _indices_by_name(names: Sequence[str], labels: set[str]) -> dict[str, int]:
-    """Return the index of each name, and of labels that differ from one name in case alone."""
-    counts = Counter(name.casefold() for name in names)
-    case_aside = {
-        plain_number(name).casefold(): index
-        for index, name in enumerate(names)
-        if counts[name.casefold()] == 1
-    }
-    others = {label: case_aside[key] for label in labels if (key := label.casefold()) in case_aside}
-    return {**others, **{name: index for index, name in enumerate(names)}}
+    return max(by_name, by_number, key=len)
 
 
 def _has_others_numbers(names: Sequence[str]) -> bool:
@@ -455,7 +447,7 @@ def _classes(row: Row, names: ColumnNames, label_names: Sequence[str]) -> Sequen
 def _renamed(classes: tuple[str, ...], label_names: tuple[str, ...]) -> Sequence[str]:
     if all(re.fullmatch(r"LABEL_\d+", name) for name in label_names):
         return ()  # the model's labels have no names
-    indices = _indices_by_name(label_names, set(classes))
+    indices = label_indices(label_names, classes)
     if not set(classes) <= indices.keys():
         raise LabelFormError(
             f"the file numbers the labels {listed(classes)}, which are not {listed(label_names)}; "
