@@ -14,7 +14,6 @@ from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import World, replicate
 from training.loop.early_stopping import BestValidation
-from training.loop.loss_scale import LossScale
 from training.loop.metrics import MetricsWriter
 from training.loop.progress import Progress, record_run
 from training.loop.step import Mixture, Run
@@ -95,7 +94,6 @@ def build_run(
         world=world,
         progress=progress,
         precision=precision,
-        loss_scale=LossScale() if precision == "fp16" else None,
         selection=selection,
     )
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from training.data.batch import LossName, MicroBatch
 from training.data.streams import TaskStream
 from training.errors import RunError
 from training.loop.distributed import World, accumulating
 from training.loop.early_stopping import BestValidation
-from training.loop.loss_scale import LossScale
 from training.loop.progress import Progress
 from training.loop.reproducibility import reproducible
 from training.losses import LossSums, Tally
@@ -84,7 +84,7 @@ class Run:
         num_skipped: steps so far whose gradient was not finite.
         num_skipped_in_a_row: those since the last step with a finite one; none of those that are
             put down to the loss scale.
-        loss_scale: of fp16; None in other precisions.
+        scaler: scales the loss in fp16 (arXiv 1710.03740, section 3.2).
         selection: the best validation so far; None if none is to be kept.
         earlier_selection: the state of a selection that this run was resumed without.
     """
@@ -99,7 +99,6 @@ class Run:
     world: World
     progress: Progress
     precision: PrecisionName
-    loss_scale: LossScale | None = None
     num_steps: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
     validated_step: int = 0
@@ -107,6 +106,10 @@ class Run:
     num_skipped_in_a_row: int = 0
     selection: BestValidation | None = None
     earlier_selection: Mapping[str, Any] = field(default_factory=dict)
+    scaler: GradScaler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scaler = GradScaler(self.world.device.type, enabled=self.precision == "fp16")
 
     def step(self, done: float) -> StepResult:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
@@ -143,7 +146,8 @@ class Run:
             + [sum(batch.num_tokens for batch in batches)]
         )
         tallies = self._accumulate(batches, dict(zip(stream.losses, counts, strict=True)))
-        self._unscale()
+        for optimizer in self.optimizers.parts:
+            self.scaler.unscale_(optimizer)
         return tallies, int(num_tokens)
 
     def _accumulate(
@@ -156,8 +160,8 @@ class Run:
             with accumulating(self.objective, is_last=number == len(batches) - 1):
                 with precision(self.world.device, self.precision):
                     losses = self.objective(batch)
-                loss = self._loss(losses, totals) * self._scale
-                loss.backward()  # type: ignore[no-untyped-call]
+                scaled = self.scaler.scale(self._loss(losses, totals))
+                scaled.backward()  # type: ignore[no-untyped-call]
             for name, tally in tallies.items():
                 tally.add(losses[name])
         return tallies
@@ -184,31 +188,19 @@ class Run:
         ]
         return torch.stack(parts).sum()
 
-    @property
-    def _scale(self) -> float:
-        return 1.0 if self.loss_scale is None else self.loss_scale.value
-
-    def _unscale(self) -> None:
-        """Divide the gradients by the loss scale."""
-        if self.loss_scale is None:
-            return
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(self._scale)
-
     def _update(self, grad_norm: float, done: float) -> float:
         """Update the weights if the gradient is finite; return the learning-rate multiplier."""
         factor = self.schedule.factor(done)
         self.progress.step += 1
+        scale = self.scaler.get_scale()
+        self.scaler.update()
         if np.isfinite(grad_norm):
             self.optimizers.step(factor)
             self.num_skipped_in_a_row = 0
-            if self.loss_scale is not None:
-                self.loss_scale.count_finite()
             return factor
         self.optimizers.zero_grad()
         self.num_skipped += 1
-        if self.loss_scale is not None and self.loss_scale.explains():
+        if scale > 1 and self.scaler.get_scale() < scale:  # it may have been too large
             return factor
         self.num_skipped_in_a_row += 1
         if self.num_skipped_in_a_row == _MAX_SKIPPED:
@@ -232,7 +224,7 @@ class Run:
             "stability": {
                 "num_skipped": self.num_skipped,
                 "num_in_a_row": self.num_skipped_in_a_row,
-                **({"loss_scale": asdict(self.loss_scale)} if self.loss_scale else {}),
+                "scaler": self.scaler.state_dict(),
             },
             "validated_step": self.validated_step,
             **({"selection": dict(selected)} if selected else {}),
@@ -262,8 +254,8 @@ class Run:
         self.num_steps = Counter(state["num_steps"])
         self.num_skipped = state["stability"]["num_skipped"]
         self.num_skipped_in_a_row = state["stability"]["num_in_a_row"]
-        if self.loss_scale is not None:
-            self.loss_scale = LossScale(**state["stability"].get("loss_scale", {}))
+        if scaler := state["stability"].get("scaler"):
+            self.scaler.load_state_dict(scaler)
         selected = state.get("selection", {})
         if self.selection is None:
             self.earlier_selection = selected
