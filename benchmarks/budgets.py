@@ -127,7 +127,7 @@ def _row(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
         label_column=(options.label_column,),
         truncation=True,
     )
-    figures = evaluate(test)
+    figures = evaluate(test).figures
     names = ("text_classification_accuracy", "text_classification_macro_f1")
     return _cells(case.title, len(texts), duration_s, [figures[name] for name in names])
 

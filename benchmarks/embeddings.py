@@ -55,10 +55,10 @@ from training.data.similar import SimilarTexts, read_similar
 from training.errors import report_errors
 from training.evaluation.embeddings import (
     Embed,
-    embed_in_torch,
-    embed_texts,
+    Embedder,
     retrieval_figures,
     similarity_figures,
+    torch_embedder,
 )
 from training.model.checkpoint import load_checkpoint
 from training.system.command_line import make_parser
@@ -186,12 +186,12 @@ def open_model(folder: Path, num_threads: int) -> Embed:
         bundle = Bundle.open(folder)
         engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=num_threads))
         setup = load_setups(bundle)[FEATURE_EXTRACTION]
-        return partial(embed_texts, engine, setup, truncation=True)
+        return Embedder(runner=engine, setup=setup)
     with open_checkpoint(folder) as checkpoint:
         model = load_checkpoint(checkpoint.folder)
         tokenizer = AlbertTokenizer.from_file(checkpoint.folder / "tokenizer.json")
         form = read_sentence_vectors(checkpoint.folder)
-        return embed_in_torch(model, tokenizer, form, truncation=True)
+        return torch_embedder(model, tokenizer, form)
 
 
 def open_peer(folder: Path) -> Embed:

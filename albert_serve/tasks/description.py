@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -182,22 +182,25 @@ def read_stages(manifest: Manifest) -> list[TrainingStage]:
 
     Before an average of several models stand the stages of all of them, each stage once.
     """
-    return [_stage(stage) for stage in _distinct_stages(manifest.provenance.get("training"), [])]
+    return [_stage(stage) for stage in distinct_stages(manifest.provenance.get("training"))]
 
 
-def _distinct_stages(
-    history: object, earlier: list[Mapping[str, Any]]
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the stages of a history and of averaged models not in `earlier`, and add them."""
+def distinct_stages(history: object) -> list[Mapping[str, Any]]:
+    """Return the stages in a `training.json` and in those of averaged models, each stage once."""
+    stages: list[Mapping[str, Any]] = []
+    _add_stages(history, stages)
+    return stages
+
+
+def _add_stages(history: object, earlier: list[Mapping[str, Any]]) -> None:
     recorded = history.get("stages") if isinstance(history, dict) else None
     for stage in recorded if isinstance(recorded, list) else []:
         if not isinstance(stage, dict) or stage in earlier:
             continue
         averaged = stage.get("averaged")
         for other in averaged if isinstance(averaged, list) else []:
-            yield from _distinct_stages(other, earlier)
+            _add_stages(other, earlier)
         earlier.append(stage)
-        yield stage
 
 
 def _stage(stage: Mapping[str, Any]) -> TrainingStage:

@@ -266,7 +266,7 @@ def test_a_bundle_in_fp32_costs_nothing(
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
     names = source.tasks["text-classification"].labels or []
     labelled_texts, _ = read_labelled([labelled], names)
-    texts = classify(model, tokenizer, labelled_texts, names).figures()
+    texts = classify(model, tokenizer, labelled_texts, names, length=64).figures()
     figures = question_figures(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
     accuracy, f1 = texts["text_classification_accuracy"], figures["question_answering_f1"]
     assert quality["text-classification"].quality.torch == pytest.approx(100 * accuracy)

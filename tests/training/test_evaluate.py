@@ -290,8 +290,10 @@ def test_a_checkpoint_without_the_head(pretrained: Path, labelled: Path, capsys:
 def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
     data = tmp_path / "a.tsv"
     data.write_text("text\tlabel\n" + "long " * 80 + "\t0\n")
-    assert main([str(checkpoint), "--text-classification", str(data)]) == 1
-    assert "a.tsv, line 2: over 64 tokens; --truncation cuts such texts" in capsys.readouterr().err
-    assert main([str(checkpoint), "--text-classification", str(data), "--truncation"]) == 0
+    command = [str(checkpoint), "--text-classification", str(data)]
+    assert main([*command, "--no-truncation"]) == 1
+    error = "a.tsv, line 2: over 64 tokens; --truncation truncates such texts"
+    assert error in capsys.readouterr().err
+    assert main(command) == 0
     figures = json.loads((checkpoint / "evaluation.json").read_text())
     assert figures["text_classification_truncated"] == figures["text_classification_texts"] == 1

@@ -29,7 +29,7 @@ _EXAMPLES: Final = r"""examples:
   albert-serve evaluate runs/rte/best --task RTE --data glue/RTE
   albert-serve evaluate runs/both/best --text-classification sst2/dev.tsv \
       --head topic --text-classification news/test.csv --label-column category
-  albert-serve evaluate runs/race/best --multiple-choice RACE/test --truncation
+  albert-serve evaluate runs/race/best --multiple-choice RACE/test
   albert-serve evaluate textattack/albert-base-v2-SST-2 --text-classification sst2/dev.tsv
 """
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(config: EvaluateConfig) -> int:
-    figures = evaluate(config)
+    figures, notes = evaluate(config)
     _print_figures(figures)
     file = config.figures_file
     if file is not None:
@@ -59,6 +59,8 @@ def _run(config: EvaluateConfig) -> int:
         print(f"written to {file}")
     else:
         print("not written to a file, which --output names for a model of the Hub")
+    for note in notes:
+        print(note)
     return 0
 
 

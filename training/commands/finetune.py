@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from albert_serve.config import AlbertConfig
+from albert_serve.tasks.text_length import describe_long_texts
 from training.conversion.source import open_checkpoint
 from training.errors import report_errors
 from training.finetuning.build import (
@@ -34,7 +35,7 @@ from training.finetuning.model import label_config
 from training.finetuning.recipes import default_rate
 from training.finetuning.settings import record_of, settle
 from training.finetuning.start import Start
-from training.finetuning.tasks import FinetuningTask, read_tasks
+from training.finetuning.tasks import FinetuningTask, TextTask, read_tasks
 from training.finetuning.validation import export_command, validating
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import join_world, setting_up
@@ -126,6 +127,10 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
         if trained.status == 0 and world.is_main and not _has_best(run):
             Checkpoints(folder=config.output, num_kept=config.keep).link_best(trained.num_steps)
         print(f"{trained.checkpoint}: {trained.num_steps:,} steps")
+        counts = [task.long_texts for task in tasks if isinstance(task, TextTask)]
+        if num_long := sum(count.num_long for count in counts):
+            num_texts = sum(count.num_texts for count in counts)
+            print(describe_long_texts(num_long, num_texts, config.length, truncation=True))
         if trained.status == 0 and (command := export_command(config)):
             print(f"to export and measure it on the validation files: {command}")
         return trained

@@ -119,7 +119,7 @@ def choice_examples(
     Raises:
         CorpusError: texts are longer than `length` tokens, and `truncation` is off; it lists them.
     """
-    examples, errors, num_cut = [], [], 0
+    examples, errors, num_truncated = [], [], 0
     context: tuple[str, Tokens] | None = None
     for text in progress(texts, title="tokenising questions", unit="questions"):
         # The questions on a passage follow each other.
@@ -127,11 +127,11 @@ def choice_examples(
             context = text.context, _tokens(tokenizer, text.context)
         example = tokenise_choices(text, tokenizer, length=length, context=context[1])
         if example.is_cut and not truncation:
-            errors.append(f"{text.place}: over {length} tokens; --truncation cuts such texts")
-        num_cut += example.is_cut
+            errors.append(f"{text.place}: over {length} tokens; --truncation truncates such texts")
+        num_truncated += example.is_cut
         examples.append(example)
     raise_listed(errors)
-    return examples, num_cut
+    return examples, num_truncated
 
 
 def tokenise_choices(

@@ -306,23 +306,23 @@ def example_stream(
 def labelled_examples(
     texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
 ) -> tuple[list[TokenisedExample], int]:
-    """Tokenise the texts, and return how many were cut to `length` tokens.
+    """Tokenise the texts, and return how many were truncated to `length` tokens.
 
-    Of a pair, the longer text is cut first.
+    Of a pair, the longer text is truncated first.
 
     Raises:
         CorpusError: texts are longer, and `truncation` is off; it lists them.
     """
-    examples, errors, num_cut = [], [], 0
+    examples, errors, num_truncated = [], [], 0
     truncator = Truncator(tokenizer, length, "truncate" if truncation else "error")
     for text in progress(texts, title="tokenising texts", unit="texts"):
         try:
             fitted = truncator.fit_texts(text.text, text.pair)
         except TextTooLongError:
-            errors.append(f"{text.place}: over {length} tokens; --truncation cuts such texts")
+            errors.append(f"{text.place}: over {length} tokens; --truncation truncates such texts")
         else:
-            num_cut += fitted.num_truncated > 0
+            num_truncated += fitted.num_truncated > 0
             ids, types = fitted.encoding.ids, fitted.encoding.types
             examples.append(TokenisedExample(ids=ids, types=types, target=text.label))
     raise_listed(errors)
-    return examples, num_cut
+    return examples, num_truncated

@@ -90,25 +90,27 @@ def choose(
     tokenizer: AlbertTokenizer,
     questions: Sequence[ChoiceText],
     *,
-    truncation: bool = False,
+    length: int,
+    truncation: bool = True,
 ) -> ChoicePredictions:
     """Answer questions of multiple choice.
 
     Args:
-        truncation: whether long texts are cut to the model's positions.
+        length: maximum tokens of a choice with its context.
+        truncation: whether longer ones are truncated.
 
     Raises:
-        CorpusError: texts are longer than the model has positions, and `truncation` is off.
+        CorpusError: texts are longer, and `truncation` is off.
     """
-    examples, num_cut = choice_examples(
-        questions, tokenizer, length=model.config.max_positions, truncation=truncation
+    examples, num_truncated = choice_examples(
+        questions, tokenizer, length=length, truncation=truncation
     )
     items = [
         EngineItem(inputs=choice_inputs(example, tokenizer), read=_read_logits)
         for example in examples
     ]
     logits = predict_in_torch(model, items, "questions")
-    return ChoicePredictions(questions=questions, logits=logits, num_truncated=num_cut)
+    return ChoicePredictions(questions=questions, logits=logits, num_truncated=num_truncated)
 
 
 def choice_inputs(example: ChoiceExample, tokenizer: AlbertTokenizer) -> list[EncoderInput]:

@@ -163,7 +163,8 @@ def classify(
     names: Sequence[str],
     problem: ProblemType = "single_label_classification",
     *,
-    truncation: bool = False,
+    length: int,
+    truncation: bool = True,
     outputs: Sequence[int] | None = None,
     head: Task = CLASSIFICATION,
 ) -> TextPredictions:
@@ -171,15 +172,17 @@ def classify(
 
     Args:
         names: of the labels.
-        truncation: whether long texts are cut to the model's positions.
+        length: maximum tokens of a text, or of a pair.
+        truncation: whether longer texts are truncated.
         outputs: the model's output of each label; None if they are in the same order.
         head: the classifier.
 
     Raises:
-        CorpusError: texts are longer than the model has positions, and `truncation` is off.
+        CorpusError: texts are longer, and `truncation` is off.
     """
-    length = model.config.max_positions
-    examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=truncation)
+    examples, num_truncated = labelled_examples(
+        texts, tokenizer, length=length, truncation=truncation
+    )
     logits_NK = _logits(model, examples, head)
     if outputs is not None:
         logits_NK = logits_NK[:, list(outputs)]
@@ -188,7 +191,7 @@ def classify(
         names=names,
         problem=problem,
         logits=logits_NK,
-        num_truncated=num_cut,
+        num_truncated=num_truncated,
     )
 
 

@@ -9,6 +9,7 @@ size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -40,55 +41,79 @@ Vectors: TypeAlias = NDArray[np.float32]
 Embed: TypeAlias = Callable[[Sequence[str]], Vectors]
 
 
-def embed_in_torch(
+@dataclass(kw_only=True)
+class Embedder:
+    """Function from texts to their embeddings (N, H), of length 1.
+
+    Attributes:
+        truncation: whether texts over `max_length` tokens are truncated.
+        num_texts: texts so far.
+        num_truncated: those of them that were truncated.
+    """
+
+    runner: Runner
+    setup: TaskSetup
+    truncation: bool = True
+    num_texts: int = 0
+    num_truncated: int = 0
+
+    @property
+    def max_length(self) -> int:
+        """Maximum tokens of a text."""
+        return self.setup.sentence_vectors.max_length or self.setup.max_positions
+
+    def __call__(self, texts: Sequence[str]) -> Vectors:
+        """Return the embeddings of texts.
+
+        Raises:
+            CorpusError: texts are too long, and `truncation` is off; it lists them.
+            EngineError: the runner failed.
+        """
+        task = FeatureExtraction(self.setup)
+        parameters = FeatureExtractionParameters(
+            normalize=True, truncation="truncate" if self.truncation else "error"
+        )
+        items, errors = [], []
+        for text in texts:
+            try:
+                prepared = task.prepare(text, parameters)
+            except TextTooLongError:
+                start = repr(text[:_NUM_SHOWN_CHARS])
+                errors.append(
+                    f"{start}...: over {self.max_length} tokens; --truncation truncates it"
+                )
+            else:
+                self.num_truncated += prepared.num_truncated > 0
+                read = partial(_read_vector, prepared)
+                items.append(EngineItem(inputs=prepared.inputs, read=read))
+        self.num_texts += len(texts)
+        raise_listed(errors)
+        vectors = predict(self.runner, items, max_tokens_at_once=_TOKENS_AT_ONCE)
+        return np.array(vectors, np.float32)
+
+
+def torch_embedder(
     model: AlbertForTasks,
     tokenizer: AlbertTokenizer,
     form: SentenceVectors | None = None,
     *,
-    truncation: bool = False,
-) -> Embed:
-    """Return the function to the embeddings of a model in memory; see `embed_texts`.
+    length: int | None = None,
+    truncation: bool = True,
+) -> Embedder:
+    """Return the function to the embeddings of a model in memory.
 
     Args:
         form: of the vectors, the model's own; None for the mean of all tokens.
+        length: maximum tokens of a text, where the form has none; None for all positions.
+        truncation: whether longer texts are truncated.
     """
     setup = TaskSetup(
         tokenizer=tokenizer,
-        max_positions=model.config.max_positions,
+        max_positions=length or model.config.max_positions,
         hidden_size=model.config.hidden_size,
         sentence_vectors=form or SentenceVectors(),
     )
-    return partial(embed_texts, TorchEngine(model), setup, truncation=truncation)
-
-
-def embed_texts(
-    runner: Runner, setup: TaskSetup, texts: Sequence[str], *, truncation: bool = False
-) -> Vectors:
-    """Return the embeddings (N, H) of texts, of length 1.
-
-    Args:
-        truncation: whether long texts are cut to the model's positions, or its form's limit.
-
-    Raises:
-        CorpusError: texts are longer, and `truncation` is off; it lists them.
-        EngineError: the runner failed.
-    """
-    task = FeatureExtraction(setup)
-    parameters = FeatureExtractionParameters(
-        normalize=True, truncation="truncate" if truncation else "error"
-    )
-    items, errors = [], []
-    for text in texts:
-        try:
-            prepared = task.prepare(text, parameters)
-        except TextTooLongError:
-            start = repr(text[:_NUM_SHOWN_CHARS])
-            most = setup.sentence_vectors.max_length or setup.max_positions
-            errors.append(f"{start}...: over {most} tokens; --truncation cuts it")
-        else:
-            items.append(EngineItem(inputs=prepared.inputs, read=partial(_read_vector, prepared)))
-    raise_listed(errors)
-    return np.array(predict(runner, items, max_tokens_at_once=_TOKENS_AT_ONCE), np.float32)
+    return Embedder(runner=TorchEngine(model), setup=setup, truncation=truncation)
 
 
 def _read_vector(

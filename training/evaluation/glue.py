@@ -27,13 +27,15 @@ def classify_task(
     names: Sequence[str],
     texts: Mapping[str, Sequence[LabelledText]],
     *,
-    truncation: bool = False,
+    length: int,
+    truncation: bool = True,
     head: Task = CLASSIFICATION,
 ) -> dict[str, TextPredictions]:
     """Classify the texts of each split of a task.
 
     Args:
         names: of the model's labels, in the order of its outputs.
+        length, truncation: as in `classify`.
         head: the classifier.
 
     Raises:
@@ -48,6 +50,7 @@ def classify_task(
             its_texts,
             task.labels or names,
             task.problem,
+            length=length,
             truncation=truncation,
             outputs=outputs,
             head=head,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from albert_serve.bundle.weights import CLASSIFICATION, TOKENS
 from albert_serve.names import listed
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
+from albert_serve.tasks.text_length import TRUNCATION_HELP, describe_long_texts, text_length
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import open_checkpoint
 from training.data.examples import MIN_LENGTH
@@ -25,10 +27,10 @@ from training.data.questions import read_squad
 from training.data.similar import SimilarTexts, TextKind, read_similar
 from training.errors import EvaluationError
 from training.evaluation.choices import PREFIX as CHOICE_PREFIX
-from training.evaluation.choices import ChoicePredictions, choose
+from training.evaluation.choices import choose
 from training.evaluation.classification import PREFIX as TEXT_PREFIX
 from training.evaluation.classification import TextPredictions, classify, head_figure
-from training.evaluation.embeddings import embed_in_torch, retrieval_figures, similarity_figures
+from training.evaluation.embeddings import retrieval_figures, similarity_figures, torch_embedder
 from training.evaluation.glue import classify_task, task_figures
 from training.evaluation.prediction_files import write_glue, write_squad
 from training.evaluation.pretraining import evaluate_text
@@ -49,7 +51,7 @@ from training.glue.tasks import TASKS
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels, read_temperature
-from training.model.provenance import file_names
+from training.model.provenance import file_names, read_stages
 from training.options.device import Device
 from training.options.flags import flag
 from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
@@ -93,11 +95,7 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
         (),
         metavar="NAME",
     )
-    truncation: bool = flag(
-        "cut longer texts to the model's positions, as those of --task RACE always are; otherwise "
-        "they are an error",
-        False,
-    )
+    truncation: bool = flag(TRUNCATION_HELP, default=True)
     max_seq_length: Count | None = flag(
         "maximum tokens of a question with a window of its context "
         f"({DEFAULT_MAX_SEQ_LEN}, or the model's positions)"
@@ -157,11 +155,27 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Opened:
-    """A checkpoint that is open."""
+    """A checkpoint that is open.
+
+    Attributes:
+        notes: about long texts, as in `Evaluation`.
+    """
 
     folder: Path
     model: AlbertForTasks
     tokenizer: AlbertTokenizer
+    notes: list[str] = field(default_factory=list)
+
+    def text_length(self, head: str) -> int:
+        """Return the maximum tokens of a text."""
+        training = {"stages": read_stages(self.folder)}
+        return text_length(head, training, self.model.config.max_positions)
+
+    def note_truncated(self, num_truncated: int, num_texts: int, length: int) -> None:
+        """Note how many texts were truncated, if any."""
+        if num_truncated:
+            note = describe_long_texts(num_truncated, num_texts, length, truncation=True)
+            self.notes.append(note)
 
     def need(self, task: str) -> None:
         tasks = self.model.tasks
@@ -179,8 +193,20 @@ class _Opened:
             )
 
 
-def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Return the figures of every kind of data, by name.
+class Evaluation(NamedTuple):
+    """The results of a checkpoint.
+
+    Attributes:
+        figures: of every kind of data, by name.
+        notes: lines about texts that were truncated.
+    """
+
+    figures: dict[str, Any]
+    notes: list[str]
+
+
+def evaluate(config: EvaluateConfig) -> Evaluation:
+    """Evaluate a checkpoint on every kind of data.
 
     Raises:
         EvaluationError: the checkpoint has no head for it.
@@ -195,7 +221,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         folder = checkpoint.folder
         model = load_checkpoint(folder).to(config.device).eval()
         tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
-        return _evaluate(config, _Opened(folder=folder, model=model, tokenizer=tokenizer))
+        opened = _Opened(folder=folder, model=model, tokenizer=tokenizer)
+        return Evaluation(_evaluate(config, opened), opened.notes)
 
 
 def _evaluate(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
@@ -215,7 +242,7 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
             figures |= _data("sentence_order", config.pretraining)
     if config.has_choices:
         figures |= {f"{CHOICE_PREFIX}_task": RACE.upper()} if config.task == RACE else {}
-        figures |= _choose(config, opened).figures()
+        figures |= _choice_figures(config, opened)
         figures |= _data(CHOICE_PREFIX, config.multiple_choice)
     figures |= _text_figures(config, opened)
     if config.question_answering:
@@ -241,7 +268,13 @@ def _entity_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
 
 def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     form = read_sentence_vectors(opened.folder)
-    embed = embed_in_torch(opened.model, opened.tokenizer, form, truncation=config.truncation)
+    embed = torch_embedder(
+        opened.model,
+        opened.tokenizer,
+        form,
+        length=opened.text_length(FEATURE_EXTRACTION),
+        truncation=config.truncation,
+    )
     figures: dict[str, Any] = {}
     if config.similarity:
         figures |= similarity_figures(
@@ -251,6 +284,7 @@ def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any
         figures |= retrieval_figures(
             _read_pairs(config, config.retrieval, ["pairs", "triplets"]), embed
         )
+    opened.note_truncated(embed.num_truncated, embed.num_texts, embed.max_length)
     return figures
 
 
@@ -275,17 +309,19 @@ def _data(prefix: str, files: Sequence[Path]) -> dict[str, str]:
     return {f"{prefix}_data": ", ".join(listed)} if listed else {}
 
 
-def _choose(config: EvaluateConfig, opened: _Opened) -> ChoicePredictions:
+def _choice_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     opened.need("multiple-choice")
-    is_race = config.task == RACE
     paths: Sequence[Path] = config.multiple_choice
-    if is_race and config.data is not None:
+    if config.task == RACE and config.data is not None:
         paths = race_files(config.data, "dev")
     files = labelled_files(paths, "test", "validation", suffixes=CHOICES)
     questions = read_choices(files, config.columns, config.choice_columns)
-    # RACE's passages are cut in all published figures.
-    truncation = config.truncation or is_race
-    return choose(opened.model, opened.tokenizer, questions, truncation=truncation)
+    length = opened.text_length("multiple-choice")
+    choices = choose(
+        opened.model, opened.tokenizer, questions, length=length, truncation=config.truncation
+    )
+    opened.note_truncated(choices.num_truncated, len(questions), length)
+    return choices.figures()
 
 
 def _text_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
@@ -330,6 +366,7 @@ def _classify(
     model, tokenizer = opened.model, opened.tokenizer
     names, problem = read_labels(read_config(opened.folder), model.tasks[head], head)
     task = TASKS.get(own.task or "")
+    length = opened.text_length(head)
     if task is None or own.data is None:
         files = labelled_files(own.text_classification, "test", "validation")
         read = read_splits({_ONLY: files}, names, own.columns, problem)
@@ -338,12 +375,26 @@ def _classify(
             print(f"the labels are numbers, read in this order: {numbers}", file=sys.stderr)
         texts = read.texts[_ONLY]
         predictions = classify(
-            model, tokenizer, texts, names, problem, truncation=config.truncation, head=head
+            model,
+            tokenizer,
+            texts,
+            names,
+            problem,
+            length=length,
+            truncation=config.truncation,
+            head=head,
         )
         splits = submitted = {_ONLY: predictions}
     else:
         run = partial(
-            classify_task, model, tokenizer, task, names, truncation=config.truncation, head=head
+            classify_task,
+            model,
+            tokenizer,
+            task,
+            names,
+            length=length,
+            truncation=config.truncation,
+            head=head,
         )
         held_out = dev_files(task, own.data).items()
         splits = submitted = run(
@@ -353,6 +404,11 @@ def _classify(
             submitted = run(tests)
     if config.predictions is not None:
         write_glue(submitted, _of_head(config.predictions, head), task)
+    opened.note_truncated(
+        sum(texts.num_truncated for texts in splits.values()),
+        sum(len(texts.texts) for texts in splits.values()),
+        length,
+    )
     temperature = read_temperature(read_config(opened.folder), head)
     return {split: replace(texts, temperature=temperature) for split, texts in splits.items()}
 

@@ -16,6 +16,7 @@ from training.finetuning.config import FinetuneConfig
 from training.finetuning.data import (
     TRAINING,
     VALIDATION,
+    LongTexts,
     check_metric,
     division_of,
     loss_function,
@@ -35,12 +36,14 @@ class MultipleChoice:
         losses: the loss function, by the name of the stream's micro-batches.
         figure: of validation, that decides: `accuracy` or `loss`.
         held_out: examples of validation.
+        long_texts: questions of training and validation of which a text is long.
     """
 
     name: ClassVar[Task] = "multiple-choice"
     streams: Sequence[TaskStream]
     losses: Mapping[str, LossFunction]
     tokenizer: AlbertTokenizer
+    long_texts: LongTexts
     figure: str = "accuracy"
     held_out: Sequence[ChoiceExample] = ()
 
@@ -58,7 +61,7 @@ class MultipleChoice:
             held_out = labelled_files(config.validation, "validation", suffixes=CHOICES)
             files[VALIDATION] = held_out
         texts = read_choice_splits(files, config.columns, config.choice_columns)
-        examples = tokenise(texts, choice_examples, "questions", config, start.tokenizer)
+        examples, long_texts = tokenise(texts, choice_examples, config, start.tokenizer)
         stream = choice_stream(
             examples[TRAINING],
             start.tokenizer,
@@ -73,6 +76,7 @@ class MultipleChoice:
             tokenizer=start.tokenizer,
             figure=config.metric or "accuracy",
             held_out=examples.get(VALIDATION, ()),
+            long_texts=long_texts,
         )
 
     def validation(self, *, every: int, row_length: int) -> Validation:

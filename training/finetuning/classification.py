@@ -32,6 +32,7 @@ from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.data import (
     TRAINING,
     VALIDATION,
+    LongTexts,
     check_metric,
     division_of,
     hold_out,
@@ -80,6 +81,7 @@ class Classification:
         loss: the loss function of its micro-batches.
         class_weights: (K,) factors of the labels' losses.
         held_out: examples of validation.
+        long_texts: those of training and validation.
     """
 
     head: ClassifierHead
@@ -89,6 +91,7 @@ class Classification:
     metric: str | None
     streams: Sequence[ExampleStream[TokenisedExample]]
     held_out: Sequence[TokenisedExample]
+    long_texts: LongTexts
     loss: LossFunction
     class_weights: Tensor | None = None
 
@@ -196,13 +199,14 @@ def _read_labelled(texts: ClassifierConfig, config: FinetuneConfig, start: Start
         shown = ", ".join(splits.names) or "none"
         raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
     weights = _class_weights(texts.class_weights, splits.texts[TRAINING], splits.names, problem)
-    examples = tokenise(splits.texts, labelled_examples, "texts", config, start.tokenizer)
+    examples, long_texts = tokenise(splits.texts, labelled_examples, config, start.tokenizer)
     return {
         "problem": problem,
         "names": splits.names,
         "official": OFFICIAL[problem] if texts.task is None else TASKS[texts.task].metrics,
         "examples": examples[TRAINING],
         "held_out": examples.get(VALIDATION, ()),
+        "long_texts": long_texts,
         "loss": _loss(problem, config, weights),
         "class_weights": weights,
     }

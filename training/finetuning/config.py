@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
+from albert_serve.tasks.text_length import TRUNCATION_HELP
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.label_names import first_spellings
 from training.errors import RunError
@@ -193,9 +194,7 @@ class _TrainingOptions(Optimization, title="training"):
     dropout: Fraction | None = flag("of hidden states and attention (the checkpoint's)")
     classifier_dropout: Fraction | None = flag("of pooled states (the checkpoint's)")
     max_positions: Count | None = flag("drop positions that pretraining never used")
-    truncation: bool = flag(
-        "cut longer texts to --length; with --no-truncation they are an error", default=True
-    )
+    truncation: bool = flag(TRUNCATION_HELP, default=True)
     head_only: bool = flag(
         "fit the new classifiers, which takes seconds, and leave the encoder as it is; the same "
         "command without it goes on from there",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,13 @@ _Example = TypeVar("_Example")
 _DividedT = TypeVar("_DividedT", LabelledText, TaggedText)
 
 
+class LongTexts(NamedTuple):
+    """The number of texts that are over --length tokens, and of all texts."""
+
+    num_long: int
+    num_texts: int
+
+
 def division_of(config: FinetuneConfig, world: World) -> Division:
     """Return the division of a step's examples into micro-batches and among processes."""
     return Division(
@@ -49,29 +56,31 @@ def division_of(config: FinetuneConfig, world: World) -> Division:
 def tokenise(
     texts: Mapping[str, Sequence[_Text]],
     make: Callable[..., tuple[Sequence[_Example], int]],
-    title: str,
     config: FinetuneConfig,
     tokenizer: AlbertTokenizer,
-) -> dict[str, Sequence[_Example]]:
-    """Tokenise the texts of each split, cut to --length, and report how many were cut.
+) -> tuple[dict[str, Sequence[_Example]], LongTexts]:
+    """Tokenise the texts of each split, and truncate those over --length tokens.
 
     Args:
         make: `labelled_examples` or `choice_examples`.
-        title: the name of what is tokenised.
+
+    Returns:
+        The examples of each split, and how many were truncated.
 
     Raises:
-        CorpusError: texts are too long and may not be cut; those of all splits are listed.
+        CorpusError: texts are too long and may not be truncated; those of all splits are listed.
     """
-    length, truncation = config.length, config.truncation
     errors: list[str] = []
     examples: dict[str, Sequence[_Example]] = {}
+    num_long = 0
     for split, its in texts.items():
         with collecting(errors):
-            examples[split], num_cut = make(its, tokenizer, length=length, truncation=truncation)
-            if num_cut:
-                print(f"{num_cut:,} of {len(its):,} {title} are cut to {length} tokens")
+            examples[split], number = make(
+                its, tokenizer, length=config.length, truncation=config.truncation
+            )
+            num_long += number
     raise_listed(errors)
-    return examples
+    return examples, LongTexts(num_long, sum(map(len, texts.values())))
 
 
 def loss_function(task: str, config: FinetuneConfig) -> LossFunction:

@@ -8,7 +8,7 @@ Shape legend: C sequences, T tokens of a batch, H hidden size, Q examples, K tex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -36,7 +36,7 @@ from training.errors import RunError
 from training.evaluation.metrics import metric_figures
 from training.evaluation.validation import Validation
 from training.finetuning.config import EmbeddingLoss, FinetuneConfig
-from training.finetuning.data import TRAINING, division_of, tokenise
+from training.finetuning.data import TRAINING, VALIDATION, LongTexts, division_of, tokenise
 from training.finetuning.start import Start
 from training.loop.distributed import World
 from training.losses import LogitsFunction, LossFunction, LossSums, compile_logits
@@ -148,6 +148,7 @@ class Embeddings:
     Attributes:
         losses: the loss function, by the name of the stream's micro-batches.
         figure: of validation, that decides.
+        long_texts: those of training and validation.
     """
 
     name: ClassVar[Task] = TASK
@@ -155,6 +156,7 @@ class Embeddings:
     streams: Sequence[TaskStream]
     losses: Mapping[str, LossFunction]
     held_out: Sequence[VectorExample]
+    long_texts: LongTexts
 
     @classmethod
     def read(cls, config: FinetuneConfig, start: Start, world: World, batch_size: int) -> Self:
@@ -168,18 +170,19 @@ class Embeddings:
         vectors = compile_logits(sentence_vectors) if config.compile else sentence_vectors
         loss_name = _loss_name(texts[0].kind, config.embedding_loss)
         _check_scores(texts, loss_name)
-        examples = _tokenised(texts, config, start.tokenizer)
-        loss = partial(_LOSS_OF[loss_name], vectors=vectors)
-        held_out: Sequence[VectorExample] = ()
+        splits = {TRAINING: texts}
         if config.has_held_out_vectors:
-            pairs = read_similar(config.validation, config.embedding_columns)
-            if pairs[0].kind != "scored pairs":
+            splits[VALIDATION] = read_similar(config.validation, config.embedding_columns)
+            if splits[VALIDATION][0].kind != "scored pairs":
                 raise RunError("--validation of embeddings takes pairs with a score")
-            held_out = _tokenised(pairs, config, start.tokenizer)
+        examples, long_texts = _tokenised(splits, config, start.tokenizer)
+        compares = loss_name in _COMPARING
+        loss = partial(_LOSS_OF[loss_name], vectors=vectors)
         return cls(
-            streams=(_stream(examples, config, start, world, batch_size, loss_name in _COMPARING),),
+            streams=(_stream(examples[TRAINING], config, start, world, batch_size, compares),),
             losses={TASK: partial(_vector_loss, training=loss, vectors=vectors)},
-            held_out=held_out,
+            held_out=examples.get(VALIDATION, ()),
+            long_texts=long_texts,
         )
 
     def validation(self, *, every: int, row_length: int) -> Validation:
@@ -246,22 +249,31 @@ def _check_scores(texts: Sequence[SimilarTexts], loss: EmbeddingLoss) -> None:
 
 
 def _tokenised(
-    texts: Sequence[SimilarTexts], config: FinetuneConfig, tokenizer: AlbertTokenizer
-) -> list[VectorExample]:
-    plain = [
-        LabelledText(text=each, pair=None, label=0, place=text.place)  # whose label is not read
-        for text in texts
-        for each in text.texts
-    ]
-    by_split = tokenise({TRAINING: plain}, labelled_examples, "texts", config, tokenizer)
-    tokenised = iter(by_split[TRAINING])
-    return [
-        VectorExample(
+    splits: Mapping[str, Sequence[SimilarTexts]], config: FinetuneConfig, tokenizer: AlbertTokenizer
+) -> tuple[dict[str, list[VectorExample]], LongTexts]:
+    plain = {
+        split: [
+            LabelledText(text=each, pair=None, label=0, place=text.place)  # whose label is not read
+            for text in texts
+            for each in text.texts
+        ]
+        for split, texts in splits.items()
+    }
+    tokenised, long_texts = tokenise(plain, labelled_examples, config, tokenizer)
+    return {
+        split: list(_examples(texts, iter(tokenised[split]))) for split, texts in splits.items()
+    }, long_texts
+
+
+def _examples(
+    texts: Sequence[SimilarTexts], tokenised: Iterator[TokenisedExample]
+) -> Iterator[VectorExample]:
+    """Yield the examples, each of the next of the tokenised texts."""
+    for text in texts:
+        yield VectorExample(
             texts=tuple(next(tokenised) for _ in text.texts),
             target=0.0 if text.score is None else text.score,
         )
-        for text in texts
-    ]
 
 
 def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:

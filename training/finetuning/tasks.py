@@ -21,6 +21,8 @@ from training.loop.distributed import World
 
 # The tasks that may have held-out data.
 ValidatedTask: TypeAlias = Classification | MultipleChoice | TokenTags | Questions | Embeddings
+# The tasks whose texts are truncated.
+TextTask: TypeAlias = Classification | MultipleChoice | Embeddings
 FinetuningTask: TypeAlias = ValidatedTask | ContinuedPretraining
 
 

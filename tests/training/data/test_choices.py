@@ -194,7 +194,7 @@ def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: Albert
         choice_examples(texts, tokenizer, length=32, truncation=False)
     lines = str(caught.value).splitlines()
     assert len(lines) == len(texts)
-    assert lines[0].endswith("6.txt, question 1: over 32 tokens; --truncation cuts such texts")
+    assert lines[0].endswith("6.txt, question 1: over 32 tokens; --truncation truncates such texts")
 
 
 @pytest.fixture

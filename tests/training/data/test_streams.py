@@ -128,7 +128,7 @@ def test_long_texts_are_cut_and_counted(tokenizer: AlbertTokenizer) -> None:
     assert examples[1].ids == [*whole.ids[:11], whole.ids[-1]]
     assert examples[2].ids == tokenizer.encode("the", "end").ids
     assert examples[2].types == tokenizer.encode("the", "end").types
-    with pytest.raises(CorpusError, match="row 7: over 12 tokens; --truncation cuts"):
+    with pytest.raises(CorpusError, match="row 7: over 12 tokens; --truncation truncates"):
         labelled_examples(texts, tokenizer, length=12, truncation=False)
 
 

@@ -19,8 +19,8 @@ from albert_serve.tasks.load import load_setups
 from training.commands.evaluate import main
 from training.data.similar import SimilarTexts, read_similar
 from training.evaluation.embeddings import (
+    Embedder,
     Vectors,
-    embed_texts,
     retrieval_figures,
     similarity_figures,
 )
@@ -133,7 +133,7 @@ def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
         setup = replace(setup, sentence_vectors=form)
         folders = [Path(shutil.copytree(checkpoint_dir, tmp_path / "checkpoint"))]
         write_sentence_vectors(form, folders[0], hidden_size=setup.hidden_size)
-    vectors = embed_texts(Engine.open(bundle), setup, texts)
+    vectors = Embedder(runner=Engine.open(bundle), setup=setup)(texts)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
     cosines = [vectors[a] @ vectors[b] for a, b in ((0, 1), (0, 2), (3, 4))]
     expected = pearsonr(cosines, [0.9, 0.1, 0.4]).statistic
@@ -150,7 +150,11 @@ def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
     [
         ("query,answer\na,b\n", [], "has pairs, not scored pairs"),
         ("sentence1,sentence2,score\n,b,1\n", [], "no text in column sentence1"),
-        (f"sentence1,sentence2,score\n{'run ' * 3000},b,1\n", [], "--truncation cuts it"),
+        (
+            f"sentence1,sentence2,score\n{'run ' * 3000},b,1\n",
+            ["--no-truncation"],
+            "--truncation truncates it",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_an_error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import TextClassification
 from albert_serve.tasks.load import load_tasks
 from export.__main__ import main as export
-from tests.training.support import read_metrics, run_command
+from tests.training.support import best_step, read_metrics, run_command, validations
 from training.commands import evaluate
 from training.commands.finetune import main
 from training.model.checkpoint import read_config
@@ -149,3 +150,24 @@ def test_numbers_of_a_file_from_training_to_the_service(
     got = [answer["gladness"] for answer in served(bundle, list(texts))]
     right = [10.0 * (("glad" in its) - ("sad" in its)) for its in labels]
     assert 100 * stats.pearsonr(got, right).statistic == pytest.approx(quality.bundle, abs=1e-2)
+
+
+def test_evaluate_reads_as_much_of_a_text_as_training_did(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    lines = [
+        f"the {thing} was {mood}{' and so on' * (n % 2 * 9)},{mood}"
+        for n, (thing, mood) in enumerate(product(THINGS, ("good", "lost")))
+    ]
+    texts = tmp_path / "texts.csv"
+    texts.write_text("\n".join(["text,label", *lines]))
+    data = ["--text-classification", str(texts), "--validation", str(texts)]
+    assert run([*start, *data, "--length", "16"], tmp_path / "run") == 0
+    truncated = "of {} texts were truncated to 16 tokens (--no-truncation makes them errors)"
+    assert f"\n10 {truncated.format(20)}\n" in capsys.readouterr().out
+    figures = evaluated(tmp_path / "run/best", texts)
+    assert capsys.readouterr().out.splitlines()[-1] == f"5 {truncated.format(10)}"
+    losses = validations(tmp_path / "run", "text-classification", "loss")
+    assert figures["text_classification_loss"] == pytest.approx(losses[best_step(tmp_path / "run")])
+    assert evaluate.main([str(tmp_path / "run/best"), *data[:2], "--no-truncation"]) == 1
+    assert "texts.csv, line 3: over 16 tokens" in capsys.readouterr().err

@@ -174,7 +174,7 @@ def test_long_texts_of_all_splits_are_listed(
     held_out = write(tmp_path / "b.tsv", "text\tlabel", f"{long}\t0")
     options = [*start, "--text-classification", str(train), "--validation", str(held_out)]
     assert run([*options, "--no-truncation"], tmp_path / "run") == 1
-    over = "over 64 tokens; --truncation cuts such texts"
+    over = "over 64 tokens; --truncation truncates such texts"
     assert errors_of(capsys, tmp_path) == [f"a.tsv, line 3: {over}", f"b.tsv, line 2: {over}"]
 
 

@@ -1,0 +1,62 @@
+"""Maximum tokens of the texts in files: one rule for finetune, evaluate and score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
+from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.tasks.description import distinct_stages
+
+TRUNCATION_HELP: Final = (
+    "truncate texts over the length of training (finetune's --length; all positions, if it is not "
+    "known); with --no-truncation they are errors"
+)
+# Tasks that read a text at once; others read windows, or rows of pretraining.
+_TASKS: Final = (CLASSIFICATION, "multiple-choice", FEATURE_EXTRACTION)
+
+
+def text_length(head: str, training: object, max_positions: int) -> int:
+    """Return the maximum tokens of a text: as many as in training if that is known.
+
+    Args:
+        head: a task, or `text-classification/NAME`.
+        training: content of a checkpoint's `training.json`, or of a manifest's part of it.
+        max_positions: the model's, for all other cases.
+    """
+    if head.partition("/")[0] not in _TASKS:
+        return max_positions
+    lengths = [_length(stage) for stage in distinct_stages(training) if _has_trained(stage, head)]
+    return min([max_positions, *lengths[-1:]])
+
+
+def describe_long_texts(num_long: int, num_texts: int, length: int, *, truncation: bool) -> str:
+    """Return the last line of a job that truncated long texts, or omitted them."""
+    if truncation:
+        return (
+            f"{num_long:,} of {num_texts:,} texts were truncated to {length} tokens "
+            "(--no-truncation makes them errors)"
+        )
+    return (
+        f"{num_long:,} of {num_texts:,} texts were omitted, because they have more than {length} "
+        "tokens (--truncation truncates them)"
+    )
+
+
+def _has_trained(stage: Mapping[str, Any], head: str) -> bool:
+    """Whether a stage of training trained a head, or embeddings, which have none."""
+    if _length(stage) < 1:
+        return False
+    if head == FEATURE_EXTRACTION:
+        return stage["settings"].get("embeddings") not in (None, "None")
+    tasks = stage.get("tasks")
+    return isinstance(tasks, list) and head in tasks
+
+
+def _length(stage: Mapping[str, Any]) -> int:
+    """Return the maximum tokens of a stage's texts; 0 if they are not known."""
+    settings = stage.get("settings")
+    length = str(settings.get("length")) if isinstance(settings, dict) else ""
+    return int(length) if re.fullmatch(r"[0-9]{1,9}", length) else 0
