@@ -32,6 +32,11 @@ _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 # Maximum number of letters to compose separately, because each takes a pass over the text.
 _MAX_COMPOSED: Final = 64
+# The code points of letters with two marks, and of the final letters of Hangul's syllables.
+_COMPOSED: Final = range(0xC0, 0x2000)
+_FINALS: Final = "\u11a8-\u11c2"
+# A character of no text, between which and a mark nothing is composed.
+_BOUNDARY: Final = "\U0010ffff"
 _NORMALIZATIONS: Final = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 
 
@@ -195,10 +200,25 @@ def _composing(letters: str) -> list[normalizers.Normalizer]:
     composed = {letter for letter in letters if unicodedata.normalize("NFD", letter) != letter}
     classes = {unicodedata.combining(letter) for letter in letters} - {0}
     if not composed or len(classes) < 2 or len(composed) > _MAX_COMPOSED:
-        return [normalizers.NFC()] if composed else []
+        return _nfc() if composed else []
     parts = {letter: unicodedata.normalize("NFD", letter) for letter in sorted(composed)}
     longest_first = sorted(parts, key=lambda letter: -len(parts[letter]))
     return [normalizers.Replace(parts[letter], letter) for letter in longest_first]
+
+
+def _nfc() -> list[normalizers.Normalizer]:
+    """Return the steps of NFC that leave letters as they are that are composed already.
+
+    NFC composes ü and an acute to ǘ, SentencePiece only u with both marks.
+    """
+    pairs = (unicodedata.decomposition(chr(code)).split() for code in _COMPOSED)
+    firsts = {chr(int(pair[0], 16)) for pair in pairs if len(pair) == 2 and pair[0].isalnum()}
+    composed = "".join(sorted(c for c in firsts if unicodedata.normalize("NFD", c) != c))
+    return [
+        normalizers.Replace(Regex(f"(?<=[{composed}가-힣])(?=[\\p{{M}}{_FINALS}])"), _BOUNDARY),
+        normalizers.NFC(),
+        normalizers.Replace(_BOUNDARY, ""),
+    ]
 
 
 def _pre_tokenizer(normal: Sequence[str]) -> pre_tokenizers.PreTokenizer:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import pytest
 import sentencepiece
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
@@ -123,6 +123,8 @@ def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
 
     @settings(deadline=None, max_examples=60)
     @given(texts(model.language))
+    @example("\u00fc\u0301 \u00f4\u0301")  # letters that are composed already, and a mark
+    @example("\uac00\u11a8")
     def check(text: str) -> None:
         assume(not any(model.is_limit(*pair) for pair in pairwise(text)))
         encoding = tokenizer.encode_plain(text)
