@@ -10,7 +10,7 @@ from typing import Final
 PACKAGES: Final = (
     *("filelock", "google", "huggingface_hub", "numpy", "pyarrow"),
     *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
-    *("torch", "tqdm"),
+    *("torch", "tqdm", "transformers"),
 )
 
 

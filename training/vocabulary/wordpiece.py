@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import Tokenizer
 
 from training.vocabulary.errors import VocabError
 from training.vocabulary.settings import VocabularySettings
@@ -35,40 +28,28 @@ def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer
         VocabError: the file cannot be read, lacks special tokens or repeats a piece, or the
             tokenizer's class splits words in another way.
     """
+    from transformers import BertTokenizer  # slow to import
+
     if settings.tokenizer_class not in _CLASSES:
         raise VocabError(
             f"{vocabulary} belongs to a {settings.tokenizer_class}, which splits text differently; "
             "only BertTokenizer is built from a vocab.txt. Add the tokenizer.json that "
             "save_pretrained of transformers writes for a fast tokenizer"
         )
-    ids = _read(vocabulary)
     special = _NAMES | settings.special
-    if missing := [name for name in special.values() if name not in ids]:
-        raise VocabError(
-            f"{vocabulary} has no {' nor '.join(missing)}; name its special tokens in "
-            "tokenizer_config.json (cls_token, sep_token, mask_token, unk_token, pad_token)"
-        )
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=special["unk"]))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=settings.tokenize_chinese_chars is not False,
+    _check(vocabulary, special.values())
+    tokenizer: Tokenizer = BertTokenizer(
+        vocab=str(vocabulary),
+        do_lower_case=settings.do_lower_case is not False,
+        tokenize_chinese_chars=settings.tokenize_chinese_chars is not False,
         strip_accents=settings.strip_accents,
-        lowercase=settings.do_lower_case is not False,
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    cls, sep = special["cls"], special["sep"]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
-    )
-    names = sorted(special.values(), key=ids.__getitem__)
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+        **{f"{role}_token": name for role, name in special.items()},
+    ).backend_tokenizer
     return tokenizer
 
 
-def _read(vocabulary: Path) -> dict[str, int]:
+def _check(vocabulary: Path, special: Iterable[str]) -> None:
+    """Check that each piece has one id, since `BertTokenizer` gives missing ones further ids."""
     try:
         lines = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -77,4 +58,8 @@ def _read(vocabulary: Path) -> dict[str, int]:
     if len(ids) < len(lines):
         twice = next(piece for index, piece in enumerate(lines) if ids[piece] != index)
         raise VocabError(f"{vocabulary} contains {twice!r} twice; each id needs a different piece")
-    return ids
+    if missing := [name for name in special if name not in ids]:
+        raise VocabError(
+            f"{vocabulary} has no {' nor '.join(missing)}; name its special tokens in "
+            "tokenizer_config.json (cls_token, sep_token, mask_token, unk_token, pad_token)"
+        )
