@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from albert_serve.tables.formats import has_known_suffix
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
-from training.data.labelled.cells import is_blank
+from training.data.labelled.cells import is_blank, locate
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.tables import RowError, read_records
 
@@ -227,9 +226,6 @@ def _questions(articles: Sequence[_Article], file: Path) -> Iterator[Question]:
 def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
     """Check that each first answer stands at its offset, and repair offsets that are unambiguous.
 
-    An answer that stands elsewhere is taken from the only place where the context has it, from the
-    place of its offset in UTF-16, or from the only one that overlaps the place of its offset.
-
     Returns:
         The questions, and how many of them were repaired.
 
@@ -258,21 +254,11 @@ def _located(question: Question) -> Question | str:
     if start >= 0 and context.startswith(answer, start):
         return question
     answer = answer.strip()
-    places = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
-    if len(places) != 1:
-        before = context.encode("utf-16-le", "surrogatepass")[: 2 * max(start, 0)]
-        in_utf_16 = len(before.decode("utf-16-le", "ignore"))
-        near = [place for place in places if 0 < place == in_utf_16] or [
-            place for place in places if abs(place - start) < len(answer)
-        ]
-        if len(near) != 1:
-            there = context[start : start + len(answer)] if start >= 0 else ""
-            return (
-                f"the context has {there!r} at character {start}, not the answer {answer!r}, which "
-                f"stands at {len(places)} places; correct answer_start, or leave the question out"
-            )
-        places = near
-    return replace(question, answers=(answer, *question.answers[1:]), start=places[0])
+    try:
+        start = locate(answer, context, start)
+    except ValueError as error:
+        return f"answer_start: {error}"
+    return replace(question, answers=(answer, *question.answers[1:]), start=start)
 
 
 def span_examples(

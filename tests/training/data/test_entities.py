@@ -57,12 +57,70 @@ def test_every_form_has_the_same_entities(tmp_path: Path) -> None:
         write_conll(tmp_path / "bio.conll", BIO),
         write_conll(tmp_path / "io.txt", ["I-PER", "I-PER", "O", "O", "I-LOC", "O"]),
         write_conll(tmp_path / "bioes.tsv", ["B-PER", "E-PER", "O", "O", "S-LOC", "O"]),
+        write_conll(tmp_path / "bilou.conll", ["B-PER", "L-PER", "O", "O", "U-LOC", "O"]),
+        write_conll(tmp_path / "bmes.conll", ["B-PER", "E-PER", "O", "O", "S-LOC", "O"]),
     ]
     for file in files:
         [text] = read_tagged([file])
         assert (text.text, text.entities) == (TEXT, ENTITIES), file
     assert len(read_tagged([tmp_path])) == len(files)
     assert label_names(read_tagged(files)) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+
+
+def test_comments_are_no_words_and_tabs_alone_divide_columns(tmp_path: Path) -> None:
+    file = tmp_path / "a.conll"
+    lines = ["# sent_id = 7", "# text = In Rio de Janeiro", "In\tO", "Rio de Janeiro\tB-LOC", ""]
+    lines += ["# id 8 domain=en", "# O", "#ada B-PER", "5\u00a0000 O", "\u00a0", "x\tE\tO"]
+    file.write_text("\r\n".join(lines), encoding="utf-8")
+    texts = read_tagged([file])
+    assert [text.text for text in texts] == ["In Rio de Janeiro", "# #ada 5\u00a0000", "x"]
+    words = [[text.text[slice(*word)] for word in text.words] for text in texts]
+    assert words == [["In", "Rio de Janeiro"], ["#", "#ada", "5\u00a0000"], ["x"]]
+    assert texts[0].entities == (Entity(3, 17, "LOC"),)
+
+
+def test_middles_and_ends_of_bmes_are_no_labels(tmp_path: Path) -> None:
+    tags = ["B-PER", "M-PER", "M-PER", "E-PER", "S-LOC", "O"]
+    [text] = read_tagged([write_conll(tmp_path / "a.conll", tags)])
+    assert text.entities == (Entity(0, 16, "PER"), Entity(17, 23, "LOC"))
+
+
+@pytest.mark.parametrize(
+    "tag", ["PER-B", "B_PER", "b-per", "I:PER", "o", "B-", "_", "7", "PER", "SpaceAfter=No"]
+)
+def test_a_tag_of_no_scheme_is_refused_with_its_line(tmp_path: Path, tag: str) -> None:
+    """Labels without a prefix are one only where no tag has one."""
+    file = write_conll(tmp_path / "a.conll", [*BIO[:4], tag, tag])
+    with pytest.raises(CorpusError, match=f"line 7: the tag {tag!r} is in none .*\\(2 words have"):
+        read_tagged([file])
+    plain = write_conll(tmp_path / "b.conll", ["PER", "PER", "O", "O", "street-art", "O"])
+    assert [entity.label for entity in read_tagged([plain])[0].entities] == ["PER", "street-art"]
+
+
+def test_offsets_are_held_against_the_text_of_their_entity(tmp_path: Path, capsys: Capture) -> None:
+    """Those of JavaScript count UTF-16; without a text to find, they are refused."""
+    text = "👍🏽 Ada met Ada in Rio, 👍🏽 said Ada"
+
+    def entity(part: str, place: int, **more: Any) -> dict[str, Any]:
+        start = len(text[:place].encode("utf-16-le")) // 2
+        return {"start": start, "end": start + len(part), "label": "X", **more}
+
+    places = [text.index("Ada met"), text.index("Ada in"), text.index("Rio")]
+    parts = list(zip(["Ada", "Ada", "Rio"], places, strict=True))
+    rows = [entity(part, place, text=part) for part, place in parts]
+    file = write_jsonl(tmp_path / "a.jsonl", {"text": text, "entities": rows})
+    [read] = read_tagged([file])
+    assert [(one.start, text[one.start : one.end]) for one in read.entities] == [
+        (place, part) for part, place in parts
+    ]
+    assert f"located by it: 3, at {file}, line 1" in capsys.readouterr().out
+    for row, message in (
+        (entity("Rio", places[2]), "divides words, but none if .* UTF-16"),
+        (entity("Rio", places[2], text="Rome"), "not 'Rome', which stands at 0 places"),
+    ):
+        file = write_jsonl(tmp_path / "a.jsonl", {"text": text, "entities": [row]})
+        with pytest.raises(CorpusError, match=f"line 1: .*{message}"):
+            read_tagged([file])
 
 
 def test_tags_that_break_the_scheme_and_overlaps_are_told(tmp_path: Path, capsys: Capture) -> None:

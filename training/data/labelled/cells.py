@@ -37,6 +37,38 @@ def cell_text(value: Any) -> str | None:
     return str(value).strip() or None
 
 
+def locate(part: str, text: str, start: int) -> int:
+    """Return where a text has a part whose offset is said to be `start`.
+
+    A part that stands elsewhere is taken from the only place where the text has it, from the place
+    of its offset in UTF-16, or from the only one that overlaps the place of its offset.
+
+    Raises:
+        ValueError: it is at none of these.
+    """
+    if start >= 0 and text.startswith(part, start):
+        return start
+    places = [match.start() for match in re.finditer(f"(?={re.escape(part)})", text)]
+    if len(places) != 1:
+        near = [place for place in places if 0 < place == from_utf_16(start, text)] or [
+            place for place in places if abs(place - start) < len(part)
+        ]
+        if len(near) != 1:
+            there = text[start : start + len(part)] if start >= 0 else ""
+            raise ValueError(
+                f"the text has {there!r} at character {start}, not {part!r}, which stands at "
+                f"{len(places)} places; correct the offset, or leave this out"
+            )
+        places = near
+    return places[0]
+
+
+def from_utf_16(offset: int, text: str) -> int:
+    """Return the offset in code points of one in UTF-16."""
+    before = text.encode("utf-16-le", "surrogatepass")[: 2 * max(offset, 0)]
+    return len(before.decode("utf-16-le", "ignore"))
+
+
 def plain_number(label: str) -> str:
     """Return a label, without the decimal places of a whole number: 1.0 is 1."""
     number = _WHOLE(label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,11 +14,16 @@ from albert_serve.tables.columns import find_column
 from albert_serve.tables.formats import has_known_suffix
 from albert_serve.tasks.token_classification.entities import OUTSIDE, find_spans, split_tag
 from training.data.corpus import CorpusError, find_files, read_lines
-from training.data.labelled.cells import cell_text
+from training.data.labelled.cells import cell_text, from_utf_16, locate
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import RowError, gather_rows, read_records
 
 _TAGS: Final = ("ner_tags", "tags", "labels")
+_IS_TAG: Final = re.compile(rf"{OUTSIDE}|[BIESLUM]-.+").fullmatch
+# PER-B, B_PER, b-PER, o, and what has no letter.
+_IS_RESEMBLING: Final = re.compile(
+    r"(?i:o|[bieslum][-_:/|].*)|.+[-_:/|][BIESLUM]|[\W\d_]*"
+).fullmatch
 _DOCUMENT: Final = "-DOCSTART-"
 _SHOWN_PLACES: Final = 3
 
@@ -35,11 +41,13 @@ class TaggedText:
     """A text and its entities, in its order and without overlaps.
 
     Attributes:
+        words: start and end of each word of a file of words; none of plain text.
         place: file and line, for messages.
     """
 
     text: str
     entities: tuple[Entity, ...]
+    words: tuple[tuple[int, int], ...] = ()
     place: str = ""
 
     @property
@@ -61,10 +69,11 @@ class _TaggedWords(NamedTuple):
 
 
 class _Spans(NamedTuple):
-    """A text with entities as the file has them."""
+    """A text with entities as the file has them, and the number of repaired offsets."""
 
     text: str
     entities: list[Entity]
+    num_repaired: int
     place: str
 
 
@@ -74,9 +83,10 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
     JSONL, Parquet and Arrow files have rows of `tokens` with `ner_tags` or `tags`, which are names
     or numbers of a ClassLabel, or rows of a `text` with `entities` of `start`, `end` and `label`.
     Other files are CoNLL's: a word a line, its tag in the last column, a blank line after each
-    sentence. In place of a folder stand its files. Tags are BIO, BIOES or IO.
+    sentence. In place of a folder stand its files. Tags are BIO, IO, BIOES, BILOU or BMES.
 
-    Of entities that overlap, the first and longest stays.
+    Of entities that overlap, the first and longest stays. An entity whose own `text` is not at its
+    offsets is repaired if it can be located.
 
     Raises:
         CorpusError: files cannot be read or are not in such a form, or there is no text; all of it
@@ -84,12 +94,12 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
     """
     errors: list[str] = []
     rows: list[_TaggedWords | _Spans] = gather_rows(find_files(files), _read, "texts", errors)
-    raise_listed(errors)
-    prefixes = {
-        split_tag(tag)[0] for row in rows if isinstance(row, _TaggedWords) for tag in row.tags
-    }
+    tagged = [row for row in rows if isinstance(row, _TaggedWords)]
+    raise_listed([*errors, *_unknown_tags(tagged)])
+    prefixes = {split_tag(tag)[0] for row in tagged for tag in row.tags}
     broken: list[str] = []
     overlapping: list[str] = []
+    repaired: list[str] = []
     texts: list[TaggedText] = []
     for row in rows:
         if isinstance(row, _TaggedWords):
@@ -98,9 +108,11 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
         else:
             apart = _without_overlaps(row.entities)
             overlapping += [row.place] * (len(row.entities) - len(apart))
+            repaired += [row.place] * row.num_repaired
             texts.append(TaggedText(text=row.text, entities=tuple(apart), place=row.place))
     tell("tags that break their scheme, and are read as they stand", broken)
     tell("entities that overlap another one, and are left out", overlapping)
+    tell("entities at other offsets than their text, and located by it", repaired)
     return texts
 
 
@@ -142,7 +154,9 @@ def _read_conll(file: Path) -> Iterator[_TaggedWords | RowError]:
     rows: list[tuple[str, str, str]] = []
     try:
         for number, line in enumerate([*read_lines(file), ""], start=1):
-            fields = line.split()
+            fields = _columns(line)
+            if fields[:1] == ["#"] and "\t" not in line and not _IS_TAG(fields[-1]):
+                continue  # a comment, such as `# text = Ada came`
             if len(fields) == 1:
                 yield RowError(f"{file}, line {number}: one column; a word and its tag are needed")
             elif fields and fields[0] != _DOCUMENT:
@@ -152,6 +166,32 @@ def _read_conll(file: Path) -> Iterator[_TaggedWords | RowError]:
                 rows = []
     except (CorpusError, OSError) as error:
         yield RowError(str(error))
+
+
+def _columns(line: str) -> list[str]:
+    """Return the columns of a line: divided by tabs only if it has any, otherwise by spaces."""
+    line = line.strip(" \t\r\n")
+    if "\t" in line:
+        return [field.strip(" ") for field in line.split("\t")]
+    return [field for field in line.split(" ") if field.strip()]
+
+
+def _unknown_tags(rows: Sequence[_TaggedWords]) -> list[str]:
+    """Return an error for each tag that is in no scheme, with its first place.
+
+    A file may have labels without any prefix, but none that resemble another spelling of one.
+    """
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        for tag, place in zip(row.tags, row.places, strict=True):
+            places.setdefault(tag, []).append(place)
+    has_prefixes = any(tag != OUTSIDE and _IS_TAG(tag) for tag in places)
+    return [
+        f"{its_places[0]}: the tag {tag!r} is in none of the schemes BIO, IO, BIOES, BILOU and "
+        f"BMES ({len(its_places):,} words have it). Write O, and B-LABEL or I-LABEL"
+        for tag, its_places in places.items()
+        if not _IS_TAG(tag) and (has_prefixes or _IS_RESEMBLING(tag))
+    ]
 
 
 def _of_record(record: Row) -> _TaggedWords | _Spans:
@@ -168,7 +208,8 @@ def _of_record(record: Row) -> _TaggedWords | _Spans:
         if not isinstance(content, str):
             raise ValueError(f"{text} is {content!r:.50}, not a text")
         spans = [_entity(each, content) for each in values[entities] or ()]
-        return _Spans(content, spans, record.place)
+        num_repaired = sum(is_repaired for _, is_repaired in spans)
+        return _Spans(content, [entity for entity, _ in spans], num_repaired, record.place)
     if tokens is None or tags is None:
         raise ValueError(
             "neither tokens with ner_tags or tags, nor text with entities; its columns are "
@@ -197,23 +238,43 @@ def _tag(value: Any, classes: Sequence[str], column: str) -> str:
     return classes[int(text)]
 
 
-def _entity(value: Any, text: str) -> Entity:
-    """Return an entity without white space around it."""
+def _entity(value: Any, text: str) -> tuple[Entity, bool]:
+    """Return an entity without white space around it, and whether its offsets were repaired."""
     known = value if isinstance(value, Mapping) else {}
     start, end, label = (known.get(name) for name in ("start", "end", "label"))
     if not isinstance(start, int) or not isinstance(end, int) or not isinstance(label, str):
         raise ValueError(f"an entity is {value!r:.80}; it needs start, end and label")
-    if not 0 <= start < end <= len(text) or not text[start:end].strip():
+    part = text[start:end] if 0 <= start < end <= len(text) else ""
+    own = cell_text(known.get("text"))
+    if own is not None and own != part.strip():
+        start = locate(own, text, start)
+        return Entity(start, start + len(own), label), True
+    if not part.strip():
         raise ValueError(f"no text from {start} to {end}, where an entity is; it has {len(text)}")
-    part = text[start:end]
+    if own is None and _are_in_utf_16(start, end, text):
+        raise ValueError(
+            f"an entity from {start} to {end} divides words, but none if these are offsets in "
+            'UTF-16. Count code points, as Python does, or give each entity its "text"'
+        )
     left, right = len(part) - len(part.lstrip()), len(part) - len(part.rstrip())
-    return Entity(start + left, end - right, label)
+    return Entity(start + left, end - right, label), False
+
+
+def _are_in_utf_16(start: int, end: int, text: str) -> bool:
+    """Whether offsets divide words of a text, but other words or none if they are in UTF-16."""
+
+    def divides(place: int) -> bool:
+        return text[place - 1 : place].isalnum() and text[place : place + 1].isalnum()
+
+    places = from_utf_16(start, text), from_utf_16(end, text)
+    return (divides(start) or divides(end)) and not any(map(divides, places))
 
 
 def _of_words(row: _TaggedWords) -> TaggedText:
     starts = list(accumulate((len(word) + 1 for word in row.words), initial=0))
     return TaggedText(
         text=" ".join(row.words),
+        words=tuple((at, at + len(word)) for at, word in zip(starts, row.words, strict=False)),
         entities=tuple(
             Entity(starts[span.first], starts[span.last + 1] - 1, span.label)
             for span in find_spans(row.tags)
