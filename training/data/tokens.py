@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from albert_serve.progress import progress
@@ -19,21 +20,31 @@ def token_task(tokenizer: AlbertTokenizer, length: int) -> TokenClassification:
     return TokenClassification(TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1))
 
 
+def words_of(laid: TextInWindows, text: TaggedText) -> list[range]:
+    """Return the tokens of each word: the file's, or those that the service finds in plain text.
+
+    A word of a file may have no token.
+    """
+    if not text.words:
+        return laid.words
+    begins = [start for start, _ in laid.encoding.offsets]
+    return [range(*(bisect_left(begins, place) for place in word)) for word in text.words]
+
+
 def word_tags(laid: TextInWindows, text: TaggedText) -> tuple[list[str], int]:
     """Return the tag of each word, as BIO has it, and the number of entities that fit no words.
 
     Such an entity begins or ends within a word; the words that begin in it are its.
     """
     offsets = laid.encoding.offsets
-    starts = [offsets[word[0]][0] for word in laid.words]
-    ends = [offsets[word[-1]][1] for word in laid.words]
-    tags = [OUTSIDE] * len(starts)
+    bounds = text.words or [(offsets[word[0]][0], offsets[word[-1]][1]) for word in laid.words]
+    tags = [OUTSIDE] * len(bounds)
     num_unfit = 0
     for start, end, label in text.entities:
-        inside = [n for n, place in enumerate(starts) if start <= place < end]
+        inside = [n for n, (begin, _) in enumerate(bounds) if start <= begin < end]
         for number in inside:
             tags[number] = f"{'B' if number == inside[0] else 'I'}-{label}"
-        fits = inside and starts[inside[0]] == start and max(ends[n] for n in inside) == end
+        fits = inside and bounds[inside[0]][0] == start and bounds[inside[-1]][1] == end
         num_unfit += not fits
     return tags, num_unfit
 
@@ -59,8 +70,9 @@ def token_examples(
         tags, num_unfit = word_tags(laid, text)
         unfit += [text.place] * num_unfit
         targets = [IGNORED] * len(laid.encoding)
-        for word, tag in zip(laid.words, tags, strict=True):
-            targets[word[0]] = number_of[tag]
+        for word, tag in zip(words_of(laid, text), tags, strict=True):
+            if word:
+                targets[word.start] = number_of[tag]
         owners = laid.windows.owners().tolist()
         for number, (window, (start, end)) in enumerate(
             zip(laid.inputs, laid.windows.ranges, strict=True)

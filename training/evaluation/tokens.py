@@ -13,7 +13,7 @@ from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find
 from albert_serve.tasks.token_classification.task import TextInWindows
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.entities import TaggedText
-from training.data.tokens import token_task, word_tags
+from training.data.tokens import token_task, word_tags, words_of
 from training.evaluation.torch_engine import EngineItem, predict_in_parts, predict_in_torch
 from training.model.heads import AlbertForTasks, Task
 
@@ -38,14 +38,16 @@ def entity_items(
     for text in texts:
         if tokenizer.encode_plain(text.text).ids:
             laid = task.lay(text.text)
-            read = partial(_read, laid, names)
+            read = partial(_read, laid, words_of(laid, text), names)
             right = _entities(word_tags(laid, text)[0])
             yield EngineItem(inputs=laid.inputs, read=read, rights=[right])
 
 
-def _read(laid: TextInWindows, names: Sequence[str], logits: list[Logits]) -> list[Entities]:
+def _read(
+    laid: TextInWindows, words: Sequence[range], names: Sequence[str], logits: list[Logits]
+) -> list[Entities]:
     best = laid.scores(logits).argmax(axis=1)
-    return [_entities([names[best[word[0]]] for word in laid.words])]
+    return [_entities([names[best[word.start]] if word else OUTSIDE for word in words])]
 
 
 def _entities(tags: Sequence[str]) -> Entities:

@@ -5,6 +5,8 @@ Shape legend: N tokens of the text, K labels.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -13,11 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.api.schemas import AggregationStrategy
-from albert_serve.scripts import word_bounds
+from albert_serve.scripts import is_spaceless, word_bounds
 
 OUTSIDE: Final = "O"
+# The prefixes of BIO, IO, BIOES, BILOU and BMES, each as the one of BIOES that means the same.
+_PREFIXES: Final = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
 _BEGINS: Final = "BS"
 _ENDS: Final = "ES"
+# Words that keep their full stop: U.S., Ph.D., and those that are often part of a name.
+_ABBREVIATION: Final = re.compile(
+    r"(?:[^\W\d_]{1,2}\.){2,}|(?:Inc|Ltd|Co|Corp|Bros|Jr|Sr|St|Mt|Dr|Mr|Mrs|Ms|Prof)\."
+)
 
 
 class Span(NamedTuple):
@@ -38,13 +46,13 @@ class Unit(NamedTuple):
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Return the prefix of a tag (B, I, E or S) and the label; "I" of a tag without a prefix."""
+    """Return the prefix of a tag as BIOES has it and the label; "I" of a tag without a prefix."""
     prefix, dash, label = tag.partition("-")
-    return (prefix, label) if dash and prefix in ("B", "I", "E", "S") else ("I", tag)
+    return (_PREFIXES[prefix], label) if dash and prefix in _PREFIXES else ("I", tag)
 
 
 def find_spans(tags: Sequence[str]) -> Iterator[Span]:
-    """Yield the runs of tags of one label, "O" included, in BIO, BIOES or IO.
+    """Yield the runs of tags of one label, "O" included, in BIO, BIOES, BILOU, BMES or IO.
 
     As seqeval and the pipeline of `transformers` have them: a tag begins a new run if it says so,
     if the one before ends its run, or if its label is another. The pipeline reads only B and I.
@@ -63,17 +71,32 @@ def find_spans(tags: Sequence[str]) -> Iterator[Span]:
 def find_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[range]:
     """Return the tokens of each word.
 
-    A token begins a word unless it begins within a run of letters, marks and digits, or where the
-    token before does; so punctuation is no part of a word. In scripts without spaces a token is a
-    word.
+    White space divides words, and punctuation at the ends of one is not part of it, except the full
+    stop of an abbreviation. In scripts without spaces a token is a word. A token that begins where
+    the one before does goes on with its word.
     """
-    firsts, _ = word_bounds(text)
+    firsts = _word_starts(text)
     begins = [
         number
         for number, (start, _) in enumerate(offsets)
         if number == 0 or firsts[start] == start != offsets[number - 1][0]
     ]
     return [range(*bounds) for bounds in pairwise([*begins, len(offsets)])]
+
+
+def _word_starts(text: str) -> list[int]:
+    """Return the start of each character's word; outside words of the character itself."""
+    starts, _ = word_bounds(text)
+    for chunk in re.finditer(r"\S+", text):
+        places = [n for n in range(*chunk.span()) if unicodedata.category(text[n])[0] in "LMN"]
+        if not places:
+            continue
+        first, end = places[0], places[-1] + 1
+        end += bool(_ABBREVIATION.fullmatch(text, first, end + 1))
+        for place in range(first + 1, end):
+            if not (is_spaceless(text[place - 1]) or is_spaceless(text[place])):
+                starts[place] = starts[place - 1]
+    return starts
 
 
 def aggregate(

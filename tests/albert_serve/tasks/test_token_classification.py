@@ -133,11 +133,15 @@ def test_a_long_text_is_read_to_its_end_and_no_entity_is_double(
 
 
 def test_punctuation_is_no_part_of_an_entity(tokenizer: AlbertTokenizer) -> None:
-    """The pipeline has "(Berlin)," as one word, whose first token is the bracket."""
-    text = "in (Berlin), O'Brien"
+    """The pipeline has "(Berlin)," as one word, whose first token is the bracket.
+
+    Inside a word punctuation is part of it, and so is the full stop of an abbreviation.
+    """
+    text = "in (Berlin), O'Brien's U.K. for Clacton-on-Sea; St. a.b."
     offsets = tokenizer.encode_plain(text).offsets
     words = [text[offsets[w[0]][0] : offsets[w[-1]][1]] for w in find_words(text, offsets)]
-    assert [word for word in words if word.isalpha()] == ["in", "Berlin", "O", "Brien"]
+    expected = ["in", "Berlin", "O'Brien's", "U.K.", "for", "Clacton-on-Sea", "St.", "a.b."]
+    assert [word for word in words if word[0].isalpha()] == expected
 
 
 def test_a_tag_that_ends_its_entity_has_another_begin() -> None:

@@ -6,6 +6,7 @@ import json
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,40 @@ def test_it_is_the_one_classifier_of_a_checkpoint(
     assert run([*options, "--text-classification", str(labelled)], tmp_path / "run") == 1
     expected = "--token-classification cannot be combined with --text-classification"
     assert expected in refusal(capsys, tmp_path / "run")
+
+
+def test_evaluation_has_the_figures_of_seqeval_on_the_words_of_the_file(
+    options: list[str], tmp_path: Path
+) -> None:
+    """By the labels of the first pieces, as `transformers` reads words with inner punctuation."""
+    seqeval = pytest.importorskip("seqeval.metrics")
+    assert run([*options, "--steps", "12"], tmp_path / "run") == 0
+    folder, generator = tmp_path / "run" / "checkpoint", np.random.default_rng(0)
+    words = ["his", "father", "king", "U.K.", "D'Arcy", "in", "Clacton-on-Sea", "(", ")", "city."]
+    sentences = [generator.choice(words, 7).tolist() for _ in range(60)]
+    tags = [OUTSIDE, OUTSIDE, "B-PER", "I-PER", "B-LOC"]
+    right = [generator.choice(tags, 7).tolist() for _ in sentences]
+    file = tmp_path / "dev.conll"
+    rows = [
+        "\n".join(f"{word} {tag}" for word, tag in zip(sentence, its, strict=True))
+        for sentence, its in zip(sentences, right, strict=True)
+    ]
+    file.write_text("\n\n".join(rows))
+    model: Any = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    predicted = []
+    for sentence in sentences:
+        encoding = tokenizer(sentence, is_split_into_words=True, return_tensors="pt")
+        best = model(**encoding).logits[0].argmax(-1).tolist()
+        of_word = encoding.word_ids()
+        firsts = [best[of_word.index(number)] for number in range(len(sentence))]
+        predicted.append([model.config.id2label[number] for number in firsts])
+    command = [str(folder), "--token-classification", str(file), "--device", "cpu"]
+    assert evaluate.main(command) == 0
+    figures = json.loads((folder / "evaluation.json").read_text())
+    for name in ("precision", "recall", "f1"):
+        expected = getattr(seqeval, f"{name}_score")(right, predicted)
+        assert 0 < expected == pytest.approx(figures[f"token_classification_{name}"])
 
 
 def test_figures_are_those_of_seqeval() -> None:
