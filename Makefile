@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-pretrain bench-finetune bench-gpu bench-budgets bench-engine bench-serve bench-score bench-embeddings image-cpu image-gpu default-model notebooks client site dist release check format clean
+.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-training bench-gpu bench-engine bench-serve bench-embeddings image-cpu image-gpu default-model notebooks client site dist release check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -64,11 +64,8 @@ gpu-first-look: $(VENV)/.dev $(VENV)/.gpu  ## the GPU tests, and training and an
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
 	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/test_fuzz.py tests/albert_serve/server/documents/test_api_document.py
 
-bench-pretrain: $(VENV)/.dev  ## train with transformers and with this package, and compare
-	$(BIN)/python -m benchmarks.pretrain
-
-bench-finetune: $(VENV)/.dev  ## finetune with the Trainer of transformers and with this package, and compare
-	$(BIN)/python -m benchmarks.finetune
+bench-training: $(VENV)/.dev  ## pretrain with the Trainer of transformers and with this package, and compare
+	$(BIN)/python -m benchmarks.training
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "installing what this package is compared with ..."
@@ -82,23 +79,15 @@ bench-serve: $(VENV)/.dev  ## serve with this package and with BentoML over pipe
 	$(BIN)/python -m benchmarks.serve
 
 GPU_BENCH := runs/benchmark-gpu
-bench-gpu: $(VENV)/.dev $(VENV)/.gpu  ## training and answers on a GPU against transformers and ONNX Runtime, in one file (QUICK=--quick: a first look)
-	$(BIN)/python -m benchmarks.pretrain --output $(GPU_BENCH)/pretrain $(or $(QUICK),--cases base@512 xlarge@512)
-	$(BIN)/python -m benchmarks.finetune --output $(GPU_BENCH)/finetune $(QUICK)
-	$(BIN)/python -m benchmarks.engine --output $(GPU_BENCH)/engine $(or $(QUICK),--shapes 1x32 1x128 8x128 32x512 --num-texts 1024)
+bench-gpu: $(VENV)/.dev $(VENV)/.gpu  ## training and answers on a GPU against transformers, in one file
+	$(BIN)/python -m benchmarks.training --output $(GPU_BENCH)/training --shapes base xlarge --length 512
+	$(BIN)/python -m benchmarks.engine --output $(GPU_BENCH)/engine --shapes 1x32 1x128 8x128 32x512 --num-texts 1024
 	cat $(GPU_BENCH)/*/tables.md >$(GPU_BENCH)/tables.md
 
-bench-score: $(VENV)/.dev  ## score TEXTS=FILE in batch, and compare with the engine and transformers
-	$(BIN)/python -m benchmarks.score --texts $(TEXTS)
-
-bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FILE, SICK=FILE, SQUAD=FILE, BANKING77="TRAIN TEST"; PEERS="FOLDER ..." of sentence-transformers
+bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FILE, SICK=FILE, SQUAD=FILE; PEERS="FOLDER ..." of sentence-transformers
 	$(BIN)/python -m benchmarks.embeddings $(MODELS) $(if $(PEERS),--sentence-transformers $(PEERS)) \
 		$(if $(STSB),--stsb $(STSB)) $(if $(SICK),--sick $(SICK)) \
-		$(if $(SQUAD),--squad $(SQUAD)) \
-		$(if $(BANKING77),--banking77 $(BANKING77))
-
-bench-budgets: $(VENV)/.dev  ## finetune on TRAIN=FILE.csv as a user does, in a minute, six minutes and on few texts, and measure on TEST=FILE.csv
-	$(BIN)/python -m benchmarks.budgets $(TRAIN) $(TEST)
+		$(if $(SQUAD),--squad $(SQUAD))
 
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (without docker: BACKEND=podman or buildah)
 	$(BIN)/bentoml build

@@ -40,16 +40,16 @@ print(torch.cuda.get_device_properties(0) if torch.cuda.is_available() else 'no 
 if [ "$device" = cuda ]; then
     tests tests-runtime 90 -m "gpu and not slow" tests/albert_serve/runtime tests/export/test_encoder.py
     tests tests-training 130 -m "gpu and not slow" tests/training/loop
-    pretrain=(--cases base@512 --rounds 2 --turn 6s)
+    training=(--shapes base --length 512 --rounds 2 --turn 6s)
     engine=(--shapes 1x32 8x128 32x512 --num-texts 512 --rounds 2)
 else
     tests tests-runtime 90 tests/albert_serve/runtime/test_devices.py
     tests tests-training 130 -k "fp16_scales and cpu" tests/training/loop/test_devices.py
-    pretrain=(--cases small@32 --batch-tokens 256 --rounds 1 --turn 1s --no-compile)
+    training=(--shapes small --length 32 --batch-tokens 256 --rounds 1 --turn 1s --no-compile)
     engine=(--preset small --shapes 1x8 --num-texts 4 --rounds 1
         --contestants transformers-fp32 ours-fp32)
 fi
-part pretrain 190 "$python" -m benchmarks.pretrain --device "$device" --against sdpa \
-    "${pretrain[@]}" --output "$folder/pretrain"
+part training 190 "$python" -m benchmarks.training --device "$device" \
+    "${training[@]}" --output "$folder/training"
 part engine 150 "$python" -m benchmarks.engine --device "$device" \
     "${engine[@]}" --output "$folder/engine"

@@ -13,13 +13,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import num_usable_cpus
@@ -32,6 +31,7 @@ from benchmarks.engine.contestants import (
     parse_shape,
 )
 from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
+from benchmarks.engine.player import serve
 from benchmarks.engine.tables import EngineReport, EngineResult, markdown
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import describe_machine, write_results
@@ -42,30 +42,21 @@ from training.options.device import add_device
 from training.system.command_line import make_parser
 
 _NUM_CALIBRATION: Final = 64
-# Of each option: the default, and the value of --quick.
-_AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
-    "shapes": (["1x8", "1x32", "1x128", "4x128", "1x512"], ["1x32", "1x128"]),
-    "num_texts": (64, 16),
-    "rounds": (3, 1),
-}
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.engine
   python -m benchmarks.engine --texts imdb/test.jsonl.xz --num-texts 96
   python -m benchmarks.engine --preset large --cases shapes --contestants onnxruntime ours-fp32
-  python -m benchmarks.engine --quick
+  python -m benchmarks.engine --shapes 1x32 1x128 --num-texts 16 --rounds 1
   python -m benchmarks.engine --device cuda --shapes 1x32 8x128 32x512 --num-texts 1024
 
 Nothing else should run on the machine meanwhile. Contestants whose packages are missing are left
-out; all take part after: pip install openvino nncf onnxscript
+out, with a note; all take part after: pip install openvino nncf onnxscript
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parser().parse_args(arguments)
-    for name, values in _AMOUNTS.items():
-        if getattr(options, name) is None:
-            setattr(options, name, values[options.quick])
     if options.contestants is None:
         device = options.device.type
         options.contestants = [key for key, one in CONTESTANTS.items() if device in one.devices]
@@ -85,35 +76,39 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     machine = list(describe_machine(options.threads))
-    shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
-    cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
-    keys, notes = _present(options.contestants)
-    entrants = [CONTESTANTS[key].on(options.device.type) for key in keys]
-    chosen = [each for each in entrants if set(each.kinds) & set(options.cases)]
     config = PRESETS[options.preset]
-    _check_shapes(shapes, config)
+    shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
+    for shape in shapes:
+        if parse_shape(shape)[1] > config.max_positions:
+            raise BenchmarkError(f"--shapes {shape}: it has {config.max_positions} positions")
+    cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
+    entrants = [CONTESTANTS[key].on(options.device.type) for key in options.contestants]
+    chosen = [one for one in entrants if set(one.kinds) & set(options.cases)]
     folder = (options.output / "models").resolve()
     checkpoint = make_checkpoint(config, folder / "checkpoint", "text-classification")
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
     num_drawn = options.num_texts + _NUM_CALIBRATION
     drawn = draw_texts(options.texts, tokenizer, num_drawn, config.max_positions)
     stream, rest = drawn[: options.num_texts], drawn[options.num_texts :]
-    disk = {"checkpoint": size_on_disk(checkpoint)}
-    for form in dict.fromkeys(each.form for each in chosen if each.form != "checkpoint"):
+    disk, notes = {"checkpoint": size_on_disk(checkpoint)}, list[str]()
+    for form in dict.fromkeys(one.form for one in chosen if one.form != "checkpoint"):
         bar.set_postfix_str(f"making {form}")
         plan = FormPlan(
             form=form,
             checkpoint=checkpoint,
             target=folder / form,
             max_tokens=config.max_positions,
-            calibration=[each.text for each in rest or stream],
+            calibration=[text.text for text in rest or stream],
         )
-        disk[form] = make_form(plan)
-    jobs = [_job(each, folder, stream, options) for each in chosen]
+        try:
+            disk[form] = make_form(plan)
+        except ImportError as error:
+            notes.append(f"{form} is left out: {error}")
+    jobs = [_job(one, folder, stream, options) for one in chosen if one.form in disk]
     return EngineReport(
         machine=[*machine, _describe_model(options, config)],
         cases=cases,
-        lengths=[len(each.ids) for each in stream],
+        lengths=[len(text.ids) for text in stream],
         results=_take_turns(jobs, cases, options, bar),
         disk=disk,
         notes=notes,
@@ -142,13 +137,8 @@ def _take_turns(
 
 def _open(job: ModelJob, logs: Path, stack: ExitStack) -> tuple[EngineResult, Worker]:
     name = job.contestant.name
-    process = Worker(
-        name,
-        "benchmarks.engine.player",
-        job,
-        environment=job.environment,
-        log=logs / f"{name.replace(',', '').replace(' ', '-')}.log",
-    )
+    log = logs / f"{name.replace(',', '').replace(' ', '-')}.log"
+    process = Worker(name, serve, job, environment=job.environment, log=log)
     result = EngineResult(contestant=job.contestant)
     try:
         result.load_s = stack.enter_context(process).receive()
@@ -181,32 +171,10 @@ def _job(
         num_threads=options.threads,
         device=options.device.type,
         max_tokens=PRESETS[options.preset].max_positions,
-        texts=[each.text for each in stream],
-        pool=[token for each in stream for token in each.ids[1:-1]],
+        texts=[text.text for text in stream],
+        pool=[token for text in stream for token in text.ids[1:-1]],
         shape_s=options.turn,
     )
-
-
-def _present(keys: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the contestants whose packages are installed, and advice for the others."""
-    present, notes = [], []
-    for key in dict.fromkeys(keys):
-        lacking = [name for name in CONTESTANTS[key].packages if find_spec(name) is None]
-        if lacking:
-            packages = " ".join(lacking)
-            notes.append(f"{CONTESTANTS[key].name} is left out: pip install {packages}")
-        else:
-            present.append(key)
-    return present, notes
-
-
-def _check_shapes(shapes: Sequence[str], config: AlbertConfig) -> None:
-    too_long = [text for text in shapes if parse_shape(text)[1] > config.max_positions]
-    if too_long:
-        raise BenchmarkError(
-            f"--shapes {' '.join(too_long)}: the model has {config.max_positions} positions; "
-            "leave them out"
-        )
 
 
 def _describe_model(options: argparse.Namespace, config: AlbertConfig) -> str:
@@ -226,14 +194,14 @@ def _parser() -> argparse.ArgumentParser:
     contestants_help = f"of {', '.join(names)} (those of the device)"
     add("--contestants", nargs="+", choices=names, help=contestants_help)
     add("--cases", nargs="+", choices=KINDS, default=list(KINDS), help="(all)")
-    add("--shapes", nargs="+", metavar="ROWSxTOKENS", help="(1x8 1x32 1x128 4x128 1x512)")
+    shapes = ["1x8", "1x32", "1x128", "4x128", "1x512"]
+    add("--shapes", nargs="+", metavar="ROWSxTOKENS", default=shapes, help=f"({' '.join(shapes)})")
     texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
-    add("--num-texts", type=int, help="of the stream (64)")
-    add("--rounds", type=int, help="turns of each contestant at each case (3)")
+    add("--num-texts", type=int, default=64, help="of the stream (%(default)s)")
+    add("--rounds", type=int, default=3, help="turns of each contestant at each case (3)")
     add("--turn", type=float, default=0.3, help="seconds of a shape's turn, at least (0.3)")
     add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
-    add("--quick", action="store_true", help="fewer shapes, texts and rounds: a first look")
     add_device(parser)
     return parser
 

@@ -31,7 +31,6 @@ class Contestant:
         kinds: what it takes part in.
         batch_size: of the stream; 0: it forms its batches itself.
         settings: options of its module.
-        packages: Python modules that must be installed.
         devices: on which it takes part unless contestants are named.
     """
 
@@ -41,7 +40,6 @@ class Contestant:
     kinds: tuple[CaseKind, ...] = KINDS
     batch_size: int = 2
     settings: Mapping[str, str] = field(default_factory=dict)
-    packages: tuple[str, ...] = ()
     devices: tuple[DeviceName, ...] = ("cpu",)
 
     def on(self, device: DeviceName) -> Contestant:
@@ -61,7 +59,6 @@ def _openvino(precision: str, hint: str, kinds: tuple[CaseKind, ...] = KINDS) ->
         kinds=kinds,
         batch_size=4 if is_int8 else 2,
         settings={"hint": hint, "precision": chosen},
-        packages=("openvino", "nncf") if is_int8 else ("openvino",),
     )
 
 
@@ -116,13 +113,6 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
         name="ONNX Runtime, plain export",
         module="plain_onnx",
         form="onnx",
-        packages=("onnxruntime", "onnxscript"),
-    ),
-    "onnxruntime-fp16": Contestant(
-        name="ONNX Runtime fp16, optimised",
-        module="plain_onnx",
-        form="onnx-optimised",
-        devices=_CUDA,
     ),
     "openvino-fp32": _openvino("fp32", "latency"),
     "openvino-fp32-stream": _openvino("fp32", "throughput", ("texts",)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -70,9 +69,7 @@ def open_player(job: ModelJob) -> Player:
 
     def logits(batch: Batch) -> Floats:
         feed = {name: torch.from_numpy(array).to(job.device) for name, array in batch.items()}
-        is_mixed = settings.get("dtype") == "autocast"
-        mixed = torch.autocast("cpu", torch.bfloat16) if is_mixed else contextlib.nullcontext()
-        with torch.inference_mode(), mixed:
+        with torch.inference_mode():
             logits_BK: Floats = call(**feed).logits.float().cpu().numpy()
         return logits_BK
 

@@ -38,11 +38,7 @@ class FormPlan:
 
 
 def make_form(plan: FormPlan) -> int:
-    """Make a form in a process that ends, and return its bytes on disk, without the tokenizer.
-
-    Raises:
-        BenchmarkError: it could not be made.
-    """
+    """Make a form in a process that ends, and return its bytes on disk, without the tokenizer."""
     shutil.rmtree(plan.target, ignore_errors=True)
     run_in_process(_FORMS[plan.form], plan)
     return size_on_disk(plan.target)
@@ -54,14 +50,12 @@ def size_on_disk(folder: Path) -> int:
     return sum(file.stat().st_size for file in files if not file.name.startswith("tokenizer"))
 
 
-def _load(plan: FormPlan, attention: str = "sdpa") -> tuple[Any, dict[str, Any]]:
+def _load(plan: FormPlan) -> tuple[Any, dict[str, Any]]:
     """Return the model and an example of its inputs, of which the first row has padding."""
     import torch
     import transformers
 
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        plan.checkpoint, attn_implementation=attention
-    )
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(plan.checkpoint)
     arrays = {name: torch.zeros(_EXAMPLE_SHAPE, dtype=torch.int64) for name in _INPUTS}
     arrays["input_ids"] += 1
     arrays["attention_mask"][0, : _EXAMPLE_SHAPE[1] // 2] = 1
@@ -87,35 +81,6 @@ def _make_onnx(plan: FormPlan) -> None:
         dynamic_shapes={name: {0: free, 1: free} for name in _INPUTS},
         dynamo=True,
     )
-
-
-def _make_optimised(plan: FormPlan) -> None:
-    """Write the graph in fp16 with the fused nodes that ONNX Runtime's own optimiser makes.
-
-    It finds attention in what the older exporter makes of eager attention, and not in the newer's.
-    """
-    import torch
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    from benchmarks.engine.plain_onnx import GRAPH_FILE
-
-    model, example = _load(plan, "eager")
-    plan.target.mkdir()
-    file = plan.target / GRAPH_FILE
-    torch.onnx.export(
-        model,
-        (),
-        str(file),
-        kwargs=example,
-        input_names=list(_INPUTS),
-        output_names=["logits"],
-        dynamic_axes={name: {0: "rows", 1: "tokens"} for name in _INPUTS},
-        dynamo=False,
-    )
-    heads, size = model.config.num_attention_heads, model.config.hidden_size
-    optimised = optimize_model(str(file), "bert", num_heads=heads, hidden_size=size, opt_level=1)
-    optimised.convert_float_to_float16()
-    optimised.save_model_to_file(str(file))
 
 
 def _make_openvino(plan: FormPlan) -> None:
@@ -152,7 +117,6 @@ def _make_bundle(plan: FormPlan) -> None:
 
 _FORMS: Final[dict[str, Callable[[FormPlan], None]]] = {
     "onnx": _make_onnx,
-    "onnx-optimised": _make_optimised,
     "openvino": _make_openvino,
     "openvino-int8": _make_openvino,
     "bundle-fp32": _make_bundle,

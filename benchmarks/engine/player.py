@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from benchmarks.engine.contestants import TEXTS, EngineTurn, ModelJob, parse_shape
-from benchmarks.harness.process import Channel
 
 Floats: TypeAlias = NDArray[np.float32]
 # The arrays (B, S) of a padded batch under the names of `transformers`.
@@ -98,22 +98,15 @@ def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
     return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
 
 
-def open_player(job: ModelJob) -> Player:
-    """Open the job's model as the contestant's module does it."""
-    module = importlib.import_module(f"benchmarks.engine.{job.contestant.module}")
-    player: Player = module.open_player(job)
-    return player
-
-
-def serve(channel: Channel, job: ModelJob) -> None:
+def serve(connection: Connection, job: ModelJob) -> None:
     """Open the job's model, and do a turn of each case that is asked for."""
-    importlib.import_module(f"benchmarks.engine.{job.contestant.module}")
+    module = importlib.import_module(f"benchmarks.engine.{job.contestant.module}")
     began = time.perf_counter()
-    player = open_player(job)
-    channel.send(time.perf_counter() - began)
-    while (case := channel.receive()) is not None:
+    player: Player = module.open_player(job)
+    connection.send(time.perf_counter() - began)
+    while (case := connection.recv()) is not None:
         is_stream = case == TEXTS
-        channel.send(_stream_turn(player, job) if is_stream else _shape_turn(player, job, case))
+        connection.send(_stream_turn(player, job) if is_stream else _shape_turn(player, job, case))
 
 
 def _stream_turn(player: Player, job: ModelJob) -> EngineTurn:

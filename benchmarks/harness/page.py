@@ -1,4 +1,4 @@
-"""Tables in Markdown, the pages that have them, and the machine that they are of."""
+"""Tables in Markdown, and the machine that they are of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from albert_serve.runtime.ort import cpu_flags, processor_name
 from albert_serve.settings import num_usable_cpus
-from benchmarks.harness.process import BenchmarkError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,22 +32,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def bullets(lines: Iterable[str]) -> str:
     """Return a list."""
     return "\n".join(f"- {line}" for line in lines)
-
-
-def write_between(page: Path, begin: str, end: str, text: str) -> None:
-    """Replace the text between two lines of a page.
-
-    Raises:
-        BenchmarkError: the page does not have both.
-        OSError: it cannot be read or written.
-    """
-    before, has_begin, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, has_end, after = rest.partition(end)
-    if not (has_begin and has_end):
-        raise BenchmarkError(
-            f"{page} must have the lines {begin} and {end}; tables go between them"
-        )
-    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def write_results(folder: Path, report: DataclassInstance, tables: str) -> None:

@@ -1,26 +1,25 @@
 """Processes of their own, which answer one message at a time and sleep in between.
 
-Unlike those of `multiprocessing` they do not import the program that starts them, which would take
-seconds and count as their memory. Messages are pickled.
+A process imports what it runs and nothing else, so that its memory is its own; the `__main__` of a
+package, which starts it, is not imported again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from training.errors import TrainingError
 
 REPOSITORY: Final = Path(__file__).parents[2]
+_SPAWN: Final = multiprocessing.get_context("spawn")
 _END_S: Final = 30.0
 # Threads of the previous worker that wait for work actively give up within this time.
 _SETTLE_S: Final = 0.05
@@ -33,73 +32,46 @@ class BenchmarkError(TrainingError):
     """A benchmark that cannot be run."""
 
 
-def failure_kind(message: str) -> str:
-    """Return the cell of a table for a contestant that failed."""
-    return "out of memory" if "out of memory" in message.lower() else "failed"
-
-
 def last_line(log: Path) -> str:
     """Return the last line that a process printed: its error, as a rule."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
-class Channel:
-    """A worker's side: messages from and to the process that started it."""
-
-    def __init__(self, messages: IO[bytes], answers: IO[bytes]) -> None:
-        self._messages, self._answers = messages, answers
-
-    def receive(self) -> Any:
-        """Wait for the next message; None at the end, where the worker has to end."""
-        try:
-            return pickle.load(self._messages)  # noqa: S301 - from the process above
-        except EOFError:
-            return None
-
-    def send(self, message: Any) -> None:
-        """Send the first message, or the answer to the one received."""
-        pickle.dump(message, self._answers)
-        self._answers.flush()
-
-
 class Worker:
-    """A process that runs `serve(channel, argument)` of a module; inside `with` it has started.
+    """A process that runs `serve(connection, argument)`; inside `with` it has started.
 
     Args:
         name: for error messages.
-        environment: variables that are added to this process' own.
+        serve: sends a first message, then an answer to each message until it receives None.
         log: file for everything that the process prints.
+        environment: variables that are added to this process' own.
     """
 
     def __init__(
         self,
         name: str,
-        module: str,
+        serve: Callable[[Connection, Any], None],
         argument: Any,
         *,
         log: Path,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str],
     ) -> None:
-        self._name, self._module, self._argument = name, module, argument
-        self._environment, self._log = environment or {}, log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._name, self._log, self._environment = name, log, environment
+        self._connection, self._other_end = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_run, args=(serve, self._other_end, argument, log))
 
     def __enter__(self) -> Self:
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, self._module],
-                cwd=REPOSITORY,
-                env={**os.environ, **self._environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        self._send(self._argument)
+        with _added(self._environment):
+            self._process.start()
+        self._other_end.close()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with contextlib.suppress(OSError):
+            self._connection.send(None)
+        self._process.join(_END_S)
+        self._process.kill()
 
     def ask(self, message: Any) -> Any:
         """Send a message, and wait for the answer.
@@ -108,76 +80,44 @@ class Worker:
             BenchmarkError: the process ended.
         """
         time.sleep(_SETTLE_S)
-        self._send(message)
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
         return self.receive()
 
     def receive(self) -> Any:
         """Wait for the next answer, or for the first message; raises as `ask`."""
-        assert self._running.stdout is not None
         try:
-            return pickle.load(self._running.stdout)  # noqa: S301 - our own
-        except (EOFError, pickle.UnpicklingError) as error:
-            raise self._failure() from error
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(_END_S)
+            status, line = self._process.exitcode, last_line(self._log)
+            raise BenchmarkError(
+                f"{self._name} ended with status {status}: {line} (see {self._log})"
+            ) from error
 
-    def close(self) -> None:
-        """End the process, if it has not ended."""
-        if self._process is None:
-            return
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
-    @property
-    def _running(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None
-        return self._process
+@contextlib.contextmanager
+def _added(environment: Mapping[str, str]) -> Iterator[None]:
+    """Add variables to this process' environment, which a process that is started inherits."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
-    def _send(self, message: Any) -> None:
-        assert self._running.stdin is not None
-        try:
-            pickle.dump(message, self._running.stdin)
-            self._running.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._failure() from error
 
-    def _failure(self) -> BenchmarkError:
-        status, line = self._running.wait(), last_line(self._log)
-        return BenchmarkError(f"{self._name} ended with status {status}: {line} (see {self._log})")
+def _run(
+    serve: Callable[[Connection, Any], None], connection: Connection, argument: Any, log: Path
+) -> None:
+    with log.open("wb") as stream:
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+    serve(connection, argument)
 
 
 def run_in_process(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
-    """Call a function of a module in a process of its own.
-
-    Raises:
-        BenchmarkError: the process failed.
-    """
-    with (
-        tempfile.NamedTemporaryFile() as log,
-        Worker(function.__module__, __name__, (function, argument), log=Path(log.name)) as worker,
-    ):
-        result: _Result = worker.receive()
-    return result
-
-
-def serve(channel: Channel, call: tuple[Callable[[Any], Any], Any]) -> None:
-    """Be the process of one call."""
-    function, argument = call
-    channel.send(function(argument))
-
-
-def _main() -> None:
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the program's prints go to the log
-        program = importlib.import_module(sys.argv[1])
-        channel = Channel(sys.stdin.buffer, answers)
-        program.serve(channel, channel.receive())
-
-
-if __name__ == "__main__":
-    _main()
+    """Call a function in a process of its own, which ends."""
+    with ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
+        return pool.submit(function, argument).result()

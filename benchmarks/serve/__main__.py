@@ -3,7 +3,8 @@
 Serves one ALBERT with this package and with a BentoML service over pipelines of `transformers`
 that is written as BentoML's documentation does it, batching on; in turns, each with all threads,
 asked the same requests by a process of its own. Prints throughput and latency by number of
-connections, throughput at the peer's p99, and latency when requests come at random times.
+connections, and throughput at the peer's p99: that at the fewest connections with which it reaches
+95 % of its best throughput.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE
 from albert_serve.config import PRESETS, preset
@@ -24,10 +25,9 @@ from albert_serve.default_bundle import shipped_bundle
 from albert_serve.settings import num_usable_cpus
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.checkpoint import make_checkpoint
-from benchmarks.harness.load import ClosedLoop, LoadPattern, LoadPlan, LoadResult, OpenLoop, load
-from benchmarks.harness.page import describe_machine, write_between, write_results
-from benchmarks.harness.process import REPOSITORY
+from benchmarks.harness.page import describe_machine, write_results
 from benchmarks.harness.texts import WIKI
+from benchmarks.serve.load import LoadPlan, load
 from benchmarks.serve.services import (
     TASKS,
     ServedModel,
@@ -36,69 +36,23 @@ from benchmarks.serve.services import (
     our_service,
     peer_service,
 )
-from benchmarks.serve.tables import ARRIVAL_PART, ServedResult, ServeReport
+from benchmarks.serve.tables import ServedResult, ServeReport
 from export.bundle import export_bundle
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
-_DOCS: Final = REPOSITORY / "docs" / "measurements.md"
-_BEGIN: Final = "<!-- written by make bench-serve: begin -->"
-_END: Final = "<!-- written by make bench-serve: end -->"
 _PRECISIONS: Final = ("fp32", "int8")
 # Untimed, when a service has started: BentoML's batching learns from the first 11 batches of each
 # API, and makes them wait.
-_WARM_UP: Final = ClosedLoop(num_connections=2)
 _NUM_WARM_UP: Final = 32
-_TIMEOUT_S: Final = 600.0
-# Of each option: the default, and the value of --quick.
-_AMOUNTS: Final[dict[str, tuple[Any, Any]]] = {
-    "num_requests": (80, 24),
-    "levels": ([1, 2, 4, 8, 16, 32, 64], [1, 8]),
-    "rounds": (2, 1),
-    "level_time": (3.0, 0.5),
-}
 _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.serve
-  python -m benchmarks.serve --texts imdb/test.jsonl.xz --write
-  python -m benchmarks.serve --preset small
-  python -m benchmarks.serve --quick
+  python -m benchmarks.serve --texts imdb/test.jsonl.xz
+  python -m benchmarks.serve --num-requests 24 --levels 1 8 --rounds 1 --level-time 0.5
 
 Nothing else should run on the machine meanwhile.
 """
-
-
-def _take_turns(
-    results: Sequence[ServedResult],
-    stream: Sequence[StreamItem],
-    options: argparse.Namespace,
-    bar: tqdm[Any],
-) -> None:
-    """Measure all services, the peer first; in each round in another order."""
-    bar.reset(options.rounds * len(results) * (len(options.levels) + 1))
-    rate_per_s = 0.0
-    for number in range(options.rounds):
-        first = number % len(results)
-        for result in [*results[first:], *results[:first]]:
-            service = result.service
-            requests = [service.request(item) for item in stream]
-            with service.running(options.output / service.name.replace(" ", "-")) as port:
-                _send(port, [*islice(cycle(requests), _NUM_WARM_UP)], _WARM_UP)
-                for level in options.levels:
-                    bar.set_postfix_str(f"{service.name}: {level} connections")
-                    pattern = ClosedLoop(num_connections=level, duration_s=options.level_time)
-                    result.levels.setdefault(level, []).append(_send(port, requests, pattern))
-                    bar.update()
-                # All services get the first one's rate.
-                rate_per_s = rate_per_s or ARRIVAL_PART * max(map(result.per_s, options.levels))
-                bar.set_postfix_str(f"{service.name}: {rate_per_s:.1f} requests/s")
-                arrivals = _send(port, requests, OpenLoop(rate_per_s=rate_per_s))
-                result.arrivals.append(arrivals)
-                bar.update()
-
-
-def _send(port: int, requests: Sequence[bytes], pattern: LoadPattern) -> LoadResult:
-    return load(LoadPlan(port=port, requests=requests, pattern=pattern, timeout_s=_TIMEOUT_S))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -106,32 +60,22 @@ def _run(options: argparse.Namespace) -> int:
     tables = report.markdown()
     print(tables)
     write_results(options.output, report, tables)
-    if options.write:
-        write_between(_DOCS, _BEGIN, _END, tables)
     return 0
 
 
 def _measure(options: argparse.Namespace) -> ServeReport:
     folder: Path = options.output
-    today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    machine = [*describe_machine(options.threads), today]
+    machine = [*describe_machine(options.threads)]
     num_pieces = AlbertTokenizer.from_file(shipped_bundle() / TOKENIZER_FILE).vocab_size
     config = preset(options.preset, vocab_size=num_pieces)
     checkpoint = make_checkpoint(config, folder / "checkpoint", *TASKS)
     stream = make_stream(checkpoint, options.texts, options.num_requests)
     services = [peer_service(checkpoint, options.threads), *_our_services(checkpoint, options)]
     results = [ServedResult(service=service) for service in services]
-    bar: tqdm[Any]
-    with tqdm(disable=None, unit="load") as bar:
-        _take_turns(results, stream, options, bar)
-    return ServeReport(
-        machine=[
-            *machine,
-            f"{options.preset}, random weights, the vocabulary of the shipped model",
-        ],
-        stream=stream,
-        results=results,
-    )
+    _take_turns(results, stream, options)
+    today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
+    model = f"{options.preset}, random weights, the vocabulary of the shipped model; {today}"
+    return ServeReport(machine=[*machine, model], stream=stream, results=results)
 
 
 def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[ServedModel]:
@@ -142,12 +86,31 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
         yield our_service(f"ours {precision}", exported.bundle.folder, options.threads)
 
 
+def _take_turns(
+    results: Sequence[ServedResult], stream: Sequence[StreamItem], options: argparse.Namespace
+) -> None:
+    """Measure all services, the peer first; in each round in another order."""
+    for number in range(options.rounds):
+        first = number % len(results)
+        for result in tqdm([*results[first:], *results[:first]], f"round {number}", disable=None):
+            service = result.service
+            requests = [service.request(item) for item in stream]
+            with service.running(options.output / service.name.replace(" ", "-")) as port:
+                warm_up = [*islice(cycle(requests), _NUM_WARM_UP)]
+                load(LoadPlan(port=port, requests=warm_up, num_connections=2))
+                for level in options.levels:
+                    plan = LoadPlan(
+                        port=port,
+                        requests=requests,
+                        num_connections=level,
+                        duration_s=options.level_time,
+                    )
+                    result.levels.setdefault(level, []).append(load(plan))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     options = _parser().parse_args(arguments)
-    for name, values in _AMOUNTS.items():
-        if getattr(options, name) is None:
-            setattr(options, name, values[options.quick])
     return report_errors(lambda: _run(options))
 
 
@@ -158,15 +121,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--precisions", nargs="+", choices=_PRECISIONS, default=_PRECISIONS, help="of ours (all)")
     texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
-    add("--num-requests", type=int, help="of a pass (80)")
-    add("--levels", nargs="+", type=int, metavar="N", help="connections (1 2 4 ... 64)")
-    add("--level-time", type=float, help="seconds in which passes at a level begin (3)")
-    add("--rounds", type=int, help="turns of each service (2)")
+    add("--num-requests", type=int, default=80, help="of a pass (%(default)s)")
+    levels = [1, 2, 4, 8, 16, 32, 64]
+    add("--levels", nargs="+", type=int, metavar="N", default=levels, help="connections (1 to 64)")
+    add("--level-time", type=float, default=3.0, help="seconds in which passes begin (3)")
+    add("--rounds", type=int, default=2, help="turns of each service (%(default)s)")
     add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
-    add("--quick", action="store_true", help="fewer of all: a first look")
     where = Path("runs/bench-serve")
     add("--output", type=Path, default=where, help="folder of models and logs (%(default)s)")
-    add("--write", action="store_true", help="put the tables into docs/measurements.md")
     return parser
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +20,9 @@ from tokenizers import Tokenizer
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE
 from albert_serve.config import AlbertConfig
-from benchmarks.harness.load import post_request
-from benchmarks.harness.process import REPOSITORY
-from benchmarks.harness.service import running_service
+from benchmarks.harness.process import REPOSITORY, BenchmarkError, last_line
 from benchmarks.harness.texts import draw_texts
+from benchmarks.serve.load import HOST, post_request
 from training.model.checkpoint import read_config
 from training.model.heads import Task
 
@@ -25,6 +30,8 @@ from training.model.heads import Task
 TASKS: Final[tuple[Task, ...]] = ("text-classification", "fill-mask")
 _PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_mask"}
 _SEED: Final = 0
+_START_S: Final = 180.0
+_END_S: Final = 90.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,15 +89,22 @@ class ServedModel:
         """Return the request that asks for an item."""
         return post_request(*self.call(item))
 
-    def running(self, folder: Path) -> AbstractContextManager[int]:
-        """Start it, and stop it afterwards; for `with`, which has the port when it is ready.
+    @contextlib.contextmanager
+    def running(self, folder: Path) -> Iterator[int]:
+        """Start it, wait until it is ready, and stop it afterwards; for `with`.
 
         Args:
             folder: takes its log and BentoML's files.
 
+        Yields:
+            The port.
+
         Raises:
             BenchmarkError: it did not start.
         """
+        folder.mkdir(parents=True, exist_ok=True)
+        port, log_file = _free_port(), folder / "service.log"
+        command = ["-m", "bentoml", "serve", self.target, "--host", HOST, "--port", str(port)]
         kept = {name: text for name, text in os.environ.items() if not name.startswith("ALBERT_")}
         common = {
             "BENTOML_DO_NOT_TRACK": "True",
@@ -99,8 +113,43 @@ class ServedModel:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
         }
-        command = ["-m", "bentoml", "serve", self.target]
-        return running_service(command, folder, {**kept, **common, **self.environment})
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=folder,
+                env={**kept, **common, **self.environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            _wait_until_ready(process, port, log_file)
+            yield port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:
+    give_up_s = time.monotonic() + _START_S
+    while time.monotonic() < give_up_s and process.poll() is None:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=10) as reply,
+        ):
+            if reply.status == 200:
+                return
+        time.sleep(0.1)
+    raise BenchmarkError(f"the service did not start: {last_line(log_file)} (see {log_file})")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:

@@ -1,0 +1,119 @@
+"""Load on a service: many connections of raw HTTP on one event loop, in a process of its own.
+
+A client library would take a part of the processor that the service is measured on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks.harness.process import run_in_process
+
+HOST: Final = "127.0.0.1"
+_LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadPlan:
+    """The requests to send; each connection sends its next one when it has its reply.
+
+    Attributes:
+        requests: whole requests as bytes; they are sent in turns.
+        duration_s: whole passes over the requests are begun until so much time is over, at least
+            one, so that every run has the same mix.
+    """
+
+    port: int
+    requests: Sequence[bytes]
+    num_connections: int
+    duration_s: float = 0.0
+    timeout_s: float = 600.0
+
+    def turns(self) -> Iterator[int]:
+        """Yield the index of the next request."""
+        ends_s = time.monotonic() + self.duration_s
+        while True:
+            yield from range(len(self.requests))
+            if time.monotonic() >= ends_s:
+                return
+
+
+@dataclass(kw_only=True, slots=True)
+class LoadResult:
+    """All replies.
+
+    Attributes:
+        latencies_s: of the replies with status 200.
+        failures: the other replies, and the errors, in words.
+        bodies: of the first reply with status 200 to each request, by the request's index.
+        seconds: from the first request to the last reply.
+    """
+
+    latencies_s: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    bodies: dict[int, bytes] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def per_s(self) -> float:
+        """Replies of status 200 a second."""
+        return len(self.latencies_s) / self.seconds
+
+
+def load(plan: LoadPlan) -> LoadResult:
+    """Send in a process of its own, and wait for the end."""
+    return run_in_process(_send, plan)
+
+
+def post_request(path: str, content: Any) -> bytes:
+    """Return a whole request with a body of JSON."""
+    body = json.dumps(content).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _send(plan: LoadPlan) -> LoadResult:
+    async def send() -> None:
+        turns = plan.turns()
+        callers = (_call(plan, turns, result) for _ in range(plan.num_connections))
+        await asyncio.gather(*callers)
+
+    result, began_s = LoadResult(), time.monotonic()
+    asyncio.run(send())
+    result.seconds = time.monotonic() - began_s
+    return result
+
+
+async def _call(plan: LoadPlan, turns: Iterator[int], result: LoadResult) -> None:
+    """Send the next requests over one connection, which is opened again after a failure."""
+    reader, writer = await asyncio.open_connection(HOST, plan.port)
+    for index in turns:
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(plan.timeout_s):
+                if writer.is_closing() or reader.at_eof():
+                    reader, writer = await asyncio.open_connection(HOST, plan.port)
+                writer.write(plan.requests[index])
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = _LENGTH.search(head)
+                body = await reader.readexactly(int(length[1]) if length else 0)
+        # TimeoutError is an OSError, the end of a connection an EOFError.
+        except (OSError, EOFError) as error:
+            writer.close()
+            result.failures.append(f"{type(error).__name__}: {error}")
+            continue
+        if (status := int(head[9:12])) == 200:
+            result.latencies_s.append(time.monotonic() - began_s)
+            result.bodies.setdefault(index, body)
+        else:
+            result.failures.append(f"{status} {body[:200].decode(errors='replace')}")
+    writer.close()

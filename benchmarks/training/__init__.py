@@ -1,0 +1,1 @@
+"""Training with this package, against the `Trainer` of `transformers`."""

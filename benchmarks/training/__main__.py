@@ -1,0 +1,205 @@
+"""Speed of training with this package, against the `Trainer` of `transformers`.
+
+Pretrains the same model on the same examples, in bf16 (fp32 on a CPU without it), compiled and with
+AdamW, in turns, and prints real tokens a second, memory and how many times faster ours is, as the
+median over rounds. On a CPU `transformers` runs as it comes, and at the settings that were its
+fastest among all tried. Writes `results.json` and `tables.md` into the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from albert_serve.config import PRESETS
+from albert_serve.tokenizer import AlbertTokenizer
+from benchmarks.harness.page import bullets, describe_machine, table, write_results
+from benchmarks.harness.process import REPOSITORY, BenchmarkError, Worker
+from benchmarks.harness.texts import WIKI
+from benchmarks.training.case import PretrainingCase, make_examples, sized_config
+from benchmarks.training.sides import HfSettings, TrainerJob, TrainerTurn, serve
+from training.data.preparation import prepare
+from training.errors import report_errors
+from training.options.device import add_device
+from training.options.values import parse_count, parse_duration
+from training.system.command_line import make_parser
+
+# Tokens of a step: more was no faster.
+_BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
+# Rows of `transformers` for each of ours, where as many are not its fastest.
+_HF_ROWS: Final = {"small": 2}
+_BATCHES_OF_EXAMPLES: Final = 32
+_GB: Final = 1e9
+_EXAMPLES: Final = r"""examples:
+  python -m benchmarks.training
+  python -m benchmarks.training --shapes base --length 512 --corpus wiki/*.jsonl.xz
+"""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerResult:
+    """The measurements of a side.
+
+    Attributes:
+        warm_up_s: from the model's beginning to the end of its first steps, compilation included.
+        turns: one a round; none if the side failed.
+        failure: the error of a side that failed, such as one that lacked memory.
+    """
+
+    name: str
+    warm_up_s: float = 0.0
+    turns: list[TrainerTurn] = field(default_factory=list)
+    failure: str = ""
+
+    def cells(self, ours: TrainerResult) -> list[str]:
+        """Return the row of a table."""
+        rate = statistics.median(turn.num_tokens / turn.seconds for turn in self.turns)
+        peak_bytes = max(turn.peak_bytes for turn in self.turns)
+        cells = [f"{rate:,.0f}", f"{peak_bytes / _GB:.1f} GB", f"{self.warm_up_s:.0f} s"]
+        if self is ours or not ours.turns:
+            return [f"**{self.name}**", *cells, "", ""]
+        by_clock = self._ratio(ours, lambda turn: turn.seconds)
+        by_cpu = self._ratio(ours, lambda turn: turn.cpu_seconds)
+        return [self.name, *cells, by_clock, by_cpu]
+
+    def _ratio(self, ours: TrainerResult, seconds: Callable[[TrainerTurn], float]) -> str:
+        """Return how many times faster ours is: the median over turns of the same round.
+
+        Other load varies little within a round.
+        """
+        rates = [
+            (own.num_tokens / seconds(own)) / (other.num_tokens / seconds(other))
+            for own, other in zip(ours.turns, self.turns, strict=True)
+        ]
+        return f"{statistics.median(rates):.2f}x"
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingReport:
+    """The results of each case by its title, ours first."""
+
+    machine: Sequence[str]
+    cases: dict[str, list[TrainerResult]] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        """Return a table for each case."""
+        sections = [bullets(self.machine)]
+        for title, results in self.cases.items():
+            rows = [result.cells(results[0]) for result in results if result.turns]
+            headings = ["", "tokens/s", "memory", "warm-up", "ours is faster", "by CPU time"]
+            failures = [f"{one.name}: {one.failure}" for one in results if one.failure]
+            sections += [f"{title}:", table(headings, rows), *failures]
+        return "\n\n".join(sections) + "\n"
+
+
+def _run(options: argparse.Namespace) -> int:
+    torch.set_num_threads(options.threads)
+    options.output.mkdir(parents=True, exist_ok=True)
+    report = TrainingReport(machine=list(describe_machine(options.threads)))
+    for shape in options.shapes:
+        jobs = _jobs(shape, options)
+        title = f"{shape}, {jobs[0].case.num_rows} x {options.length} tokens"
+        report.cases[title] = []
+        # On a GPU, whose memory they would share, they run one after the other.
+        for group in [[job] for job in jobs] if options.device.type == "cuda" else [jobs]:
+            report.cases[title] += _measure_in_turns(group, options)
+            # Written after each, so that an interruption keeps the others.
+            write_results(options.output, report, report.markdown())
+    print(report.markdown())
+    return 0
+
+
+def _jobs(shape: str, options: argparse.Namespace) -> list[TrainerJob]:
+    """Return the jobs of a model, ours first."""
+    tokens = options.batch_tokens or _BATCH_TOKENS[options.device.type]
+    num_rows = max(1, tokens // options.length)
+    tokenizer, folder = options.tokenizer.resolve(), (options.output / "shards").resolve()
+    shards = prepare(options.corpus, tokenizer / "tokenizer.json", folder)
+    num_pieces = AlbertTokenizer.from_file(tokenizer / "tokenizer.json").vocab_size
+    num_examples = _BATCHES_OF_EXAMPLES * num_rows
+    case = PretrainingCase(
+        config=sized_config(shape, options.length, num_pieces),
+        length=options.length,
+        num_rows=num_rows,
+        shards=folder,
+        examples=make_examples(shards, tokenizer, length=options.length, num_examples=num_examples),
+        tokenizer=tokenizer,
+    )
+    ours = TrainerJob(
+        case=case,
+        hf=None,
+        device=options.device,
+        num_threads=options.threads,
+        compiles=options.compile,
+    )
+    plain = HfSettings(num_rows=num_rows * _HF_ROWS.get(shape, 1))
+    fastest = replace(plain, attention="eager", keeps_memory=True)
+    peers = [plain] if options.device.type == "cuda" else [plain, fastest]
+    return [ours, *(replace(ours, hf=settings) for settings in peers)]
+
+
+def _measure_in_turns(
+    jobs: Sequence[TrainerJob], options: argparse.Namespace
+) -> list[TrainerResult]:
+    """Measure jobs in turns; one that fails, as for lack of memory, leaves, the others go on."""
+    with ExitStack() as stack:
+        started: list[tuple[Worker, TrainerResult]] = []
+        for number, job in enumerate(jobs):
+            log = options.output / f"process-{number}.log"
+            worker = Worker(job.name, serve, job, log=log, environment=job.environment)
+            process, result = stack.enter_context(worker), TrainerResult(name=job.name)
+            try:
+                result.warm_up_s = process.receive()
+            except BenchmarkError as error:
+                result.failure = str(error)
+            started.append((process, result))
+            print(f"{job.name}: warm-up of {result.warm_up_s:.0f} s", file=sys.stderr)
+        for number in range(options.rounds + 1):
+            for process, result in started:
+                if result.failure:
+                    continue
+                try:
+                    turn = process.ask(options.turn)
+                except BenchmarkError as error:
+                    result.failure = str(error)
+                    result.turns.clear()
+                else:
+                    result.turns += [turn] if number else []  # the first one warms caches
+    return [result for _, result in started]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    return report_errors(lambda: _run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("python -m benchmarks.training", __doc__, _EXAMPLES)
+    add = parser.add_argument
+    shapes = ["small", "base"]
+    add("--shapes", nargs="+", choices=list(PRESETS), default=shapes, help="(small base)")
+    add("--length", type=parse_count, default=128, help="tokens of an example (%(default)s)")
+    add("--batch-tokens", type=parse_count, help="of a step (4096 or, on GPU, 65536)")
+    add("--corpus", nargs="+", type=Path, default=[WIKI], help="text (a few articles)")
+    shipped = REPOSITORY / "models" / "albert-small-en"
+    add("--tokenizer", type=Path, default=shipped, help="folder (the shipped model's)")
+    add("--output", type=Path, default=Path("runs/bench-training"), help="(%(default)s)")
+    add("--compile", action=argparse.BooleanOptionalAction, default=True, help="(yes)")
+    add("--rounds", type=parse_count, default=3, help="turns that count (%(default)s)")
+    add("--turn", type=parse_duration, metavar="8s", default=8.0, help="length of a turn (8s)")
+    add("--threads", type=parse_count, default=torch.get_num_threads(), help="(%(default)s)")
+    add_device(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The pretraining that both sides do: one model, and the same examples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+
+from albert_serve.config import PRESETS, AlbertConfig
+from albert_serve.tokenizer import AlbertTokenizer
+from training.commands.pretrain import PretrainConfig
+from training.data.examples import IGNORED, ExampleSettings
+from training.data.masking import NgramMasking
+from training.data.packing import Plan
+from training.data.shards import Shards
+from training.loop.distributed import World
+from training.loop.step import Run
+from training.pretraining.config import Start
+from training.pretraining.job import open_job
+from training.pretraining.recipes import RECIPES
+
+_SMALL_VOCAB: Final = 12000
+_SEED: Final = 0
+# At this rate neither side's loss diverges.
+LR: Final = 1e-4
+# An example under the names of `transformers`.
+HfRow: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainingCase:
+    """One model at one length, and its data.
+
+    Attributes:
+        num_rows: rows of a step of ours.
+        shards: folder of the tokenised corpus.
+        examples: the same text's examples for `transformers`, as `make_examples` returns them.
+        tokenizer: folder of the `tokenizer.json` that the data was made with.
+    """
+
+    config: AlbertConfig
+    length: int
+    num_rows: int
+    shards: Path
+    examples: Sequence[HfRow]
+    tokenizer: Path
+
+    def build_ours(self, device: torch.device, *, compiles: bool) -> Run:
+        """Return this package's run, by settings under which both sides train alike."""
+        config = PretrainConfig(
+            output=Path("unused"),
+            shards=self.shards,
+            tokenizer=self.tokenizer,
+            steps=sys.maxsize,
+            device=device,
+            compile=compiles,
+            length=self.length,
+            batch_size=self.num_rows,
+            recipe="paper",
+            optimizer="adamw",
+            lr=LR,
+            schedule="wsd",
+            decay=0.1,
+            dropout="v2",
+        )
+        recipe = config.changed(RECIPES[config.recipe])
+        start = Start(folder=None, name=None, tokenizer=self.tokenizer)
+        return open_job(config, recipe, self.config, start, World(device=device), "auto").build()
+
+    def make_hf_model(self, attention: str) -> Any:
+        """Return the model of `transformers`, at its first weights."""
+        import transformers  # not in the process of ours
+
+        config = transformers.AlbertConfig.from_dict(self.config.to_hf())
+        config._attn_implementation = attention
+        torch.manual_seed(_SEED)
+        return transformers.AlbertForPreTraining(config)
+
+
+def sized_config(shape: str, length: int, num_pieces: int) -> AlbertConfig:
+    """Return a preset's sizes, with as many positions and pieces as are needed at least."""
+    sizes = PRESETS[shape]
+    vocab_size = max(_SMALL_VOCAB if shape == "small" else sizes.vocab_size, num_pieces)
+    return replace(sizes, vocab_size=vocab_size, max_positions=max(length, sizes.max_positions))
+
+
+def make_examples(
+    shards: Shards, tokenizer: Path, *, length: int, num_examples: int
+) -> list[HfRow]:
+    """Return the first examples of a run over a tokenised corpus for `transformers`.
+
+    Examples, masks and labels are those that `albert-serve pretrain` makes of them, each one a
+    sequence of its own. A corpus too small gives as many epochs as it takes.
+    """
+    masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer / "tokenizer.json"))
+    plan = Plan(shards=shards, settings=ExampleSettings(length=length), seed=_SEED)
+    rows = chain.from_iterable(plan.epoch(number) for number in count())
+    made = []
+    for example in islice(chain.from_iterable(rows), num_examples):
+        whole, second = example.tokens(shards.parts[example.part])
+        masked, chosen = masking(whole, example.mask_rng(_SEED))
+        labels = np.full(len(whole), IGNORED)
+        labels[chosen] = whole[chosen]
+        made.append(
+            {
+                "input_ids": masked.astype(np.int64),
+                "token_type_ids": (np.arange(len(whole)) >= second).astype(np.int64),
+                "labels": labels,
+                "sentence_order_label": int(example.label),
+            }
+        )
+    return made
