@@ -242,6 +242,9 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
     if file is None:
         yield lambda summary: None
         return
+    from albert_serve.scoring.paths import check_local
+
+    check_local(file)
     if file.is_dir():
         raise ConfigError(f"--summary {file} is a folder; it must be a file")
     if file.resolve() in {Path(name).resolve() for name in (*options.inputs, options.output)}:

@@ -2,80 +2,29 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from albert_serve.errors import InvalidInputError, RequestError
 from albert_serve.scoring.errors import ChangedJobError
 from albert_serve.tables import ReadOptions, Row, read_rows
-from albert_serve.tables.columnar import is_dataset_metadata, plain_rows, read_columns, read_schema
+from albert_serve.tables.columnar import plain_rows, read_columns, read_schema
 from albert_serve.tables.delimited import read_cells, read_names
 from albert_serve.tables.formats import (
     Format,
     TableType,
     detect_type,
-    has_known_suffix,
+    first_line,
     is_stream,
     open_lines,
 )
 from albert_serve.tables.rows import check_names
-
-_STDIN: Final = "/dev/stdin"
-_GLOB_CHARACTERS: Final = frozenset("*?[")
-
-
-def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[Path]:
-    """Return the files that paths, globs and folders name, in order, each once; `-` is stdin.
-
-    Globs and folders are in alphabetical order; a folder's files are those whose names tell a
-    format. What wildcards and folders find is without names that begin with a dot or `_`, the
-    parts of jobs (`*.parts/`), and what lies in the output.
-
-    Raises:
-        InvalidInputError: a folder or a glob has no file.
-        FileNotFoundError: a path does not exist.
-    """
-    files: list[Path] = []
-    for pattern in map(str, patterns):
-        path = Path(_STDIN if pattern == "-" else pattern)
-        if path.is_dir():
-            matches = [
-                file
-                for file in path.rglob("*")
-                if has_known_suffix(file) and not is_dataset_metadata(file)
-            ]
-            matches = _inputs(matches, path, output)
-            if not matches:
-                raise InvalidInputError(
-                    f"{path} has no file that ends in .jsonl, .csv, .tsv, .parquet or .arrow"
-                )
-        elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
-            # Places are relative to the folder above the first wildcard.
-            above = next(it for it in path.parents if not _GLOB_CHARACTERS & set(str(it)))
-            matches = _inputs(map(Path, glob.glob(pattern, recursive=True)), above, output)
-            if not matches:
-                raise InvalidInputError(f"no file matches {pattern}")
-        else:
-            path.stat()
-            matches = [path]
-        files += matches
-    return list(dict.fromkeys(files))
-
-
-def _inputs(files: Iterable[Path], folder: Path, output: Path) -> list[Path]:
-    return sorted(file for file in files if _is_input(file, folder, output))
-
-
-def _is_input(file: Path, folder: Path, output: Path) -> bool:
-    parts = file.relative_to(folder).parts
-    # Nor what another job has not finished.
-    is_hidden = any(part.startswith((".", "_")) or part.endswith(".parts") for part in parts)
-    return not (file.is_dir() or is_hidden or output.resolve() in file.resolve().parents)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +34,7 @@ class InputFile:
     Attributes:
         columns: the names and types of its columns; types are Arrow's, None for text. None for
             JSONL, whose rows have columns of their own.
+        partition: the columns that its folders name, in place of its own: scalars of pyarrow.
         num_rows: of Parquet and Arrow.
         version: of the content when it was opened; None of a stream.
     """
@@ -93,6 +43,7 @@ class InputFile:
     type: TableType
     options: ReadOptions
     columns: Mapping[str, Any] | None = None
+    partition: Mapping[str, Any] = field(default_factory=dict)
     num_rows: int = 0
     version: tuple[int, ...] | None = None
 
@@ -104,6 +55,7 @@ class InputFile:
         *,
         has_quotes: bool = True,
         delimiter: str | None = None,
+        partition: Mapping[str, Any] | None = None,
     ) -> InputFile:
         """Look at a file's format and columns.
 
@@ -119,17 +71,24 @@ class InputFile:
             is_strict=True,
             quotes_advice="; --no-quotes reads quotes as ordinary characters",
         )
-        source = cls(path=path, type=kind, options=options, version=version)
+        source = cls(
+            path=path,
+            type=kind,
+            options=options,
+            partition=partition or {},
+            version=version,
+        )
+        by_folder = {name: value.type for name, value in source.partition.items()}
         if kind.is_columnar:
             schema, num_rows = read_schema(path, kind)
             check_names(path, schema.names)
             columns = dict(zip(schema.names, schema.types, strict=True))
-            return replace(source, columns=columns, num_rows=num_rows)
+            return replace(source, columns={**columns, **by_folder}, num_rows=num_rows)
         if kind.has_columns and version is not None:
             with open_lines(path, kind.compression) as (stream, _):
                 _, cells = read_cells(path, stream, kind.format, options)
                 _, names = read_names(path, cells, options)
-            return replace(source, columns=dict.fromkeys(names))
+            return replace(source, columns={**dict.fromkeys(names), **by_folder})
         return source
 
     @property
@@ -233,12 +192,20 @@ _Reading: TypeAlias = Generator[RowBatch, None, int]
 def _read_lines(
     source: InputFile, selection: RowSelection, prefix: str, num_bytes: int, num_skipped: int
 ) -> _Reading:
-    rows = read_rows(source.path, source.type, source.options, prefix)
+    rows = _rows_of(source, prefix)
     num_passed = sum(1 for _ in islice(rows, num_skipped))
     yield from collect_rows(
         rows, selection, is_text=source.type.has_columns, num_bytes_before=num_bytes
     )
     return num_passed
+
+
+def _rows_of(source: InputFile, prefix: str) -> Iterator[Row]:
+    """Yield the rows of a file of lines, with the columns that its folders name."""
+    by_folder = {name: value.as_py() for name, value in source.partition.items()}
+    rows = read_rows(source.path, source.type, source.options, prefix)
+    for row in rows:
+        yield row._replace(values={**row.values, **by_folder}) if by_folder else row
 
 
 def collect_rows(
@@ -286,12 +253,16 @@ def _read_columnar(
     batches = read_columns(
         source.path,
         source.type,
-        columns,
+        [name for name in columns if name not in source.partition],
         max_rows=selection.max_rows,
         max_bytes=selection.max_bytes,
         num_skipped=num_skipped,
     )
-    for start, share, batch in batches:
+    for start, share, of_file in batches:
+        batch = of_file
+        for name in columns:
+            if (value := source.partition.get(name)) is not None:
+                batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
         for rows in arrow_batches(batch, selection, f"{prefix}row ", start):
             rows.position = num_bytes + int(source.num_bytes * share)
             yield rows
@@ -308,8 +279,9 @@ def arrow_batches(
         num_before: the rows before the batch.
     """
     names = batch.schema.names
-    kept = batch.select([n for n in names if selection.keep is None or n in selection.keep])
     fields = selection.fields(names)
+    batch = _as_text(batch, fields, f"{place}{num_before + 1}")
+    kept = batch.select([n for n in names if selection.keep is None or n in selection.keep])
     read = batch.select([name for name in names if name in fields])
     num_bytes = max(1, kept.nbytes, read.nbytes)
     num_fitting = selection.max_bytes * batch.num_rows // num_bytes
@@ -322,6 +294,29 @@ def arrow_batches(
         first = num_before + start + 1
         places = [f"{place}{number}" for number in range(first, first + len(values))]
         yield RowBatch(values=values, places=places, kept=kept.slice(start, step))
+
+
+def _as_text(batch: Any, fields: Collection[str], place: str) -> Any:
+    """Return a record batch of pyarrow, whose binary columns that the task reads are text."""
+    for index, column in enumerate(batch.schema):
+        if column.name in fields and _is_binary(column.type):
+            try:
+                text = batch.column(index).cast(pa.string())
+            except pa.ArrowInvalid as error:
+                raise InvalidInputError(
+                    f"{place} or a later row: the column {column.name!r} is binary, and not UTF-8 "
+                    f"({first_line(error)}). Write it as text."
+                ) from error
+            batch = batch.set_column(index, column.name, text)
+    return batch
+
+
+def _is_binary(kind: Any) -> bool:
+    types = pa.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return any(
+        (types.is_binary(kind), types.is_large_binary(kind), types.is_fixed_size_binary(kind))
+    )
 
 
 def _without_nulls(value: Any) -> Any:

@@ -23,10 +23,11 @@ from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
 from albert_serve.scoring.answering import ScoredPart, Scorer, answer_batches, check_head
 from albert_serve.scoring.errors import StoppedError, writing
-from albert_serve.scoring.inputs import InputFile, RowBatch, find_inputs, read_batches
+from albert_serve.scoring.inputs import InputFile, RowBatch, read_batches
 from albert_serve.scoring.options import Counts, ScoreOptions, ScoreSummary
 from albert_serve.scoring.output import Layout, join, make_layout, open_writer
 from albert_serve.scoring.parts import PartFolder
+from albert_serve.scoring.paths import check_local, find_inputs, partition_columns
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tables.formats import TableType, is_stream, type_by_name
 
@@ -60,6 +61,7 @@ def score_files(
         OSError: the input cannot be opened.
     """
     options = options or ScoreOptions()
+    check_local(output)
     target = output_path(output)
     _check_links(target)
     is_folder = str(output).endswith(os.sep) or target.is_dir()
@@ -118,7 +120,8 @@ def _open_sources(
 ) -> list[InputFile]:
     index, count = options.shard
     files = find_inputs(inputs, target)
-    for file in files:
+    partitions = partition_columns(files)
+    for file, _ in files:
         if target.is_file() and target.samefile(file):
             raise InvalidInputError(f"{target} is also the input; name another output")
     if count > len(files):
@@ -129,8 +132,9 @@ def _open_sources(
             options.input_format,
             has_quotes=options.has_quotes,
             delimiter=options.delimiter,
+            partition=partition,
         )
-        for file in files[index::count]
+        for (file, _), partition in list(zip(files, partitions, strict=True))[index::count]
     ]
 
 
@@ -280,13 +284,13 @@ def _write_part(layout: Layout, part: ScoredPart, has_header: bool, stream: Bina
 
 
 def _input(source: InputFile) -> dict[str, Any]:
-    if source.version is None:
-        return {"format": source.type.suffix}
-    return {
+    described = {
         "format": source.type.suffix,
-        "size": source.num_bytes,
-        "sha256": sha256_of(source.path),
+        "folders": {name: value.as_py() for name, value in source.partition.items()},
     }
+    if source.version is None:
+        return described
+    return {**described, "size": source.num_bytes, "sha256": sha256_of(source.path)}
 
 
 @contextmanager

@@ -129,16 +129,16 @@ def make_layout(
     if not kind.has_columns:
         return Layout(type=kind, reader=reader, kept=None)
     keep = reader.selection.keep
+    # Rows of JSONL have columns of their own, and those that folders name.
     schemas = [
         pa.schema({name: type_ or pa.string() for name, type_ in source.columns.items()})
-        for source in sources
         if source.columns is not None
+        else pa.schema({name: value.type for name, value in source.partition.items()})
+        for source in sources
     ]
-    columns: dict[str, Any] = {name: None for schema in schemas for name in schema.names}
-    rows: list[dict[str, Any]] = []
-    if not schemas:
-        rows = [row for batch in first for row in reader.kept_rows(batch)]
-        columns = {name: None for row in rows for name in row}
+    rows = [row for batch in first for row in reader.kept_rows(batch)]
+    columns: dict[str, Any] = {name: None for row in rows for name in row}
+    columns |= {name: None for schema in schemas for name in schema.names}
     columns = columns if keep is None else dict.fromkeys(keep)
     if kind.format == "parquet":
         columns = {name: _type_of(name, schemas, rows) for name in columns}

@@ -1,7 +1,7 @@
 """The parts of a job on disk: complete files, a manifest of what they come from, and a lock.
 
     _manifest.json   the job: hashes of its input, the model, the parameters
-    _parts.jsonl     a line for each complete part: its counts, and the size of its file
+    _parts.jsonl     a line for each complete part: its counts, and the SHA-256 of its file
     part-000000.csv  the parts
     _SUCCESS         the last part is written; where the parts themselves are the output
 
@@ -25,7 +25,7 @@ import filelock
 from pydantic import TypeAdapter, ValidationError
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.files import put_in_place, sync, write_atomically
+from albert_serve.files import put_in_place, sha256_of, sync, write_atomically
 from albert_serve.scoring.errors import ChangedJobError, LockedOutputError, writing
 from albert_serve.scoring.options import Counts
 
@@ -35,7 +35,7 @@ _LOCK_FILE: Final = "_lock"
 _SUCCESS_FILE: Final = "_SUCCESS"
 _FORMAT_VERSION: Final = 5
 _OBJECT: Final = TypeAdapter(dict[str, Any])
-_SIZE: Final = "num_bytes"
+_SHA256: Final = "sha256"
 _COUNTS: Final = TypeAdapter(Counts)
 # What a changed job is told of each entry of the manifest.
 _NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert-serve's version"}
@@ -52,7 +52,7 @@ class PartFolder:
         self._folder = folder
         self._suffix = suffix
         self.counts: list[dict[str, Any]] = []
-        self._sizes: list[int] = []
+        self._hashes: list[str] = []
 
     @classmethod
     @contextmanager
@@ -108,13 +108,14 @@ class PartFolder:
         """
         file = self._file(len(self.counts))
         with writing(self._folder):
-            size = _write(file, self._folder / ".part.partial", content)
+            _write(file, self._folder / ".part.partial", content)
+            sha256 = sha256_of(file)
             with (self._folder / _LOG_FILE).open("ab") as log:
-                log.write(json.dumps({**counts, _SIZE: size}).encode() + b"\n")
+                log.write(json.dumps({**counts, _SHA256: sha256}).encode() + b"\n")
                 log.flush()
                 os.fsync(log.fileno())
         self.counts.append(dict(counts))
-        self._sizes.append(size)
+        self._hashes.append(sha256)
 
     def join(self, output: Path, content: Callable[[BinaryIO], None]) -> None:
         """Write the whole output, which takes its place when it is complete; remove the parts.
@@ -166,38 +167,38 @@ class PartFolder:
             lines.pop()
         for number, line in enumerate(lines, start=1):
             try:
-                counts, size = _read_line(line)
+                counts, sha256 = _read_line(line)
             except ValueError as error:
                 raise _damaged(log, f"line {number} is not the counts of a part") from error
             self.counts.append(counts)
-            self._sizes.append(size)
+            self._hashes.append(sha256)
         self._check_files()
 
     def _check_files(self) -> None:
-        """Check that each part has the size with which it was written, and so all of its rows.
+        """Check that each part is the file that was written, and so has all of its rows.
 
         Raises:
-            ChangedJobError: one has another size, or is not there.
+            ChangedJobError: one has other content, or is not there.
         """
-        for file, size in zip(self.files, self._sizes, strict=True):
+        for file, sha256 in zip(self.files, self._hashes, strict=True):
             _check_regular(file)
             if not file.exists():
                 raise _damaged(self._folder / _LOG_FILE, f"it names {file.name}, which is missing")
-            if (current := file.stat().st_size) != size:
-                raise _damaged(file, f"it has {current} bytes, and had {size} when it was complete")
+            if sha256_of(file) != sha256:
+                raise _damaged(file, f"its SHA-256 is not the one in {_LOG_FILE}")
 
 
-def _read_line(line: bytes) -> tuple[dict[str, Any], int]:
-    """Return the counts of a part, and the size of its file.
+def _read_line(line: bytes) -> tuple[dict[str, Any], str]:
+    """Return the counts of a part, and the SHA-256 of its file.
 
     Raises:
         ValueError: the line does not have them.
     """
     values = _OBJECT.validate_json(line)
-    size = values.pop(_SIZE, None)
-    if not isinstance(size, int) or values.keys() != {field.name for field in fields(Counts)}:
+    sha256 = values.pop(_SHA256, None)
+    if not isinstance(sha256, str) or values.keys() != {field.name for field in fields(Counts)}:
         raise ValueError("it has other keys")
-    return asdict(_COUNTS.validate_json(json.dumps(values), strict=True)), size
+    return asdict(_COUNTS.validate_json(json.dumps(values), strict=True)), sha256
 
 
 def _check_regular(file: Path) -> None:
@@ -212,14 +213,12 @@ def _damaged(file: Path, reason: str) -> ChangedJobError:
     )
 
 
-def _write(file: Path, partial: Path, content: Callable[[BinaryIO], None]) -> int:
-    """Write a file that takes its place when it is complete, and on disk; return its size."""
+def _write(file: Path, partial: Path, content: Callable[[BinaryIO], None]) -> None:
+    """Write a file that takes its place when it is complete, and on disk."""
     with partial.open("wb") as stream:
         content(stream)
-    size = partial.stat().st_size
     put_in_place(partial, file)
     sync(file.parent)
-    return size
 
 
 @contextmanager

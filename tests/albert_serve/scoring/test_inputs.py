@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import dataset, parquet
 
 from albert_serve.errors import ConfigError, InvalidInputError
 from albert_serve.scoring.job import score_files
@@ -67,7 +67,7 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
     asked: dict[str, list[Path | str]] = {
         "folder": [folder],
         "glob": [f"{folder}/?.csv"],
-        "files": [folder / "b.csv", f"{folder}/*.csv"],
+        "files": [folder / "b.csv", f"{folder}/a*.csv"],
     }
     for name, inputs in asked.items():
         score(inputs, tmp_path / f"{name}.csv")
@@ -79,6 +79,8 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         score([f"{folder}/*.parquet"], tmp_path / "none.csv")
     with pytest.raises(InvalidInputError, match="3 input files cannot be 4 shards"):
         score([folder], tmp_path / "none.csv", shard=(0, 4))
+    with pytest.raises(InvalidInputError, match=r"the input names \S+/b\.csv 2 times"):
+        score([folder, f"{folder}/deeper/../b.csv"], tmp_path / "none.csv")
     with pytest.raises(ConfigError, match=r"the delimiter is '\|\|'; give one character"):
         ScoreOptions(delimiter="||")
 
@@ -99,6 +101,72 @@ def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
     assert [(row["a"], row["b"]) for row in rows] == [(None, "2"), (1, None)]
     score([one, three], tmp_path / "mixed.csv")
     assert [row["a"] for row in read_table(tmp_path / "mixed.csv")] == ["1", "1"]
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/a.csv", "file:///tmp/a.csv", "hf://d/*.csv"])
+def test_an_address_is_refused(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write_jsonl(tmp_path / "in.jsonl", texts(1))
+    jobs: list[tuple[Path | str, Path | str]]
+    jobs = [(address, "out.csv"), (source, address), (source, Path(address))]
+    for input_, output in jobs:
+        with pytest.raises(InvalidInputError, match="is an address, but jobs read and write local"):
+            score([input_], output)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def write_hive(folder: Path, suffix: str) -> list[dict[str, Any]]:
+    """Write files in folders that name columns, and return their rows as pyarrow reads them."""
+    parts = ["n=1/lang=en%20x", "n=-02/lang=__HIVE_DEFAULT_PARTITION__", "n=10/lang=7"]
+    for part in parts:
+        (folder / part).mkdir(parents=True)
+        parquet.write_table(pyarrow.table({"text": [part]}), folder / part / "0.parquet")
+    table = dataset.dataset(folder, partitioning="hive").to_table().select(["text", "n", "lang"])
+    rows: list[dict[str, Any]] = table.sort_by("text").to_pylist()
+    if suffix != ".parquet":
+        write = write_csv if suffix == ".csv" else write_jsonl
+        for part in parts:
+            (folder / part / "0.parquet").unlink()
+            write(folder / part / f"0{suffix}", [{"text": part}])
+    return rows
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_folders_of_hive_keep_their_columns_as_pyarrow_reads_them(
+    suffix: str, tmp_path: Path
+) -> None:
+    expected = write_hive(tmp_path / "in", suffix)
+    for source in (tmp_path / "in", f"{tmp_path}/in/n=*/*/*"):
+        score([source], tmp_path / "out.parquet", keep=["text", "n", "lang"])
+        scored = parquet.read_table(tmp_path / "out.parquet").select(["text", "n", "lang"])
+        assert scored.schema.types == [pyarrow.string(), pyarrow.int32(), pyarrow.string()]
+        assert scored.sort_by("text").to_pylist() == expected
+    score([tmp_path / "in"], tmp_path / "out.jsonl", keep=["lang"])
+    assert {row["lang"] for row in read_jsonl(tmp_path / "out.jsonl")} == {"en x", None, "7"}
+
+
+def test_binary_text_is_read_as_text(tmp_path: Path) -> None:
+    contents = [text.encode() for text in ("A film.", "Ein schöner Film.")]
+    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    for column in (
+        pyarrow.array(contents),
+        pyarrow.array(contents, pyarrow.large_binary()),
+        pyarrow.array(contents).dictionary_encode(),
+    ):
+        parquet.write_table(pyarrow.table({"text": column, "raw": [b"\xff", b""]}), source)
+        score(source, output)
+        first, second = read_jsonl(output)
+        assert (first["text"], second["text"]) == ("A film.", "Ein schöner Film.")
+        assert second["output"] == labels_of("Ein schöner Film.")
+        score(source, tmp_path / "out.parquet")
+        scored = parquet.read_table(tmp_path / "out.parquet")
+        assert scored.column("text").to_pylist() == contents
+        assert scored.column("raw").to_pylist() == [b"\xff", b""]
+    parquet.write_table(pyarrow.table({"text": [b"ok", b"\xff"]}), source)
+    with pytest.raises(InvalidInputError, match="the column 'text' is binary, and not UTF-8"):
+        score(source, output)
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ def test_a_changed_job_is_refused_unless_it_is_restarted(
         lambda folder: replace_by_link(folder / "part-000001.csv", folder / "part-000000.csv"),
         lambda folder: (folder / "part-000000.csv").unlink(),
         lambda folder: os.truncate(folder / "part-000001.csv", 40),
+        lambda folder: swap_digits(folder / "part-000001.csv"),
         lambda folder: (folder / "_manifest.json").write_text("[" * 100_000),
         lambda folder: replace_by_pipe(folder / "_manifest.json"),
     ],
@@ -215,6 +216,11 @@ def test_a_part_that_lost_its_end_during_the_job_is_refused(output: str, tmp_pat
         score_files(HashScorer(), [source], f"{tmp_path}/{output}", options, is_stopped=truncated)
     assert not (tmp_path / "out.jsonl").exists()
     assert not (tmp_path / "out/_SUCCESS").exists()
+
+
+def swap_digits(file: Path) -> None:
+    """Change a file's content, and not its size."""
+    file.write_text(file.read_text().replace("text 1", "text 2"))
 
 
 def replace_by_link(file: Path, target: Path) -> None:
