@@ -189,16 +189,15 @@ def _score(options: argparse.Namespace) -> int:
     from albert_serve.scoring.job import is_stdout, output_path, score_files
     from albert_serve.scoring.local import LocalScorer
 
-    score_options = read_score_options(options)
+    score_options, output = read_score_options(options), output_path(options.output)
     with _summary_file(options) as write_summary:
         settings = Settings.from_environment(chosen(options))
         scorer = LocalScorer.open(one_bundle(settings), options.task, settings.job_runtime)
-        with _termination() as is_terminated:
+        with _signals(output) as is_terminated:
             summary = score_files(
                 scorer, options.inputs, options.output, score_options, is_stopped=is_terminated
             )
         write_summary({"status": "complete", **summary.as_json()})
-    output = output_path(options.output)
     # Rows on the standard output are not mixed with the summary.
     print(f"{output}: {summary}", file=sys.stderr if is_stdout(output) else sys.stdout)
     if summary.num_errors and summary.num_errors == summary.num_rows:
@@ -270,8 +269,13 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
 
 
 @contextmanager
-def _termination() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether SIGTERM came; a second SIGTERM ends the process."""
+def _signals(output: Path) -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether SIGTERM came; a second SIGTERM ends the process.
+
+    If a reader closes the standard output, as `head` does, the process ends without a message.
+    """
+    from albert_serve.scoring.job import is_stdout
+
     terminated = threading.Event()
 
     def stop(number: int, frame: Any) -> None:
@@ -282,8 +286,11 @@ def _termination() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield terminated.is_set
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    if is_stdout(output):
+        before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         yield terminated.is_set
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

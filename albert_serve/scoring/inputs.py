@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from albert_serve.errors import InvalidInputError, RequestError
+from albert_serve.errors import InvalidInputError, MalformedRequestError, RequestError
 from albert_serve.scoring.errors import ChangedJobError
 from albert_serve.tables import ReadOptions, Row, read_rows
 from albert_serve.tables.columnar import plain_rows, read_columns, read_schema
@@ -21,6 +21,7 @@ from albert_serve.tables.formats import (
     TableType,
     detect_type,
     first_line,
+    has_known_suffix,
     is_stream,
     open_lines,
 )
@@ -35,6 +36,7 @@ class InputFile:
         columns: the names and types of its columns; types are Arrow's, None for text. None for
             JSONL, whose rows have columns of their own.
         partition: the columns that its folders name, in place of its own: scalars of pyarrow.
+        is_guess: whether it is read as JSONL because nothing says what it is.
         num_rows: of Parquet and Arrow.
         version: of the content when it was opened; None of a stream.
     """
@@ -44,6 +46,7 @@ class InputFile:
     options: ReadOptions
     columns: Mapping[str, Any] | None = None
     partition: Mapping[str, Any] = field(default_factory=dict)
+    is_guess: bool = False
     num_rows: int = 0
     version: tuple[int, ...] | None = None
 
@@ -76,6 +79,7 @@ class InputFile:
             type=kind,
             options=options,
             partition=partition or {},
+            is_guess=chosen is None and kind.format == "jsonl" and not has_known_suffix(path),
             version=version,
         )
         by_folder = {name: value.type for name, value in source.partition.items()}
@@ -204,7 +208,12 @@ def _rows_of(source: InputFile, prefix: str) -> Iterator[Row]:
     """Yield the rows of a file of lines, with the columns that its folders name."""
     by_folder = {name: value.as_py() for name, value in source.partition.items()}
     rows = read_rows(source.path, source.type, source.options, prefix)
-    for row in rows:
+    for number, row in enumerate(rows):
+        if number == 0 and source.is_guess and isinstance(row.error, MalformedRequestError):
+            raise InvalidInputError(
+                f"{source.path} does not begin with a JSON object: {row.error}. Name its format, "
+                "as in --input-format csv."
+            )
         yield row._replace(values={**row.values, **by_folder}) if by_folder else row
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,8 +131,8 @@ def test_without_pyarrow_the_extra_is_named(
     ("rows", "status"),
     [
         pytest.param([], 0, id="empty"),
-        pytest.param(["text,label", "a,b"], 1, id="none"),
-        pytest.param(["text,label", '{"text": "a [MASK]"}'], 0, id="one"),
+        pytest.param(['{"text": "a"}', "b"], 1, id="none"),
+        pytest.param(['{"text": "a"}', '{"text": "a [MASK]"}'], 0, id="one"),
     ],
 )
 def test_score_fails_if_no_row_was_answered(
@@ -148,7 +149,20 @@ def test_score_fails_if_no_row_was_answered(
     assert len(output.read_text().splitlines()) == len(rows)
     if status:
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-        assert line.startswith(f"error: no row of {source} was answered; the first error: line 1 ")
+        assert line.startswith(f"error: no row of {source} was answered; the first error: ")
+
+
+@pytest.mark.process
+def test_a_reader_that_has_enough_ends_the_job_without_a_message(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"text": f"An earned run {i}."} for i in range(2000)])
+    command = f"{shlex.quote(sys.executable)} -m albert_serve score --task text-classification"
+    command += f" --bundle {shlex.quote(str(bundle_dir))} --threads 1 --part-rows 20"
+    piped = f"set -o pipefail; {command} - - < {shlex.quote(str(tmp_path))}/in.jsonl | head -1"
+    done = subprocess.run(["bash", "-c", piped], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    assert json.loads(done.stdout)["text"] == "An earned run 0."
 
 
 REFUSED: list[tuple[str, int, str]] = [

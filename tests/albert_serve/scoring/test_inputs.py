@@ -169,6 +169,16 @@ def test_binary_text_is_read_as_text(tmp_path: Path) -> None:
         score(source, output)
 
 
+@pytest.mark.parametrize("content", ["text,label\na,b\n", "a film\n", '"a"\n'])
+def test_rows_of_an_unnamed_format_are_not_guessed(content: str, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(content)
+    with pytest.raises(InvalidInputError, match=r"does not begin with a JSON .*--input-format csv"):
+        score(tmp_path / "in", tmp_path / "out.jsonl")
+    assert [file.name for file in tmp_path.iterdir()] == ["in"]
+    (tmp_path / "in").write_text('{"text": "a"}\nno JSON\n')
+    assert score(tmp_path / "in", tmp_path / "out.jsonl").num_errors == 1
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
