@@ -138,11 +138,6 @@ class AlbertConfig:
         return tuple(plan)
 
     @property
-    def is_fully_shared(self) -> bool:
-        """Whether all layers are one, so that a model of fewer layers has the same weights."""
-        return self.sharing == "all" and self.num_groups == 1
-
-    @property
     def num_attentions(self) -> int:
         """Attention blocks with weights of their own."""
         return len({attention for attention, _ in self.layer_plan})
