@@ -44,7 +44,7 @@ def test_few_texts_train_the_encoder_and_then_fit_the_head(
     assert run(options, tmp_path / "run") == 0
     printed = capsys.readouterr().out
     assert "10 texts of 2 labels are few" in printed
-    assert "--epochs trains it on" in printed
+    assert "--epochs trains the classifier instead" in printed
     assert best_step(tmp_path / "run") == 0
     assert validations(tmp_path / "run", "text-classification", "accuracy")[0] > 0.8
     before, after = read_weights(START), read_weights(tmp_path / "run" / "best")
