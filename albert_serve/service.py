@@ -138,7 +138,6 @@ class Serving:
         _app.state.models = self.hosted
         if threading.current_thread() is threading.main_thread():  # it is not in a test's server
             self._drain_on_sigterm()
-            self._reload_on_sighup()
             self._end_with_supervisor()
             # What is there now stays: full collections, which stop all requests, pass it over.
             gc.collect()
@@ -171,16 +170,6 @@ class Serving:
                 loop.call_later(grace_s, server_handler, signal.SIGTERM, None)
 
         loop.add_signal_handler(signal.SIGTERM, end)
-
-    def _reload_on_sighup(self) -> None:
-        """Reload the models on SIGHUP."""
-        loop = asyncio.get_running_loop()
-
-        def reload() -> None:
-            self._run_in_background(self._models.reload())
-
-        loop.add_signal_handler(signal.SIGHUP, reload)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # supervision.py blocks it
 
     def _end_with_supervisor(self) -> None:
         supervisor = supervisor_pid()

@@ -20,7 +20,6 @@ _Commands: TypeAlias = Mapping[str, tuple[str, str]]
 _SERVING: Final[_Commands] = MappingProxyType(
     {
         "serve": ("albert_serve.cli.serve", "answer requests over HTTP"),
-        "reload": ("albert_serve.cli.serve", "reload the models of a running service"),
         "score": ("albert_serve.cli.score", "answer every row of files"),
         "info": (
             "albert_serve.cli.bundles",

@@ -1,4 +1,4 @@
-"""`albert-serve serve | reload`: check what BentoML would not, and start; read models again."""
+"""`albert-serve serve`: check what BentoML would not, and start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from albert_serve.cli.options import (
 )
 from albert_serve.errors import ConfigError
 from albert_serve.server.bentoml.start import check_address, port_number
-from albert_serve.server.process.reload import reload_service
 from albert_serve.settings import Settings
 
 _PORT: Final = 3000
@@ -39,17 +38,7 @@ examples:
   albert-serve serve --models bundles/
   albert-serve serve --models models.yaml --workers 2
 
-albert-serve reload reads what is served again, without a gap.
-
 Further settings are environment variables; docs/operate.md lists them.
-"""
-_RELOAD_EXAMPLES: Final = """\
-examples:
-  albert-serve reload
-  albert-serve reload --port 8080
-
-It sends SIGHUP to the service of this user that listens on the port. The log of the service says
-what changed, or that nothing did; /info has the revision of each model.
 """
 
 
@@ -62,7 +51,9 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
     )
     add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    _add_port(serve, "port to listen on (%(default)s)")
+    serve.add_argument(
+        "--port", type=port_number, default=_PORT, help="port to listen on (%(default)s)"
+    )
     serve.add_argument(
         "--deadline-s",
         metavar="SECONDS",
@@ -73,23 +64,6 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
     )
     serve.set_defaults(run=_serve)
     return serve
-
-
-def reload_parser(purpose: str) -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    reload = make_parser("reload", purpose, _RELOAD_EXAMPLES)
-    _add_port(reload, "port of the service (default: %(default)s)")
-    reload.set_defaults(run=_reload)
-    return reload
-
-
-def _add_port(parser: argparse.ArgumentParser, meaning: str) -> None:
-    parser.add_argument("--port", type=port_number, default=_PORT, help=meaning)
-
-
-def _reload(options: argparse.Namespace) -> int:
-    print(f"process {reload_service(options.port)} reloads its models; its log has the result")
-    return 0
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -108,9 +82,7 @@ def _serve(options: argparse.Namespace) -> int:
     if settings.log_format == "text":
         asks = settings.needs_key
         default = catalogue.default_among(bundles)
-        text = greeting(bundles, default, host, options.port, needs_key=asks)
-        option = "" if options.port == _PORT else f" --port {options.port}"
-        _print(f"{text}\nprocess {os.getpid()}; albert-serve reload{option} reloads the models")
+        _print(greeting(bundles, default, host, options.port, needs_key=asks))
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
         sys.executable,

@@ -14,7 +14,7 @@ import re
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -67,9 +67,6 @@ class Engine:
         call_overhead_tokens: the overhead of an encoder call, as tokens of compute.
     """
 
-    # Whether an engine of this process has answered on CUDA.
-    _has_used_cuda: ClassVar[bool] = False
-
     def __init__(
         self,
         config: AlbertConfig,
@@ -119,7 +116,7 @@ class Engine:
         """Return an engine on CUDA that has answered; None, and a line in the log, if none can.
 
         Raises:
-            EngineError: CUDA was asked for by name, or another engine of this process uses it.
+            EngineError: CUDA was asked for by name.
         """
 
         def open_and_run() -> Engine:
@@ -130,16 +127,11 @@ class Engine:
         reason, cause = no_cuda_reason(), None
         if reason is None:
             try:
-                engine = on_cuda_thread(open_and_run)
+                return on_cuda_thread(open_and_run)
             except AlbertServeError as error:
                 reason, cause = _describe(error), error
-            else:
-                cls._has_used_cuda = True
-                return engine
         if options.device == "cuda":
             raise cannot_be_used(reason) from cause
-        if cls._has_used_cuda:  # a reload must not move a model to the CPU unnoticed
-            raise EngineError(f"the model cannot be opened on CUDA: {reason}") from cause
         if reason == NO_DRIVER:
             _LOG.info("running on the CPU: %s", reason)
         else:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
 
@@ -106,20 +106,13 @@ class Metrics:
             _MODEL,
             **args,
         )
-        self._reloads = Counter(
-            "reloads",
-            "Models that a reload has loaded, rejected or removed.",
-            (*_MODEL, "outcome"),
-            **args,
-        )
         self._models = Gauge(
             "model",
-            "1 for a model that is served, 0 for one that was.",
+            "1 for a model that is served.",
             ("model", "precision"),
             multiprocess_mode="livemax",
             **args,
         )
-        self._precisions: dict[str, str] = {}
 
     def observer(self, model: str, precision: str, tasks: Iterable[str]) -> _PrometheusObserver:
         """Return the batch observer of a model that is now served.
@@ -127,25 +120,12 @@ class Metrics:
         Args:
             tasks: the model's; their metrics start at 0 before the first request.
         """
-        self.remove_model(model)
-        self._precisions[model] = precision
         self._models.labels(model, precision).set(1)
-        for outcome in ("loaded", "rejected", "removed"):
-            self._reloads.labels(model, outcome)
         return _PrometheusObserver(self, model, tasks)
-
-    def count_reload(self, model: str, outcome: Literal["loaded", "rejected", "removed"]) -> None:
-        """Count a reload of a model."""
-        self._reloads.labels(model, outcome).inc()
 
     def count_refusal(self, model: str, task: str) -> None:
         """Count a request refused by admission control or by the queue."""
         self.given_up.labels(model, task, "shed").inc()
-
-    def remove_model(self, model: str) -> None:
-        """Set a removed model's gauge to 0."""
-        if model in self._precisions:
-            self._models.labels(model, self._precisions.pop(model)).set(0)
 
 
 class _PrometheusObserver(BatchObserver):

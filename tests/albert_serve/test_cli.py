@@ -30,7 +30,7 @@ from tests.albert_serve.support import (
 
 pytestmark = pytest.mark.process
 
-SERVING = ["serve", "reload", "score", "info", "doctor", "import"]
+SERVING = ["serve", "score", "info", "doctor", "import"]
 
 
 def test_every_request_in_the_greeting_is_answered(bundle_dir: Path, client: httpx.Client) -> None:

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, Final
@@ -50,14 +49,12 @@ _logger = logging.getLogger(__name__)
 
 
 def supervise() -> None:
-    """Forward SIGHUP to the workers, and replace dead ones within 2 s, in containers too.
+    """Replace dead workers within 2 s, in containers too.
 
-    By default BentoML replaces all workers on SIGHUP, checks for dead ones every 10 s, never
-    restarts them in a container, keeps their gauges, has one folder of metrics for all services of
-    a user, and restarts workers that die at once for ever.
+    By default BentoML checks for dead ones every 10 s, never restarts them in a container, keeps
+    their gauges, has one folder of metrics for all services of a user, and restarts workers that
+    die at once for ever.
     """
-    # Until circus handles it, it would end the process, whose PID is known by now.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     metrics = Path(tempfile.mkdtemp(prefix="albert-serve-metrics-"))
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
     Watcher.__init__ = partialmethod(_watch, Watcher.__init__, _Workers(metrics))
@@ -90,7 +87,7 @@ async def end_with(supervisor: int) -> None:
 
 
 class _Workers:
-    """Hooks that circus calls when a worker starts and when it has died.
+    """The hook that circus calls when a worker has died.
 
     Args:
         metrics: the folder of the workers' metrics, where each that serves leaves a file.
@@ -99,16 +96,6 @@ class _Workers:
     def __init__(self, metrics: Path) -> None:
         self.metrics = metrics
         self._num_failed_starts = 0
-
-    def before_spawn(self, **_: Any) -> bool:
-        """Block SIGHUP, which is fatal before the worker handles it: the child inherits this."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        return True
-
-    def after_spawn(self, **_: Any) -> bool:
-        """Take SIGHUP again."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        return True
 
     def after_reap(
         self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: Any
@@ -137,21 +124,17 @@ class _Workers:
 
 
 def _watch(watcher: Watcher, init: Any, workers: _Workers, *args: Any, **options: Any) -> None:
-    """Make a watcher, whose workers get SIGHUP and are replaced; ours know their supervisor.
+    """Make a watcher, whose workers are replaced; ours know their supervisor.
 
     Workers of another service, which composes ours, share BentoML's metrics with it, and never tell
     that they have started.
     """
     env = dict(options.pop("env", None) or {})
-    hooks: dict[str, tuple[Callable[..., bool | None], bool]] = {
-        "before_spawn": (workers.before_spawn, False),
-        "after_spawn": (workers.after_spawn, False),
-    }
     if SERVICE_NAME in (options.get("args") or ()):
         env = allocator_variables() | env
         env |= {METRICS_VARIABLE: str(workers.metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
-        hooks["after_reap"] = (workers.after_reap, False)
-    init(watcher, *args, **options | {"respawn": True}, env=env, hooks=hooks, send_hup=True)
+        options["hooks"] = {"after_reap": (workers.after_reap, False)}
+    init(watcher, *args, **options | {"respawn": True}, env=env)
 
 
 async def _replace_dead(watcher: Watcher) -> None:

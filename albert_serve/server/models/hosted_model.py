@@ -70,7 +70,7 @@ class HostedModel:
 
     @contextmanager
     def in_use(self, task: str) -> Iterator[None]:
-        """Keep the model open inside `with`, and count a request that is refused or late."""
+        """Keep the model open inside `with`, and count a request that is rejected or late."""
         self._num_users += 1
         self._unused.clear()
         try:

@@ -1,4 +1,4 @@
-"""The registry of hosted models, by name; each can be replaced while it is in use."""
+"""The registry of hosted models, by name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
 from albert_serve.server.bodies import BodyBudget
+from albert_serve.server.memory import keep_memory_low
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models.hosted_model import HostedModel, describe_hosted
 from albert_serve.server.paths import RequestTarget
-from albert_serve.server.process.memory import keep_memory_low
 from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
@@ -50,10 +50,7 @@ class Models:
         self._thread = WorkerThread()
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
         self._served: dict[str, HostedModel] = {}
-        self._options: dict[str, RuntimeOptions] = {}
         self._default = ""
-        self._reload_lock = asyncio.Lock()
-        self._closing: set[asyncio.Task[None]] = set()
         self._trimming: asyncio.Task[None] | None = None
 
     @classmethod
@@ -107,47 +104,12 @@ class Models:
         """Count a request refused by admission control."""
         self._metrics.count_refusal(model, task)
 
-    async def reload(self) -> None:
-        """Read the catalogue again and replace the models that changed, without downtime.
-
-        A model that cannot be opened stays as it was; the log and a metric say so. A replaced or
-        removed model is closed after its last request. The log says, too, if nothing has changed.
-        """
-        async with self._reload_lock:
-            try:
-                catalogue, bundles, options = await asyncio.to_thread(self._read_again)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
-                _logger.error("the reload failed; the current models stay in use: %s", error)
-                for name in self._served:
-                    self._metrics.count_reload(name, "rejected")
-                return
-            before = (self._revisions(), self._default)
-            for name, bundle in bundles.items():
-                await self._replace(name, bundle, options[name])
-            for name in sorted(set(self._served) - set(catalogue.specs)):
-                self._remove(name)
-            # Without a configured default it stays the same: a new model may sort first.
-            if catalogue.chosen in self._served:
-                self._default = catalogue.chosen
-            elif self._default not in self._served:
-                names = [name for name in catalogue.specs if name in self._served]
-                self._default = (names or self.names)[0]
-            if before == (self._revisions(), self._default):
-                _logger.warning("the reload has changed nothing: %s", self._revisions())
-
     async def close(self) -> None:
         """Answer the accepted requests, and close the models."""
         self.accepting = False
-        closing = (model.close() for model in self._served.values())
-        await asyncio.gather(*closing, *self._closing)
+        await asyncio.gather(*(model.close() for model in self._served.values()))
         if self._trimming is not None:
             self._trimming.cancel()
-
-    def _revisions(self) -> str:
-        return ", ".join(
-            f"model {name} is revision {model.bundle.manifest.revision}"
-            for name, model in self._served.items()
-        )
 
     def _open_each(self, catalogue: Catalogue) -> Iterator[HostedModel]:
         """Yield each model of the catalogue that can be opened and run.
@@ -169,44 +131,6 @@ class Models:
         for name, failure in errors.items():
             _logger.error("model %s was not loaded, it is not served: %s", name, failure)
 
-    def _read_again(self) -> tuple[Catalogue, dict[str, Bundle], dict[str, RuntimeOptions]]:
-        """Return the catalogue, the bundles that open, and the options of each model."""
-        catalogue = read_catalogue(self.settings)
-        bundles, errors = catalogue.open_bundles()
-        for name, error in errors.items():
-            self._reject(name, error)
-        current = {name: self._served[name].bundle for name in errors if name in self._served}
-        return catalogue, bundles, _options(self.settings, catalogue, bundles | current)
-
-    async def _replace(self, name: str, bundle: Bundle, options: RuntimeOptions) -> None:
-        former, revision = self._served.get(name), bundle.manifest.revision
-        is_same = former is not None and former.bundle.manifest.revision == revision
-        if is_same and self._options[name] == options:
-            return
-        try:
-            model = await asyncio.to_thread(self._open, name, bundle, options)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the service goes on
-            self._reject(name, error)
-            return
-        self._served[name] = model
-        self._metrics.count_reload(name, "loaded")
-        _logger.warning("model %s is now revision %s", name, revision)
-        if former is not None:
-            self._close_later(former)
-
-    def _remove(self, name: str) -> None:
-        if len(self._served) == 1:
-            return  # no model of the new catalogue could be opened
-        _logger.warning("model %s is no longer served", name)
-        self._metrics.remove_model(name)
-        self._metrics.count_reload(name, "removed")
-        self._close_later(self._served.pop(name))
-
-    def _reject(self, name: str, error: Exception) -> None:
-        state = "the current one stays in use" if name in self._served else "it is not served"
-        _logger.error("model %s was not loaded, %s: %s", name, state, error)
-        self._metrics.count_reload(name, "rejected")
-
     def _open(self, name: str, bundle: Bundle, options: RuntimeOptions) -> HostedModel:
         """Open a model and run it once; in any thread."""
         engine = Engine.open(bundle, options, self._encoders)
@@ -223,7 +147,6 @@ class Models:
             call_overhead_tokens=engine.call_overhead_tokens,
             observer=observer,
         )
-        self._options[name] = options
         return HostedModel(
             name=name,
             settings=self.settings,
@@ -243,17 +166,6 @@ class Models:
         if tokenizer is None:
             tokenizer = self._tokenizers[key] = AlbertTokenizer.from_file(bundle.tokenizer_file)
         return tokenizer
-
-    def _close_later(self, model: HostedModel) -> None:
-        closing = asyncio.get_running_loop().create_task(_close(model))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
-
-async def _close(model: HostedModel) -> None:
-    await model.close()
-    del model  # the last reference to its memory
-    await asyncio.to_thread(return_free_memory)
 
 
 def check_models(settings: Settings) -> str:

@@ -18,10 +18,10 @@ from starlette.requests import Request
 
 from albert_serve.errors import DeadlineExceededError, InvalidInputError, TooMuchAtOnceError
 from albert_serve.runtime.ort import return_free_memory
+from albert_serve.server import memory
 from albert_serve.server.bodies import BodyBudget, read_body
+from albert_serve.server.memory import keep_memory_low, num_anonymous_bytes
 from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.process import memory
-from albert_serve.server.process.memory import keep_memory_low, num_anonymous_bytes
 from albert_serve.server.task_requests import answer_request
 from albert_serve.server.worker_thread import SMALL_BYTES, WorkerThread
 from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input

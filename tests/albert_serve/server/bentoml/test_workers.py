@@ -76,6 +76,25 @@ def test_a_killed_worker_loses_its_own_requests_and_is_replaced(workers: Running
     assert workers.log.count(f"worker {killed} was ended by SIGKILL") == 1
 
 
+def test_a_worker_that_was_killed_comes_back_as_the_others_are(
+    bundle_dir: Path, int8_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundles"
+    shutil.copytree(bundle_dir, folder / "first")
+    with served(folder, tmp_path, BUNDLE="", MODELS=str(folder), WORKERS="2") as running:
+        wait_until_started(running, 2)
+        killed, _ = workers_of(running)
+        shutil.copytree(int8_dir, folder / "another")
+        gauges = metrics_folder(killed)
+        assert list(gauges.glob(f"gauge_live*_{killed}.db"))
+        psutil.Process(killed).kill()
+        wait_until_started(running, 3)
+        assert not list(gauges.glob(f"gauge_live*_{killed}.db"))
+        # The first by name when the service began, and not the one that is first now.
+        names = [httpx.get(f"{running.url}/info").json()["model_id"] for _ in range(16)]
+        assert set(names) == {"first"}
+
+
 def test_a_service_ends_whose_workers_cannot_start_any_more(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
@@ -106,8 +125,7 @@ def test_without_room_for_metrics_the_service_has_none(bundle_dir: Path, tmp_pat
 def test_all_files_of_metrics_have_their_room(workers: Running) -> None:
     """A file with holes would end the worker by SIGBUS when the disk is full."""
     ask(workers.url)
-    folder = Path(psutil.Process(workers_of(workers)[0]).environ()["PROMETHEUS_MULTIPROC_DIR"])
-    files = list(folder.glob("*.db"))
+    files = list(metrics_folder(workers_of(workers)[0]).glob("*.db"))
     assert len(files) > 4
     for file in files:
         assert file.stat().st_blocks * 512 >= file.stat().st_size, file
@@ -117,6 +135,10 @@ def ask(url: str) -> object:
     reply = httpx.post(f"{url}/fill-mask", json=BODY, timeout=30)
     assert reply.status_code == 200
     return reply.json()
+
+
+def metrics_folder(worker: int) -> Path:
+    return Path(psutil.Process(worker).environ()["PROMETHEUS_MULTIPROC_DIR"])
 
 
 def num_asked(url: str) -> float:

@@ -1,1 +1,0 @@
-"""The process of a service: its memory, and the signal to reload."""
