@@ -30,8 +30,7 @@ def default_bundle(bento: Path | None = None) -> Path:
     if len(packed) > 1:
         names = ", ".join(map(str, packed))
         raise ConfigError(
-            f"the bento has the models {names}; set {BUNDLE_VARIABLE} to the one to serve, or "
-            f"{MODELS_VARIABLE} to a file that lists them"
+            f"the bento has the models {names}; set {BUNDLE_VARIABLE} to the one to serve"
         )
     return packed[0] if packed else shipped_bundle()
 

@@ -19,8 +19,10 @@ from typing import Any, Final
 import httpx
 
 from albert_serve.batching.queue import Batcher
-from albert_serve.bundle.catalog import open_model, read_catalogue
+from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.bundle.checkpoint import find_bundle
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.bundle.store import locate
 from albert_serve.default_bundle import default_bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
@@ -142,19 +144,19 @@ def _default() -> Path:
 
 def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
     settings = Settings.model_construct(bundle=bundle, deadline_s=_UNLIMITED_S)
-    [spec] = read_catalogue(settings).specs.values()
-    opened = open_model(spec)
+    [(name, located)] = read_catalogue(settings).bundles.items()
+    opened = Bundle.open(locate(located))
     engine = Engine.open(opened, options)
     engine.warm_up()
     tokenizer = AlbertTokenizer.from_file(opened.tokenizer_file)
     tasks = load_tasks(opened, tokenizer)
     mask_token = tokenizer.mask_token
     return HostedModel(
-        name=spec.name,
+        name=name,
         settings=settings,
         bundle=opened,
         tasks=tasks,
-        description=describe_hosted(spec.name, opened, settings, mask_token),
+        description=describe_hosted(name, opened, settings, mask_token),
         budget=BodyBudget(_UNLIMITED),
         thread=WorkerThread(),
         batcher=Batcher(

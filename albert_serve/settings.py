@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails
 
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE, default_bundle
 from albert_serve.errors import ConfigError
-from albert_serve.models_file import read_models_file, store_tag
+from albert_serve.models_file import store_tag
 
 _PREFIX: Final = "ALBERT_SERVE_"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
@@ -148,6 +148,7 @@ class Settings(BaseModel):
 
     Attributes:
         bundle: the folder to serve, or a tag of BentoML's model store; None if `models` is set.
+        models: a folder of bundles.
         max_batch_tokens: None for the engine's own, which depends on its device.
         allowed_hosts: empty: all, but those of the loopback alone where no key is needed and the
             service listens there only.
@@ -287,7 +288,7 @@ VARIABLES: Final = {
 
 
 def _choose_models(values: dict[str, Any]) -> None:
-    """Add the default bundle where nothing is named, and the workers that a models file asks for.
+    """Add the default bundle where nothing is named.
 
     Raises:
         ConfigError: a bundle and models are named, or there is no default.
@@ -297,8 +298,6 @@ def _choose_models(values: dict[str, Any]) -> None:
         raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
     if not models:
         values.setdefault("bundle", default_bundle())
-    elif not Path(models).is_dir():
-        values.setdefault("num_workers", read_models_file(Path(models)).workers or 1)
 
 
 def _check_names(variables: Mapping[str, str]) -> None:

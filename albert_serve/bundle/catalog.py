@@ -1,4 +1,4 @@
-"""The catalogue of a service: one bundle, all bundles in a folder, or a models file's."""
+"""The catalogue of a service: one bundle, or all bundles in a folder."""
 
 from __future__ import annotations
 
@@ -8,30 +8,17 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
 from albert_serve.bundle.store import locate
-from albert_serve.errors import BundleError, ConfigError
-from albert_serve.models_file import NAME_PATTERN, ModelSpec, read_models_file, store_tag
+from albert_serve.errors import ConfigError
+from albert_serve.models_file import store_tag
 from albert_serve.settings import Settings
 
+# Names that URLs, metric labels and log lines can contain without escaping.
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _logger = logging.getLogger(__name__)
-
-
-def open_model(spec: ModelSpec) -> Bundle:
-    """Open a model's bundle and verify every byte; a tag is looked up each time.
-
-    Raises:
-        BundleError: it cannot be opened, or has another precision.
-    """
-    bundle = Bundle.open(locate(spec.bundle))
-    stored = bundle.manifest.precision
-    if spec.precision not in (None, stored):
-        raise BundleError(
-            f"model {spec.name} is to be {spec.precision}, and {spec.bundle} is {stored}; "
-            f"export it with --precision {spec.precision}, or name another bundle"
-        )
-    return bundle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,41 +26,38 @@ class Catalogue:
     """The configured models.
 
     Attributes:
-        specs: by name.
-        chosen: the default model of the models file, if it names one.
-        preferred: the default model otherwise, if it exists.
+        bundles: the folder or tag of each model's bundle, by the model's name.
+        preferred: the default model, if it exists.
     """
 
-    specs: Mapping[str, ModelSpec]
-    chosen: str | None = None
+    bundles: Mapping[str, Path]
     preferred: str | None = None
 
     @property
     def default(self) -> str:
-        """The name of the default model: the chosen, the preferred, or else the first one."""
-        preferred = self.preferred if self.preferred in self.specs else None
-        return self.chosen or preferred or next(iter(self.specs))
+        """The name of the default model: the preferred one, or else the first one."""
+        return self.default_among(self.bundles)
 
     def default_among(self, names: Collection[str]) -> str:
         """Return the default model, or the first one if the default is not among `names`."""
-        if self.default in names:
-            return self.default
-        return next(name for name in self.specs if name in names)
+        if self.preferred is not None and self.preferred in names:
+            return self.preferred
+        return next(name for name in self.bundles if name in names)
 
     def open_bundles(self) -> tuple[dict[str, Bundle], dict[str, Exception]]:
         """Return the bundles that can be opened, and the errors of the others, by name."""
-        bundles: dict[str, Bundle] = {}
+        opened: dict[str, Bundle] = {}
         errors: dict[str, Exception] = {}
-        for name, spec in self.specs.items():
+        for name, bundle in self.bundles.items():
             try:
-                bundles[name] = open_model(spec)
+                opened[name] = Bundle.open(locate(bundle))
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 errors[name] = error
-        return bundles, errors
+        return opened, errors
 
     def check_any(self, errors: Mapping[str, Exception]) -> None:
         """Raise a ConfigError if all models have errors, with the reason of each."""
-        if len(errors) == len(self.specs):
+        if len(errors) == len(self.bundles):
             reasons = (" ".join(f"{error or repr(error)}".split()) for error in errors.values())
             raise ConfigError("; ".join(reasons)) from next(iter(errors.values()))
 
@@ -82,41 +66,33 @@ def read_catalogue(settings: Settings) -> Catalogue:
     """Read the models that the settings name.
 
     Raises:
-        ConfigError: there is no model, or the models file is invalid.
+        ConfigError: there is no model.
     """
-    chosen = None
     if settings.models is None:
         assert settings.bundle is not None
         tag = store_tag(settings.bundle)
         # The name is the link's own: its target may change.
         name = tag.partition(":")[0] if tag else Path(os.path.abspath(settings.bundle)).name
-        specs = [ModelSpec(name=name, bundle=settings.bundle)]
-    elif settings.models.is_dir():
-        specs = _read_folder(settings.models)
+        bundles = {name: settings.bundle}
     else:
-        listed = read_models_file(settings.models)
-        specs, chosen = [*listed.models.values()], listed.default
-    return Catalogue(
-        specs={spec.name: spec for spec in specs},
-        chosen=chosen,
-        preferred=settings.default_model,
-    )
+        bundles = _read_folder(settings.models)
+    return Catalogue(bundles=bundles, preferred=settings.default_model)
 
 
-def _read_folder(folder: Path) -> list[ModelSpec]:
+def _read_folder(folder: Path) -> dict[str, Path]:
     bundles = sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST_FILE}"))
     # Temporary and set-aside folders begin with a dot.
     bundles = [bundle for bundle in bundles if not bundle.name.startswith(".")]
     if not bundles:
         raise ConfigError(
-            f"{folder} holds no folder of a bundle; is it a bundle itself? "
-            "Then give it as --bundle, or ALBERT_SERVE_BUNDLE"
+            f"{folder} contains no bundle's folder. Name a folder of bundles. To serve one bundle, "
+            "use --bundle or ALBERT_SERVE_BUNDLE."
         )
-    named_bundles = [bundle for bundle in bundles if re.fullmatch(NAME_PATTERN, bundle.name)]
+    named_bundles = {bundle.name: bundle for bundle in bundles if _NAME.fullmatch(bundle.name)}
     for bundle in bundles:
-        if bundle not in named_bundles:
+        if bundle.name not in named_bundles:
             reason = f"{bundle} cannot be a model's name; allowed are up to 64 of A-Z a-z 0-9 . _ -"
             if not named_bundles:
                 raise ConfigError(reason)
             _logger.error("a bundle is not served: %s", reason)
-    return [ModelSpec(name=bundle.name, bundle=bundle) for bundle in named_bundles]
+    return named_bundles

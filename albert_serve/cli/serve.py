@@ -35,8 +35,7 @@ examples:
   albert-serve serve --bundle my-team/reviews-int8@v2
   albert-serve serve --bundle albert/albert-base-v2 --precision int8
   albert-serve serve --threads 4 --deadline-s 10
-  albert-serve serve --models bundles/
-  albert-serve serve --models models.yaml --workers 2
+  albert-serve serve --models bundles/ --workers 2
 
 Further settings are environment variables; docs/operate.md lists them.
 """
@@ -47,7 +46,7 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
     serve = make_parser("serve", purpose, _SERVE_EXAMPLES)
     add_model_options(serve)
     serve.add_argument(
-        "--models", type=Path, metavar="PATH", help="several: a folder of bundles, or a YAML file"
+        "--models", type=Path, metavar="PATH", help="several models: a folder of bundles"
     )
     add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
@@ -118,10 +118,10 @@ class Models:
             ConfigError: there is none.
         """
         bundles, errors = catalogue.open_bundles()
-        options = _options(self.settings, catalogue, bundles) if bundles else {}
+        options = _shared_options(self.settings, bundles)
         for name, bundle in bundles.items():
             try:
-                model = self._open(name, bundle, options[name])
+                model = self._open(name, bundle, options)
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 errors[name] = error
             else:
@@ -184,9 +184,9 @@ def check_models(settings: Settings) -> str:
         raise cannot_be_used(reason)
     catalogue = read_catalogue(settings)
     preferred = settings.default_model
-    if preferred not in (None, *catalogue.specs):
+    if preferred not in (None, *catalogue.bundles):
         raise ConfigError(
-            f"{DEFAULT_VARIABLE} is {preferred!r}; there are {', '.join(catalogue.specs)}"
+            f"{DEFAULT_VARIABLE} is {preferred!r}; there are {', '.join(catalogue.bundles)}"
         )
     # On the CPU, because a process never returns all memory of a device.
     trial = Models(settings.model_copy(update={"device": "cpu"}), Metrics(CollectorRegistry()))
@@ -203,22 +203,9 @@ def check_models(settings: Settings) -> str:
     return default
 
 
-def _options(
-    settings: Settings, catalogue: Catalogue, bundles: Mapping[str, Bundle]
-) -> dict[str, RuntimeOptions]:
-    """Return the runtime options of each model.
-
-    Raises:
-        ConfigError: there is no bundle.
-    """
-    if not bundles:
-        raise ConfigError("no model can be opened")
+def _shared_options(settings: Settings, bundles: Mapping[str, Bundle]) -> RuntimeOptions:
+    """Return the runtime options of all models."""
     encoders = {bundle.manifest.files[WEIGHTS_FILE].sha256 for bundle in bundles.values()}
-    changes: dict[str, Any] = {}
     if settings.spinning == "auto" and len(encoders) > 1:
-        changes["spinning"] = False  # docs/decisions.md
-    runtime = replace(settings.runtime, **changes)
-    return {
-        name: replace(runtime, num_threads=catalogue.specs[name].num_threads or runtime.threads)
-        for name in bundles
-    }
+        return replace(settings.runtime, spinning=False)  # docs/decisions.md
+    return settings.runtime

@@ -19,7 +19,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
 from albert_serve.default_bundle import default_bundle
 from albert_serve.errors import ConfigError
-from albert_serve.models_file import packed_bundles, read_models_file
+from albert_serve.models_file import packed_bundles
 from albert_serve.settings import Settings
 from tests.albert_serve.support import running_service, service_environment
 
@@ -171,14 +171,9 @@ def test_a_tag_that_is_not_in_the_store_is_one_line(
     assert failure("doctor", f"bentoml:{tag}").startswith(message)
 
 
-def test_a_tag_stays_a_tag_in_settings_and_models_files(tmp_path: Path) -> None:
+def test_a_tag_stays_a_tag_in_settings() -> None:
     chosen = Settings.from_environment({"ALBERT_SERVE_BUNDLE": "bentoml:tiny:latest"})
     assert chosen.environment()["ALBERT_SERVE_BUNDLE"] == "bentoml:tiny:latest"
-    file = tmp_path / "models.yaml"
-    file.write_text("models: {a: {bundle: 'bentoml:tiny'}, b: {bundle: tiny}}")
-    listed = read_models_file(file).models
-    assert listed["a"].bundle == Path("bentoml:tiny")
-    assert listed["b"].bundle == tmp_path / "tiny"
 
 
 def test_a_bentos_only_model_is_the_default(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.albert_serve.server.models.shelves import (
     settings_of,
     truncate,
 )
-from tests.albert_serve.support import served, workers_of
+from tests.albert_serve.support import served
 
 
 def test_each_model_answers_under_its_name_and_the_first_without_one(
@@ -63,50 +63,8 @@ def test_each_model_answers_under_its_name_and_the_first_without_one(
         assert "third" not in metrics
 
 
-@pytest.mark.extended
-def test_a_file_names_models_precisions_threads_and_workers(shelf: Path, tmp_path: Path) -> None:
-    file = tmp_path / "models.yaml"
-    file.write_text(
-        "default: b\nworkers: 2\nmodels:\n  a: {bundle: bundles/first, threads: 1}\n"
-        "  b: {bundle: bundles/second, precision: int8}\n"
-    )
-    with served(file, tmp_path, BUNDLE="", MODELS=str(file)) as running:
-        assert httpx.get(f"{running.url}/info").json()["model_id"] == "b"
-        assert len(workers_of(running)) == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("models: [", "is not YAML"),
-        ("", "lists no models"),
-        ("models: {}", "models: Dictionary should have at least 1 item"),
-        ("models: {a: {folder: x}}", "models.a.bundle: Field required; models.a.folder: Extra"),
-        ("models: {a/b: {bundle: x}}", "a/b"),
-        ("models:\n  no: {bundle: x}", 'line 2: YAML reads the key no as False; .* quotes, "no"'),
-        ("models:\n  a: {bundle: x}\n  a: {bundle: y}", "line 3: the key 'a' is there twice"),
-        ("models: {a: {bundle: x, precision: int4}}", "'fp32', 'fp16' or 'int8'"),
-        ("models: {a: {bundle: x}}\ndefault: b", "default is 'b', which is no model; there are a"),
-        ("models: {a: {bundle: x, name: b}}", "models.a.name: the key is the name"),
-        ("models: {a: {bundle: x}}\nworkers: 0", "greater than or equal to 1"),
-        ("models: {a: {bundle: nowhere}}", "manifest.json is not there"),
-        (
-            "models: {a: {bundle: bundles/first, precision: int8}}",
-            "to be int8, and .* is fp32",
-        ),
-    ],
-)
-def test_a_wrong_file_is_one_clear_error(
-    text: str, message: str, shelf: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "models.yaml"
-    file.write_text(text)
-    with pytest.raises(AlbertServeError, match=message):
-        load(Settings.from_environment({"ALBERT_SERVE_MODELS": str(file)}))
-
-
 def test_a_folder_without_bundles_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(AlbertServeError, match="holds no folder of a bundle"):
+    with pytest.raises(AlbertServeError, match="contains no bundle's folder"):
         load(settings_of(tmp_path))
 
 
@@ -115,12 +73,8 @@ def test_bundles_of_the_same_weights_have_one_encoder(
 ) -> None:
     for name in ("a", "b"):
         shutil.copytree(bundle_dir, tmp_path / name)
-    (tmp_path / "models.yaml").write_text(
-        "models: {a: {bundle: a}, b: {bundle: b}, c: {bundle: a, threads: 2}}"
-    )
-    load(settings_of(tmp_path / "models.yaml"))
-    # Other threads are another session.
-    assert sessions == [("a", "1"), ("a", "1")]
+    load(settings_of(tmp_path))
+    assert sessions == [("a", "1")]
 
 
 def test_threads_of_different_models_do_not_wait_actively(
@@ -130,16 +84,12 @@ def test_threads_of_different_models_do_not_wait_actively(
     assert sessions == [("first", "0"), ("second", "0")]
 
 
-def test_the_default_can_be_set(shelf: Path, tmp_path: Path) -> None:
+def test_the_default_can_be_set(shelf: Path) -> None:
     chosen = {"ALBERT_SERVE_MODELS": str(shelf), "ALBERT_SERVE_DEFAULT_MODEL": "second"}
     assert check_models(Settings.from_environment(chosen)) == "second"
     assert load(Settings.from_environment(chosen)).default.name == "second"
-    file = tmp_path / "models.yaml"
-    file.write_text("default: a\nmodels: {a: {bundle: bundles/first}, b: {bundle: bundles/first}}")
-    chosen = {"ALBERT_SERVE_MODELS": str(file), "ALBERT_SERVE_DEFAULT_MODEL": "b"}
-    assert check_models(Settings.from_environment(chosen)) == "a"
-    chosen["ALBERT_SERVE_DEFAULT_MODEL"] = "c"
-    with pytest.raises(ConfigError, match="DEFAULT_MODEL is 'c'; there are a, b"):
+    chosen["ALBERT_SERVE_DEFAULT_MODEL"] = "third"
+    with pytest.raises(ConfigError, match="DEFAULT_MODEL is 'third'; there are first, second"):
         check_models(Settings.from_environment(chosen))
 
 
