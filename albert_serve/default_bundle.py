@@ -1,6 +1,6 @@
-"""The bundle that is served where none is named: the bento's own, or the one that ships.
+"""The bundle that is served where none is named.
 
-A checkout ships the fp32 bundle in `models/`, a wheel the int8 form of it in
+A checkout ships the fp32 bundle in `models/`, a wheel the int8 version of it in
 `albert_serve/models/`.
 """
 
@@ -10,29 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.errors import ConfigError
-from albert_serve.models_file import packed_bundles
 
 # The settings that name others.
 BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
-
-
-def default_bundle(bento: Path | None = None) -> Path:
-    """Return the one model that the bento of this package names, or the bundle that ships.
-
-    Args:
-        bento: the bento's folder, if it is another than the one around this package.
-
-    Raises:
-        ConfigError: the bento names several, or it names none and none ships.
-    """
-    packed = packed_bundles(bento or Path(__file__).resolve().parents[2])
-    if len(packed) > 1:
-        names = ", ".join(map(str, packed))
-        raise ConfigError(
-            f"the bento has the models {names}; set {BUNDLE_VARIABLE} to the one to serve"
-        )
-    return packed[0] if packed else shipped_bundle()
 
 
 def shipped_bundle(models: Path | None = None) -> Path:

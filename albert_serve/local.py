@@ -23,7 +23,7 @@ from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
-from albert_serve.default_bundle import default_bundle
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.bodies import BodyBudget
@@ -135,7 +135,7 @@ class OneModel:
 
 def _default() -> Path:
     try:
-        return default_bundle()
+        return shipped_bundle()
     except ConfigError as error:
         raise ConfigError(
             "this installation has no default model; name a bundle's folder"

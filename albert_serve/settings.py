@@ -26,13 +26,14 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE, default_bundle
+from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE, shipped_bundle
 from albert_serve.errors import ConfigError
-from albert_serve.models_file import store_tag
 
 _PREFIX: Final = "ALBERT_SERVE_"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
+# Before a tag of BentoML's model store.
+STORE_PREFIX: Final = "bentoml:"
 # Set by the supervisor for its workers; no settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -268,6 +269,12 @@ class Settings(BaseModel):
         return {**quiet, **inherited, **{name: text for name, text in chosen.items() if text}}
 
 
+def store_tag(bundle: Path) -> str | None:
+    """Return the tag in BentoML's model store that is passed in place of a folder, or None."""
+    text = str(bundle)
+    return text.removeprefix(STORE_PREFIX) if text.startswith(STORE_PREFIX) else None
+
+
 def _text(value: object) -> str:
     """Return a setting as its variable has it; empty if it is None."""
     if isinstance(value, Path):
@@ -297,7 +304,7 @@ def _choose_models(values: dict[str, Any]) -> None:
     if models and "bundle" in values:
         raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
     if not models:
-        values.setdefault("bundle", default_bundle())
+        values.setdefault("bundle", shipped_bundle())
 
 
 def _check_names(variables: Mapping[str, str]) -> None:

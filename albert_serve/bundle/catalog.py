@@ -13,8 +13,7 @@ from typing import Final
 from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
 from albert_serve.bundle.store import locate
 from albert_serve.errors import ConfigError
-from albert_serve.models_file import store_tag
-from albert_serve.settings import Settings
+from albert_serve.settings import Settings, store_tag
 
 # Names that URLs, metric labels and log lines can contain without escaping.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -15,8 +15,7 @@ from albert_serve.bundle.manifest import MANIFEST_FILE
 from albert_serve.config import Precision
 from albert_serve.errors import BundleError, ConfigError
 from albert_serve.files import sha256_of
-from albert_serve.models_file import store_tag
-from albert_serve.settings import CACHE_VARIABLE, cache_folder
+from albert_serve.settings import CACHE_VARIABLE, cache_folder, store_tag
 
 CONFIG_FILE: Final = "config.json"
 # A folder with one of these is a checkpoint: of a whole model, an adapter, or Google's format.

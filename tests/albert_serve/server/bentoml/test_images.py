@@ -198,17 +198,13 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
 
 
 @pytest.mark.slow
-def test_a_bento_serves_the_model_that_it_names(
+def test_a_bento_serves_the_bundle_that_it_includes(
     checkout: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """`models:` in place of a bundle in `models/`, as docs/serve.md has it."""
-    program = [sys.executable, "-m", "albert_serve", "import", SHIPPED, "--name", "reviews:1"]
-    subprocess.run(program, cwd=checkout, env=environment, check=True)
-    shutil.rmtree(checkout / "models")
-    bentofile = yaml.safe_load((checkout / "bentofile.yaml").read_text())
-    bentofile["include"].remove(f"{SHIPPED}/**")
-    bentofile["models"] = ["reviews:latest"]
-    (checkout / "mine.yaml").write_text(yaml.safe_dump(bentofile))
+    """`include:` names another bundle in `models/`, as in docs/bentoml.md."""
+    shutil.copytree(checkout / SHIPPED, checkout / "models/reviews")
+    text = (checkout / "bentofile.yaml").read_text().replace(SHIPPED, "models/reviews")
+    (checkout / "mine.yaml").write_text(text)
     tag, _ = build(checkout, "mine.yaml", environment)
     with served_elsewhere(tag, checkout, environment, tmp_path) as running:
         assert httpx.get(f"{running.url}/info").json()["model_id"] == "reviews"
