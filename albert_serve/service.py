@@ -13,11 +13,11 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Coroutine
 from functools import cache
 from typing import Any, Final
 
 import bentoml
+import click
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 
@@ -31,22 +31,11 @@ from albert_serve.api.schemas import (
     TokenClassificationReply,
 )
 from albert_serve.errors import AlbertServeError, printable
-from albert_serve.server.auth import ApiKeyMiddleware, ApiKeys, cors_options
+from albert_serve.server.auth import ApiKeyMiddleware, cors_options, read_keys
 from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
-from albert_serve.server.bentoml.middleware import (
-    CallersTrace,
-    adapt_middleware,
-    has_exporter,
-)
-from albert_serve.server.bentoml.start import check_command_line, listens_on_loopback
-from albert_serve.server.bentoml.supervision import (
-    SERVICE_NAME,
-    end_with,
-    end_worker,
-    mark_started,
-    supervise,
-)
+from albert_serve.server.bentoml.middleware import adapt_middleware
+from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_worker, supervise
 from albert_serve.server.concurrency_gate import ConcurrencyGate
 from albert_serve.server.documents.openapi import describe_service
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, ErrorReplies
@@ -62,7 +51,6 @@ from albert_serve.settings import (
     Settings,
     metrics_folder,
     num_workers,
-    supervisor_pid,
 )
 
 # What clients of the same deployment wait; our deadlines are shorter and reply with the reason.
@@ -80,7 +68,6 @@ class Serving:
         except AlbertServeError as error:
             end_worker(error)
             raise
-        self._background: set[asyncio.Task[None]] = set()
 
     fill_mask = endpoint("fill-mask", FillMaskReply, "Fill the masks of one text or of several.")
     text_classification = endpoint(
@@ -119,12 +106,11 @@ class Serving:
     def check() -> None:
         """Check the settings and bundles before any process starts."""
         try:
-            check_command_line()
             settings = Settings.from_environment()
             configure_logs(settings.log_format)
             if settings.has_keys:
-                _read_keys(settings)
-            if not settings.needs_key and not settings.allowed_hosts and listens_on_loopback():
+                read_keys(settings.api_keys, settings.api_keys_file)
+            if not settings.needs_key and not settings.allowed_hosts and _listens_on_loopback():
                 os.environ[HOSTS_VARIABLE] = ",".join(LOOPBACK_HOSTS)
             # Workers that start later, after the catalogue has changed, use the same default.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
@@ -138,11 +124,9 @@ class Serving:
         _app.state.models = self.hosted
         if threading.current_thread() is threading.main_thread():  # it is not in a test's server
             self._drain_on_sigterm()
-            self._end_with_supervisor()
             # What is there now stays: full collections, which stop all requests, pass it over.
             gc.collect()
             gc.freeze()
-        mark_started()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def close(self) -> None:
@@ -171,16 +155,6 @@ class Serving:
 
         loop.add_signal_handler(signal.SIGTERM, end)
 
-    def _end_with_supervisor(self) -> None:
-        supervisor = supervisor_pid()
-        if supervisor is not None:
-            self._run_in_background(end_with(supervisor))
-
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
 
 class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
     """BentoML's service with our middleware outside and inside of it."""
@@ -194,15 +168,13 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         folder = metrics_folder()
         if folder is not None and not reserve_files(folder):
             self.config["metrics"] = {"enabled": False}
-        if not has_exporter():
-            self.add_asgi_middleware(CallersTrace)
         if is_main:
             self.add_asgi_middleware(ErrorReplies)
         if is_main and settings.allowed_hosts and "*" not in settings.allowed_hosts:
             self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
         if settings.has_keys:
-            keys = _read_keys(settings)
-            self.add_asgi_middleware(ApiKeyMiddleware, keys=keys, surfaces=settings.guard)
+            hashes = read_keys(settings.api_keys, settings.api_keys_file)
+            self.add_asgi_middleware(ApiKeyMiddleware, hashes=hashes, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
         adapt_middleware(app, is_main=is_main)
         if is_main:
@@ -230,8 +202,14 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         app.state = _app.state
 
 
-def _read_keys(settings: Settings) -> ApiKeys:
-    return ApiKeys(settings.api_keys, settings.api_keys_file)
+def _listens_on_loopback() -> bool:
+    """Whether, by the command line of `bentoml serve`, only this machine reaches the service.
+
+    BentoML tells its hooks no options. There are none where Python code starts the service.
+    """
+    context = click.get_current_context(silent=True)
+    host = context.params.get("host") if context is not None else None
+    return isinstance(host, str) and (host == "::1" or host.startswith("127."))
 
 
 AlbertServe: Any = bentoml.service(

@@ -1,16 +1,16 @@
-"""`albert-serve serve`: check what BentoML would not, and start."""
+"""`albert-serve serve`: check the bundles and the address, and start BentoML."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from albert_serve.bundle.catalog import read_catalogue
-from albert_serve.cli.greeting import greeting
 from albert_serve.cli.options import (
     add_model_options,
     add_workers,
@@ -19,7 +19,6 @@ from albert_serve.cli.options import (
     make_parser,
 )
 from albert_serve.errors import ConfigError
-from albert_serve.server.bentoml.start import check_address, port_number
 from albert_serve.settings import Settings
 
 _PORT: Final = 3000
@@ -50,9 +49,7 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
     )
     add_workers(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    serve.add_argument(
-        "--port", type=port_number, default=_PORT, help="port to listen on (%(default)s)"
-    )
+    serve.add_argument("--port", type=int, default=_PORT, help="port to listen on (%(default)s)")
     serve.add_argument(
         "--deadline-s",
         metavar="SECONDS",
@@ -68,38 +65,26 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(chosen(options))
     catalogue = read_catalogue(settings)
-    bundles, errors = catalogue.open_bundles()
-    catalogue.check_any(errors)  # the service logs the others
-    host = "127.0.0.1" if options.host == "localhost" else options.host
-    check_address(host, options.port)
+    catalogue.check_any(catalogue.open_bundles()[1])  # the service logs the others
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        with socket.create_server((options.host, options.port), family=family) as probe:
+            host, port, *_ = probe.getsockname()  # BentoML takes no name
+    except (OSError, OverflowError) as error:  # BentoML would print a traceback
+        reason = str(error).removesuffix(".")
+        raise ConfigError(
+            f"cannot listen on port {options.port} of {options.host}: {reason}. Choose others with "
+            "--port and --host."
+        ) from error
     if os.path.expanduser("~") == "~" and "BENTOML_HOME" not in os.environ:
         # This user has no home folder. BentoML would make one that is called `~`.
         os.environ["BENTOML_HOME"] = tempfile.mkdtemp(prefix="bentoml-")
     check_home()
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
     command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
-    if settings.log_format == "text":
-        asks = settings.needs_key
-        default = catalogue.default_among(bundles)
-        _print(greeting(bundles, default, host, options.port, needs_key=asks))
     # In this process's place, so that signals reach the server and its status is ours.
     os.execvpe(
         sys.executable,
-        [*command, "--host", host, "--port", str(options.port)],
+        [*command, "--host", host, "--port", str(port)],
         settings.environment(),
     )
-
-
-def _print(text: str) -> None:
-    """Print a text, which is the first that the service writes into its log.
-
-    Raises:
-        ConfigError: the log cannot be written to, as on a full disk.
-    """
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        log = os.path.realpath("/dev/fd/1")
-        raise ConfigError(
-            f"standard output, {log}, cannot be written to: {error.strerror}"
-        ) from error

@@ -1,19 +1,17 @@
 """Authentication by bearer keys, and CORS.
 
-Keys come from the environment, from a file, or from both. All of them are valid at once, so that a
-new key can be handed out before the old one is revoked.
+Keys come from the environment, from a file that is read at start, or from both. All of them are
+valid at once, so that a new key can be handed out before the old one is revoked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
-import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,61 +32,38 @@ _MAX_FILE_BYTES: Final = 1 << 20
 _KEY: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _MAKE_KEY: Final = 'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
 _REALM: Final = 'Bearer realm="albert_serve"'
-_Stamp: TypeAlias = tuple[int, int, int]
-_logger = logging.getLogger(__name__)
 
 
-class ApiKeys:
-    """The valid keys; only their hashes are kept, and the file is read again when it changes.
+def read_keys(keys: Sequence[str], file: Path | None) -> list[bytes]:
+    """Return the hashes of the valid keys.
 
     Args:
-        keys: valid for as long as the process runs.
-        file: keys one a line; empty lines and those that begin with # are skipped.
+        file: more keys, one a line; empty lines and those that begin with # are skipped.
 
     Raises:
         ConfigError: there is no key, or a malformed one, or the file cannot be read.
     """
-
-    def __init__(self, keys: Sequence[str] = (), file: Path | None = None) -> None:
-        self._fixed = _hashes(keys, "ALBERT_SERVE_API_KEYS")
-        self._file = file
-        self._stamp: _Stamp | None = None
-        self._from_file: list[bytes] = []
-        if file is not None:
-            self._stamp = _stamp(file)
-            self._from_file = _read_file(file)
-        if not self._fixed and not self._from_file:
-            raise ConfigError("there is no API key. Set ALBERT_SERVE_API_KEYS.")
-
-    def hold(self, key: str) -> bool:
-        """Whether a key is valid; the comparison takes constant time."""
-        self._reload_file()
-        digest = _hash(key)
-        matches = [hmac.compare_digest(digest, valid) for valid in (*self._fixed, *self._from_file)]
-        return any(matches)
-
-    def _reload_file(self) -> None:
-        """Read the file again if it changed; if it is invalid, the former keys stay valid."""
-        if self._file is None:
-            return
-        stamp = _stamp(self._file)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._from_file = _read_file(self._file)
-        except ConfigError as error:
-            _logger.error("%s. The previous keys stay valid.", error)
-        else:
-            _logger.warning("%d API keys were read again", len(self._from_file))
+    hashes = _hashes(keys, "ALBERT_SERVE_API_KEYS")
+    if file is not None:
+        hashes += _read_file(file)
+    if not hashes:
+        raise ConfigError("there is no API key. Set ALBERT_SERVE_API_KEYS.")
+    return hashes
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware that answers 401 on guarded surfaces to requests without a valid key."""
+    """ASGI middleware that answers 401 on guarded surfaces to requests without a valid key.
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, surfaces: Collection[Surface]) -> None:
+    Args:
+        hashes: the valid keys', see `read_keys`.
+        surfaces: those that need a key.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, hashes: Sequence[bytes], surfaces: Collection[Surface]
+    ) -> None:
         self.app = app
-        self._keys = keys
+        self._hashes = hashes
         self._surfaces = surfaces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,12 +85,18 @@ class ApiKeyMiddleware:
             return UnauthorizedError(
                 "an API key is required. Send it in the header Authorization: Bearer KEY."
             )
-        if scheme.lower() != "bearer" or not self._keys.hold(key.strip()):
+        if scheme.lower() != "bearer" or not self._is_valid(key.strip()):
             return UnauthorizedError(
                 "the API key is not valid. Send the whole key in the header Authorization: "
                 "Bearer KEY."
             )
         return None
+
+    def _is_valid(self, key: str) -> bool:
+        """Whether a key is valid; the comparison takes constant time."""
+        digest = _hash(key)
+        matches = [hmac.compare_digest(digest, valid) for valid in self._hashes]
+        return any(matches)
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:
@@ -166,12 +147,3 @@ def _read_file(file: Path) -> list[bytes]:
             f"the file of API keys, {file}, contains no key. Put one key on each line: {_MAKE_KEY}"
         )
     return _hashes(keys, str(file))
-
-
-def _stamp(file: Path) -> _Stamp | None:
-    """Return the modification time, size and inode of a file; None if it does not exist."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

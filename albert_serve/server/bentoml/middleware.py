@@ -8,10 +8,8 @@ from _bentoml_impl.server.app import ContextMiddleware
 from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml._internal.server.http.instruments import RunnerTrafficMetricsMiddleware
 from bentoml._internal.server.http.traffic import TimeoutMiddleware
-from opentelemetry import context, propagate
 from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,7 +23,8 @@ def adapt_middleware(app: Starlette, *, is_main: bool) -> None:
 
     The timeout keeps a timer and a task for a minute after each reply, and our requests have a
     deadline. Spans are made for every request, even without an exporter. The context is read only
-    by BentoML's own endpoints. Call this before the first request.
+    by BentoML's own endpoints. Call this before the first request, and after BentoML has read its
+    configuration.
 
     Args:
         is_main: whether our routes answer, instead of BentoML's endpoints.
@@ -33,7 +32,7 @@ def adapt_middleware(app: Starlette, *, is_main: bool) -> None:
     metrics: Any = RunnerTrafficMetricsMiddleware
     ours: Any = _MetricsOfKnownPaths
     unused: set[Any] = {TimeoutMiddleware}
-    if not has_exporter():
+    if BentoMLContainer.config.tracing.exporter_type.get() is None:
         unused.add(OpenTelemetryMiddleware)
     if is_main:
         unused.add(ContextMiddleware)
@@ -61,27 +60,3 @@ class _MetricsOfKnownPaths:
 
     async def _pass_on(self, labelled: Scope, receive: Receive, send: Send) -> None:
         await self.app(labelled[_SCOPE], receive, send)
-
-
-def has_exporter() -> bool:
-    """Whether BentoML's configuration, which must have been read, has an exporter of spans."""
-    return BentoMLContainer.config.tracing.exporter_type.get() is not None
-
-
-class CallersTrace:
-    """ASGI middleware that takes over the caller's trace, so that log lines have its id."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on within the caller's trace."""
-        headers = Headers(scope=scope) if scope["type"] == "http" else {}
-        if "traceparent" not in headers:
-            await self.app(scope, receive, send)
-            return
-        token = context.attach(propagate.extract(headers))
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            context.detach(token)

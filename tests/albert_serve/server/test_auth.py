@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import ConfigError
-from albert_serve.server.auth import MIN_KEY_CHARS, ApiKeyMiddleware, ApiKeys
+from albert_serve.server.auth import MIN_KEY_CHARS, ApiKeyMiddleware, read_keys
 from albert_serve.server.hosts import AllowedHosts
 from albert_serve.server.paths import OTHER, parse
 from tests.albert_serve.support import MAX_BODY_BYTES, Running, served, wait_until_logged
@@ -109,33 +109,11 @@ def test_each_key_opens_everything(stranger: httpx.Client, key: str) -> None:
     assert stranger.get("/info", headers=headers).json()["needs_key"] is True
 
 
-def test_a_changed_file_changes_the_keys_at_once(stranger: httpx.Client, keys_file: Path) -> None:
-    def status(key: str) -> int:
-        return stranger.get("/info", headers={"Authorization": f"Bearer {key}"}).status_code
-
-    former = keys_file.read_text()
-    new = "rotated-key-0123456789"
-    try:
-        keys_file.write_text(f"{FILE_KEY}\n{new}\n")
-        assert (status(FILE_KEY), status(new)) == (200, 200)
-        replaced = keys_file.with_name("next")
-        replaced.write_text(f"{new}\n")
-        replaced.replace(keys_file)
-        assert (status(FILE_KEY), status(new), status(KEY)) == (401, 200, 200)
-        keys_file.unlink()
-        assert status(new) == 200
-        keys_file.write_text("short\n")
-        assert (status(new), status("short")) == (200, 401)
-    finally:
-        keys_file.write_text(former)
-    assert (status(FILE_KEY), status(new)) == (200, 401)
-
-
 def test_no_key_is_in_the_log(guarded: Running, stranger: httpx.Client) -> None:
     headers = {"Authorization": f"Bearer {KEY}", "X-Request-ID": "no-key"}
     assert stranger.get("/info", headers=headers).status_code == 200
     wait_until_logged(guarded, "no-key")
-    for key in (KEY, FILE_KEY, "rotated-key"):
+    for key in (KEY, FILE_KEY):
         assert key not in guarded.log
 
 
@@ -250,7 +228,7 @@ def test_a_file_that_cannot_be_is_told_without_its_keys(
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        ApiKeys(file=file)
+        read_keys([], file)
     assert message in str(caught.value)
     assert "short-secret" not in str(caught.value)
     assert "with some" not in str(caught.value)
@@ -260,7 +238,7 @@ def test_a_pipe_or_a_device_of_keys_is_refused_without_a_wait(tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe")
     for file in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(ConfigError, match="is not a regular file"):
-            ApiKeys(file=file)
+            read_keys([], file)
 
 
 def get(app: ASGIApp, path: str, **headers: str) -> int:
@@ -278,7 +256,7 @@ def get(app: ASGIApp, path: str, **headers: str) -> int:
     [("/metrics", 401), ("/info", 200), ("/docs", 200), ("/", 200), ("/fill-mask", 200)],
 )
 def test_only_what_the_guard_names_needs_a_key(path: str, status: int) -> None:
-    app = ApiKeyMiddleware(Response(), keys=ApiKeys([KEY]), surfaces=["metrics"])
+    app = ApiKeyMiddleware(Response(), hashes=read_keys([KEY], None), surfaces=["metrics"])
     assert get(app, path) == status
 
 

@@ -142,7 +142,6 @@ def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) ->
     num_requests = 24
     long_text = {"inputs": ["The [MASK] " + "run " * 100] * MAX_ITEMS}
     with served(bundle_dir, tmp_path, ("albert_serve", "serve")) as running:
-        assert f"curl {running.url}/fill-mask" in running.log
         with ThreadPoolExecutor(num_requests) as threads:
             waiting = [
                 threads.submit(httpx.post, f"{running.url}/fill-mask", json=long_text, timeout=90)
