@@ -31,7 +31,7 @@ from albert_serve.bundle.weights import StoredTensor
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError, BundleError
 from albert_serve.progress import progress
-from albert_serve.runtime.encoders import CpuEncoder, PaddedBatch
+from albert_serve.runtime.encoders import Encoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
@@ -134,7 +134,7 @@ def _measure(
     model.eval()
     worst = dict.fromkeys(("encoder", *head_files), _Difference())
     try:
-        encoder = CpuEncoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
+        encoder = Encoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
         batches = list(random_batches(model.config, special))
         for batch in progress(batches, title="comparing with torch", unit="batches"):

@@ -1,26 +1,20 @@
-"""CUDA: the reason why it cannot be used, the options of its sessions, and its one thread."""
+"""CUDA: the reason why it cannot be used, the options of its sessions, and a worker's device."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import functools
 import io
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count as naturals
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import onnxruntime as ort
 from filelock import FileLock, Timeout
 
 from albert_serve.errors import EngineError
 from albert_serve.settings import metrics_folder
-
-_T = TypeVar("_T")
 
 PROVIDER: Final = "CUDAExecutionProvider"
 _OLDEST_DRIVER: Final = 580  # the first driver that runs CUDA 13
@@ -32,13 +26,8 @@ ADVICE: Final = (
     # onnxruntime-gpu 1.31 has kernels for these, and no PTX for others.
     "the compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 12.0"
 )
-# A capture fails if another thread allocates, frees or copies device memory meanwhile, and a
-# captured graph belongs to its thread. So this thread makes all calls of this process.
-_THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="cuda")
 # The locks of `own_device`.
 _PLACES: Final[list[FileLock]] = []
-# Calls of finalizers; appending to a deque takes no lock.
-_LATER: Final[deque[Callable[[], object]]] = deque()
 
 
 def no_cuda_reason() -> str | None:
@@ -64,18 +53,16 @@ def cannot_be_used(reason: str) -> EngineError:
     return EngineError(f"CUDA is asked for and cannot be used: {reason}. {ADVICE}")
 
 
-def cuda_provider(*, captures: bool, memory_limit: int | None = None) -> dict[str, str]:
+def cuda_provider(memory_limit: int | None = None) -> dict[str, str]:
     """Return the options of the CUDA provider.
 
     Args:
-        captures: whether runs are captured as CUDA graphs.
-        memory_limit: of the session's activations, in bytes; weights are beside it.
+        memory_limit: limit of the session's activations, in bytes, in addition to its weights.
     """
     options = {
         "device_id": str(own_device()),
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "0",
-        "enable_cuda_graph": str(int(captures)),
     }
     return options if memory_limit is None else {**options, "gpu_mem_limit": str(memory_limit)}
 
@@ -107,34 +94,6 @@ def _num_devices() -> int:
         if not driver.cuInit(0):
             driver.cuDeviceGetCount(ctypes.byref(count))
     return count.value
-
-
-def on_cuda_thread(call: Callable[[], _T]) -> _T:
-    """Return the result of a call made on the thread of all CUDA calls, in this thread's context.
-
-    Not to be called on that thread itself.
-    """
-    context = contextvars.copy_context()
-
-    def run() -> _T:
-        _run_later_calls()
-        return context.run(call)
-
-    return _THREAD.submit(run).result()
-
-
-def later_on_cuda_thread(call: Callable[[], object]) -> None:
-    """Have a call made on that thread before the next one.
-
-    For finalizers: it takes no lock, since a garbage collection may run one at any point, also
-    where the thread's executor holds its own.
-    """
-    _LATER.append(call)
-
-
-def _run_later_calls() -> None:
-    while _LATER:
-        _LATER.popleft()()
 
 
 def _missing_library() -> str | None:

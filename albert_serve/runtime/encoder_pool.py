@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from albert_serve.bundle.manifest import CUDA_ENCODER_FILE, ENCODER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.cuda import cuda_provider, own_device
-from albert_serve.runtime.encoders import BucketedEncoder, CpuEncoder, Encoder
+from albert_serve.runtime.encoders import Encoder
 from albert_serve.runtime.ort import cuda_options, encoder_options, open_session
 from albert_serve.runtime.prepacking import map_words, packed_encoder
 from albert_serve.settings import RuntimeOptions
@@ -80,9 +80,9 @@ def best_batch_tokens(config: AlbertConfig, device: str) -> int:
 
 def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
     if device == "cuda":
-        provider = cuda_provider(captures=True, memory_limit=options.gpu_mem_limit)
+        provider = cuda_provider(options.gpu_mem_limit)
         session = open_session(bundle.cuda_encoder_file, cuda_options(), cuda=provider)
-        return OpenEncoder(encoder=BucketedEncoder(session, bundle.config, number=own_device()))
+        return OpenEncoder(encoder=Encoder(session=session, device=(device, own_device())))
     packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
     encoder = _open_cpu(bundle, options, packed)
     if packed is None or options.threads == 1:
@@ -92,13 +92,13 @@ def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
     return OpenEncoder(encoder=encoder, single=single, threads=threads)
 
 
-def _open_cpu(bundle: Bundle, options: RuntimeOptions, packed: Path | None) -> CpuEncoder:
+def _open_cpu(bundle: Bundle, options: RuntimeOptions, packed: Path | None) -> Encoder:
     session_options = encoder_options(options)
     words = None
     if packed is not None:
         name, words = map_words(bundle)
         session_options.add_initializer(name, words)
-    return CpuEncoder(
+    return Encoder(
         session=open_session(packed or bundle.encoder_file, session_options),
         words=words,
         kept_tokens=best_batch_tokens(bundle.config, "cpu"),

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import logging
 import re
-import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import onnxruntime as ort
@@ -29,9 +28,7 @@ from albert_serve.runtime.cuda import (
     NO_DRIVER,
     cannot_be_used,
     cuda_provider,
-    later_on_cuda_thread,
     no_cuda_reason,
-    on_cuda_thread,
 )
 from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
 from albert_serve.runtime.encoders import Encoder, PaddedBatch
@@ -52,7 +49,6 @@ _WARM_UP_TOKENS: Final = 32
 _CUDA_FAILURE: Final = re.compile(r"CU\w+ failure \d+: .*?(?= ; )")
 
 _LOG: Final = logging.getLogger(__name__)
-_ResultT = TypeVar("_ResultT")
 
 
 class Engine:
@@ -82,8 +78,6 @@ class Engine:
         self.call_overhead_tokens = _CALL_OVERHEAD_TOKENS[device]
         self._encoder = encoder
         self._heads = heads
-        if device == "cuda":
-            weakref.finalize(self, later_on_cuda_thread, heads.clear)
 
     @classmethod
     def open(
@@ -118,18 +112,15 @@ class Engine:
         Raises:
             EngineError: CUDA was asked for by name.
         """
-
-        def open_and_run() -> Engine:
-            engine = cls._open_on("cuda", bundle, options, pool)
-            engine._run_on_thread(engine._encoder.encoder, engine._trial_inputs())
-            return engine
-
         reason, cause = no_cuda_reason(), None
         if reason is None:
             try:
-                return on_cuda_thread(open_and_run)
+                engine = cls._open_on("cuda", bundle, options, pool)
+                engine.warm_up()
             except AlbertServeError as error:
                 reason, cause = _describe(error), error
+            else:
+                return engine
         if options.device == "cuda":
             raise cannot_be_used(reason) from cause
         if reason == NO_DRIVER:
@@ -178,24 +169,14 @@ class Engine:
         return self._run_group(self._encoder.encoder, inputs)
 
     def warm_up(self) -> None:
-        """Run every task once, and the shapes that the encoder prepares for.
-
-        The first request should not pay for lazy initialisation.
+        """Run every task once: the first request should not pay for lazy initialisation.
 
         Raises:
             EngineError: a graph cannot be run.
         """
-        self.run(self._trial_inputs())
-        for num_sequences, num_tokens in self._encoder.encoder.first_shapes:
-            self.run_batch(self._trial_inputs(num_tokens)[:1] * num_sequences)
-
-    def _trial_inputs(self, num_tokens: int = _WARM_UP_TOKENS) -> list[EncoderInput]:
-        num_tokens = min(num_tokens, self.config.max_positions)
-        ids = [self.config.cls_id] * num_tokens
-        return [
-            EncoderInput(ids=ids, types=[0] * num_tokens, task=task, rows=[0])
-            for task in self.tasks
-        ]
+        num_tokens = min(_WARM_UP_TOKENS, self.config.max_positions)
+        ids, types = [self.config.cls_id] * num_tokens, [0] * num_tokens
+        self.run([EncoderInput(ids=ids, types=types, task=task, rows=[0]) for task in self.tasks])
 
     def _run_groups(
         self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
@@ -208,11 +189,6 @@ class Engine:
         return (self._run_group(self._encoder.encoder, batch) for batch in batches)
 
     def _run_group(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        if self.device == "cuda":
-            return on_cuda_thread(lambda: self._run_on_thread(encoder, inputs))
-        return self._run_on_thread(encoder, inputs)
-
-    def _run_on_thread(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> list[Logits]:
         if not inputs:
             return []
         batch = _pad(inputs, self.config.pad_id)
@@ -220,7 +196,7 @@ class Engine:
             hidden_BSH = encoder.run(batch)
         except Exception as error:
             raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
-        num_positions = int(hidden_BSH.shape()[1])
+        num_positions = batch.ids.shape[1]
         rows = [
             np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
             for item in inputs
@@ -261,7 +237,7 @@ class Engine:
 
 def _open_head(bundle: Bundle, name: str, device: str) -> ort.InferenceSession:
     if device == "cuda":
-        provider = cuda_provider(captures=False)
+        provider = cuda_provider()
         return open_session(bundle.cuda_head_file(name), cuda_options(), cuda=provider)
     return open_session(bundle.head_file(name), head_options(), folds=False)
 

@@ -1,21 +1,34 @@
-"""An exported bundle answers on every device as its checkpoint does on a CPU."""
+"""An exported bundle answers on every device as its checkpoint does on a CPU, by its kernels."""
 
 from __future__ import annotations
 
+import json
+import struct
+from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
+from albert_serve.bundle.manifest import Precision
+from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
+from albert_serve.config import AlbertConfig, preset
 from albert_serve.errors import EngineError
+from albert_serve.runtime.cuda import cuda_provider
 from albert_serve.runtime.encoder_pool import EncoderPool
 from albert_serve.runtime.engine import Engine
+from albert_serve.runtime.ort import cuda_options, open_session
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
 from export.bundle import export_bundle
-from export.graph import Compute
+from export.encoder import build_encoder
+from export.graph import CUDA_FORM, Compute
+from export.heads import build_head
+from export.precision import part_of
 from tests.albert_serve.runtime.inputs import some_inputs
 from tests.devices import each_device
 
@@ -28,7 +41,7 @@ LIMITS = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 def test_a_device_answers_as_the_cpu(
     checkpoint_dir: Path, bundle_dir: Path, tmp_path: Path, device: Device, compute: Compute
 ) -> None:
-    """In every shape, captured and replayed; two models at once, and one that was closed."""
+    """In every shape; two models at once, and one that was closed."""
     exported = export_bundle(checkpoint_dir, tmp_path / "bundle", cuda_precision=compute)
     folder = exported.bundle.folder
     pool, options = EncoderPool(), RuntimeOptions(device=device, num_threads=1)
@@ -63,3 +76,66 @@ def test_a_device_that_is_full_fails_what_needs_more(bundle_dir: Path) -> None:
     del most
     torch.cuda.empty_cache()
     assert Engine.open(bundle_dir, options).device == "cuda"
+
+
+TASKS: Final = {"fill-mask": 30000, "sentence-order": 2, "question-answering": 2}
+
+
+def write_zeros(config: AlbertConfig, precision: Precision, file: Path) -> None:
+    """A weight file of a precision with zeros that take no room on disk."""
+    types = {"F32": 4, "F16": 2, "I8": 1}
+    header, offset = {}, 0
+    for name, shape in expected_shapes(config, TASKS).items():
+        kept = precision == "fp32" or part_of(name) is None
+        dtype = "F32" if kept else "F16" if precision == "fp16" else "I8"
+        tensors = [(name, shape[::-1] if dtype == "I8" else shape, dtype)]
+        if dtype == "I8":
+            tensors.append((name + SCALE_SUFFIX, shape[:1], "F32"))
+        for tensor, dims, kind in tensors:
+            end = offset + int(np.prod(dims)) * types[kind]
+            header[tensor] = {"dtype": kind, "shape": list(dims), "data_offsets": [offset, end]}
+            offset = end
+    text = json.dumps(header).encode()
+    with file.open("wb") as output:
+        output.write(struct.pack("<Q", len(text)) + text)
+        output.truncate(8 + len(text) + offset)
+
+
+def place(graph: Path) -> tuple[dict[str, Counter[str]], list[str]]:
+    """The operators of each provider, and those of the optimised graph."""
+    options = cuda_options()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.optimized_model_filepath = str(graph.with_suffix(".placed"))
+    session = open_session(graph, options, cuda=cuda_provider())
+    operators: dict[str, Counter[str]] = defaultdict(Counter)
+    for part in session.get_provider_graph_assignment_info():
+        operators[part.ep_name].update(node.op_type for node in part.get_nodes())
+    placed = onnx.load(graph.with_suffix(".placed"), load_external_data=False)
+    return operators, [node.op_type for node in placed.graph.node]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compute", get_args(Compute))
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("size", ["base", "xlarge"])  # heads of 64 and of 128
+def test_every_node_has_a_cuda_kernel(
+    size: str, precision: Precision, compute: Compute, tmp_path: Path
+) -> None:
+    config = preset(size)
+    write_zeros(config, precision, tmp_path / "model.safetensors")
+    stored = read_header(tmp_path / "model.safetensors")
+    form = replace(CUDA_FORM, compute=compute)
+    graphs = {"encoder": build_encoder(config, stored, form)}
+    for task, num_outputs in TASKS.items():
+        graphs[task] = build_head(config, task, num_outputs, stored, form)
+    for name, model in graphs.items():
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        operators, nodes = place(tmp_path / f"{name}.onnx")
+        # The shape of the hidden states: three numbers, which the CPU needs.
+        on_cpu = operators.get("CPUExecutionProvider", {})
+        assert on_cpu == ({"Concat": 1} if name == "encoder" else {})
+        assert not [op for op in nodes if op.startswith("Memcpy")]
+        assert "DequantizeLinear" not in nodes  # folded
+        is_int8_encoder = (precision, name) == ("int8", "encoder")
+        assert nodes.count("Transpose") == is_int8_encoder  # of the gathered words
+        assert nodes.count("Cast") <= (3 if name == "encoder" else 0)
