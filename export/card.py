@@ -17,8 +17,6 @@ from albert_serve.api.model_card import (
     quality_text,
 )
 from albert_serve.bundle.manifest import Manifest
-from albert_serve.compute import train_flops_per_token
-from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
 from training.evaluation.questions import BEST_F1_THRESHOLD
@@ -73,7 +71,7 @@ def model_card(manifest: Manifest, name: str) -> str:
         ]
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
         lines += ["## What precision and depth cost", "", *_table(header, costs)]
-    lines += _training(card.training if card else [], AlbertConfig.from_hf(manifest.config))
+    lines += _training(card.training if card else [])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -83,7 +81,7 @@ def _measured(manifest: Manifest, head: str) -> str:
     return "not on labelled data" if quality is None else quality_text(quality)
 
 
-def _training(stages: Sequence[TrainingStage], config: AlbertConfig) -> list[str]:
+def _training(stages: Sequence[TrainingStage]) -> list[str]:
     """Return the section on the stages of training, which is empty where none is known."""
     if not stages:
         return []
@@ -99,12 +97,7 @@ def _training(stages: Sequence[TrainingStage], config: AlbertConfig) -> list[str
     ]
     tokens = sum(stage.tokens or 0 for stage in stages)
     hours = sum(stage.seconds or 0 for stage in stages) / 3600
-    flops = tokens * train_flops_per_token(config, length=0, masked_rate=0, num_sentence_outputs=0)
-    total = (
-        f"These stages have {tokens:,} tokens, {hours:.1f} hours and {flops:.2g} operations: "
-        "those of the layers' matrix products, without attention's scores and sums, and without "
-        "the heads."
-    )
+    total = f"These stages have {tokens:,} tokens and {hours:.1f} hours."
     header = ["program", "data", "steps", "tokens", "hours"]
     return ["## Training", "", *_table(header, rows), total, ""]
 

@@ -139,7 +139,7 @@ def test_the_targets_of_make_exist() -> None:
 def test_the_documents_have_commands_of_all_kinds() -> None:
     assert {"benchmarks.engine", "benchmarks.serve"} <= set(MODULES)
     assert len(training_commands()) > 40
-    assert {"serve", "score", "info", "doctor", "import"} <= set(COMMANDS)
+    assert {"serve", "score", "info", "import"} <= set(COMMANDS)
     assert {"finetune", "evaluate", "export"} <= set(COMMANDS)
 
 

@@ -21,11 +21,7 @@ _SERVING: Final[_Commands] = MappingProxyType(
     {
         "serve": ("albert_serve.cli.serve", "answer requests over HTTP"),
         "score": ("albert_serve.cli.score", "answer every row of files"),
-        "info": (
-            "albert_serve.cli.bundles",
-            "check a bundle and say what it holds; compute of models",
-        ),
-        "doctor": ("albert_serve.cli.bundles", "measure a bundle on this machine"),
+        "info": ("albert_serve.cli.bundles", "check a bundle and say what it holds"),
         "import": ("albert_serve.cli.bundles", "put a bundle into BentoML's model store"),
     }
 )

@@ -48,11 +48,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Precision),
         help="of a checkpoint, which is exported into the cache first (fp32)",
     )
-    add_runtime_options(parser)
-
-
-def add_runtime_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a bundle's runtime."""
     parser.add_argument(
         "--threads", metavar="N", help="threads of one run (the usable CPUs, shared among workers)"
     )
@@ -62,11 +57,6 @@ def add_runtime_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", *get_args(Prepack)),
         help="the location of pre-packed weights (auto)",
     )
-
-
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Add the number of workers."""
-    parser.add_argument("--workers", metavar="N", help="worker processes (1)")
 
 
 def chosen(options: argparse.Namespace) -> dict[str, str]:

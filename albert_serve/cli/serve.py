@@ -7,18 +7,18 @@ import os
 import socket
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.cli.options import (
     add_model_options,
-    add_workers,
     check_home,
     chosen,
     make_parser,
 )
-from albert_serve.errors import ConfigError
+from albert_serve.errors import ConfigError, how_to_install
 from albert_serve.settings import Settings
 
 _PORT: Final = 3000
@@ -47,7 +47,7 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
     serve.add_argument(
         "--models", type=Path, metavar="PATH", help="several models: a folder of bundles"
     )
-    add_workers(serve)
+    serve.add_argument("--workers", metavar="N", help="worker processes (1)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     serve.add_argument("--port", type=int, default=_PORT, help="port to listen on (%(default)s)")
     serve.add_argument(
@@ -63,6 +63,10 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    if find_spec("bentoml") is None:
+        raise ConfigError(
+            f"bentoml is not installed, which `albert-serve serve` needs: {how_to_install('serve')}"
+        )
     settings = Settings.from_environment(chosen(options))
     catalogue = read_catalogue(settings)
     catalogue.check_any(catalogue.open_bundles()[1])  # the service logs the others

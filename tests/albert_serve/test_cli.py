@@ -27,36 +27,21 @@ from tests.albert_serve.support import (
 
 pytestmark = pytest.mark.process
 
-SERVING = ["serve", "score", "info", "doctor", "import"]
+SERVING = ["serve", "score", "info", "import"]
 
 
 def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(bundle_dir), "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
-    assert described["config"]["hidden_size"] == 64
-    assert described["sharing"]["num_layers_applied"] == 3
-    assert described["tasks"]["text-classification"]["labels"] == ["negative", "positive"]
-    sizes = described["sizes"]
+    labels = {task["name"]: task["labels"] for task in described["tasks"]}
+    assert labels["text-classification"] == ["negative", "positive"]
+    sizes = described["card"]["sizes"]
+    assert (sizes["hidden_size"], sizes["num_layers"]) == (64, 3)
     assert sizes["weights_bytes"] == (bundle_dir / "model.safetensors").stat().st_size
     assert main(["info", str(bundle_dir)]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{bundle_dir}: an ALBERT in fp32, revision ")
     assert re.search(r"^  text-classification \(negative, positive\)$", text, re.MULTILINE)
-
-
-def test_doctor_measures_the_served_bundle(
-    bundle_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ALBERT_SERVE_BUNDLE", str(bundle_dir))
-    options = ["--threads", "1", "--device", "cpu", "--prepack", "none"]
-    assert main(["doctor", *options, "--json"]) == 0
-    printed = capsys.readouterr()
-    report = json.loads(printed.out)
-    assert printed.err == ""
-    assert report["folder"] == str(bundle_dir)
-    assert (report["threads"], report["device"], report["prepack"]) == (1, "cpu", "none")
-    assert report["num_workers"] == 1
-    assert all(speed["median_ms"] > 0 for speed in report["speeds"])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +52,9 @@ def test_doctor_measures_the_served_bundle(
             ["serve", "--bundle", "nowhere"], "nowhere/manifest.json is not there", id="serve"
         ),
         pytest.param(
-            ["doctor", "x", "--workers", "0"], "ALBERT_SERVE_WORKERS is '0'", id="workers"
+            ["serve", "--bundle", "x", "--workers", "0"],
+            "ALBERT_SERVE_WORKERS is '0'",
+            id="workers",
         ),
         pytest.param(
             ["serve", "--bundle", "x", "--threads", "no"], "ALBERT_SERVE_THREADS is", id="value"
@@ -98,7 +85,7 @@ def test_an_error_is_one_line_and_status_1(
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([], ["sing"], ["score", "in.jsonl"], ["info"], ["doctor", "--device", "tpu"]),
+        *([], ["sing"], ["score", "in.jsonl"], ["info"], ["serve", "--device", "tpu"]),
         ["serve", "--port", "x"],
     ],
 )
@@ -192,7 +179,7 @@ def test_the_overview_lists_all_commands_and_imports_none() -> None:
 @pytest.mark.parametrize(
     ("command", "missing", "extra"),
     [
-        ("doctor", "onnxruntime", "serve"),
+        *(("serve", "bentoml", "serve"), ("info", "yaml", "serve")),
         *(("finetune", "torch", "train"), ("vocab", "sentencepiece", "train")),
         ("export", "onnx", "train"),
     ],

@@ -144,7 +144,6 @@ def test_a_tag_that_is_not_in_the_store_is_one_line(
     stored(bundle_dir, "--name", "tiny:1")
     assert failure("info", f"bentoml:{tag}").startswith(message)
     assert failure("serve", "--bundle", f"bentoml:{tag}").startswith(message)
-    assert failure("doctor", f"bentoml:{tag}").startswith(message)
 
 
 def test_a_tag_stays_a_tag_in_settings() -> None:

@@ -1,1 +1,0 @@
-"""Description and measurement of a bundle: `albert-serve info` and `doctor`."""
