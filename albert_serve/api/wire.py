@@ -103,6 +103,11 @@ class Parameters(Request):
         f"{TRUNCATED_HEADER} has the number of tokens that were cut off.",
     )
 
+    @property
+    def chars_per_item(self) -> int:
+        """Characters that the model reads with each item, in addition to it."""
+        return 0
+
 
 class TaskRequest(Request):
     """The base of a task's requests, which narrow the types: one item or a list, and parameters.

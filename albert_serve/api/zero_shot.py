@@ -23,8 +23,8 @@ def _split(value: object) -> object:
 
 
 def _check_place(template: str) -> str:
-    if _PLACE not in template:
-        raise contradiction("it must contain {}, the place of the label")
+    if template.count(_PLACE) != 1:
+        raise contradiction("it must contain {} once, as the place of the label")
     return template
 
 
@@ -41,11 +41,17 @@ class ZeroShotParameters(Parameters):
     ] = Field(
         "This example is {}.",
         description="The sentence about a label, which replaces {}.",
-        json_schema_extra={"pattern": r"\{\}"},
+        json_schema_extra={"pattern": r"^(?![\s\S]*\{\}[\s\S]*\{\})[\s\S]*\{\}"},
     )
     multi_label: bool = Field(
         False, description="Score each label by itself; left out, the scores have a sum of 1."
     )
+
+    @property
+    def chars_per_item(self) -> int:
+        """Characters of the sentences about the labels, which are read with each text."""
+        labels, template = self.candidate_labels, self.hypothesis_template
+        return sum(map(len, labels)) + len(labels) * (len(template) - len(_PLACE))
 
 
 class ZeroShotRequest(TaskRequest):

@@ -22,7 +22,7 @@ from albert_serve.api.schemas import (
     TokenClassificationReply,
     TokenClassificationRequest,
 )
-from albert_serve.api.wire import Parameters
+from albert_serve.api.wire import MAX_CHARS, Parameters, Request
 from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Task, TaskSetup
@@ -55,6 +55,8 @@ __all__ = [
 # The default limit of all items of a request together.
 MAX_TOKENS: Final = 1 << 20
 _MAX_ANSWER_BYTES: Final = 1 << 26
+# Characters of a request for each token that it may have: the default of a service is 4 MiB.
+_CHARS_PER_TOKEN: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,9 +124,11 @@ def prepare_request(
 
     Raises:
         InvalidInputError: an item cannot be answered; of several items, the message says which.
-        TooMuchAtOnceError: all items together exceed the limit of tokens, masks or answer bytes.
+        TooMuchAtOnceError: all items together exceed the limit of characters, tokens, masks or
+            answer bytes.
     """
     is_list = isinstance(request.inputs, list)
+    _check_chars(request, max(MAX_CHARS, _CHARS_PER_TOKEN * max_tokens))
     prepared: list[Prepared[Any]] = []
     num_tokens = num_rows = answer_bytes = 0
     for number, item in enumerate(request.inputs if is_list else [request.inputs]):
@@ -154,6 +158,26 @@ def prepare_request(
                 "top_k, or pool the tokens' vectors"
             )
     return prepared
+
+
+def _check_chars(request: TaskRequest, max_chars: int) -> None:
+    """Reject a request of too many characters, before any of them is encoded."""
+    num_items = len(request.inputs) if isinstance(request.inputs, list) else 1
+    num_chars = _num_chars(request.inputs) + num_items * request.parameters.chars_per_item
+    if num_chars > max_chars:
+        raise TooMuchAtOnceError(
+            f"the model would read {num_chars} characters; at most {max_chars} are read per "
+            "request. Send fewer or shorter texts."
+        )
+
+
+def _num_chars(value: object) -> int:
+    """Return the characters of all texts in the inputs of a request."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_num_chars, value))
+    return sum(_num_chars(field) for _, field in value) if isinstance(value, Request) else 0
 
 
 def _num_vocabulary_rows(prepared: Prepared[Any]) -> int:

@@ -13,10 +13,11 @@ import torch
 import transformers
 from huggingface_hub import InferenceClient
 
+from albert_serve.api.zero_shot import ZeroShotRequest
 from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.client import AlbertClient
-from albert_serve.errors import InvalidInputError, TextTooLongError
-from albert_serve.tasks import TextClassification
+from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
+from albert_serve.tasks import TextClassification, prepare_request
 from albert_serve.tasks.zero_shot import ZeroShot
 from export.bundle import export_bundle
 from tests.albert_serve.server.test_service import assert_envelope
@@ -98,7 +99,8 @@ def test_long_texts_are_refused_or_cut(albert: AlbertClient) -> None:
     [
         ([], {}, "candidate_labels must hold at least one item"),
         (["a", " "], {}, r"candidate_labels\[1\] is empty"),
-        (LABELS, {"hypothesis_template": "no place"}, "must contain {}"),
+        (LABELS, {"hypothesis_template": "no place"}, "must contain {} once"),
+        (LABELS, {"hypothesis_template": "{} or {}"}, "must contain {} once"),
     ],
 )
 def test_refusals(
@@ -106,6 +108,17 @@ def test_refusals(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         albert.zero_shot_classification("a text", labels, **options)
+
+
+def test_labels_are_counted_with_each_text_before_any_is_encoded() -> None:
+    """A short body could ask for very many characters: each text is read with each label."""
+    labels = [f"{number} {'long ' * 100}" for number in range(250)]
+    parameters = {"candidate_labels": labels, "hypothesis_template": "a" * 900 + "{}"}
+    request = ZeroShotRequest.model_validate({"inputs": ["a"] * 100, "parameters": parameters})
+    per_text = sum(map(len, labels)) + 250 * 900
+    message = f"would read {100 * (1 + per_text)} characters; at most 4194304 are read"
+    with pytest.raises(TooMuchAtOnceError, match=message):
+        prepare_request(NotImplemented, request, max_tokens=131_072)
 
 
 @pytest.mark.parametrize(
