@@ -58,16 +58,19 @@ class _Parser(httptools.HttpRequestParser):
 
     def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
         """Parse received data."""
-        rest = memoryview(data)
+        parser, rest = self, memoryview(data)
         while True:
             try:
-                super().feed_data(rest)
+                super(_Parser, parser).feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._protocol.ignores_upgrade():
                     raise
                 rest = rest[upgrade.args[0] :]
-            super().feed_data(self._protocol.head_without_upgrade())
+            # In a fresh parser: after a head that closes the connection, the old one reads no more.
+            head = self._protocol.head_without_upgrade()
+            parser = self._protocol.parser = _Parser(self._protocol)
+            super(_Parser, parser).feed_data(head)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

@@ -183,6 +183,25 @@ def test_an_offered_upgrade_is_ignored_and_the_body_is_read(
     assert b"upgrade" not in dict(app.headers[0])
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        *(
+            OK_HEAD + offer.replace(b": Upgrade", b": close, Upgrade")
+            for offer in UPGRADES.values()
+        ),
+        *(OK_HEAD.replace(b"/1.1", b"/1.0") + offer for offer in UPGRADES.values()),
+    ],
+)
+def test_an_offer_on_a_connection_that_closes_is_ignored(
+    start: bytes, address: tuple[str, int], app: Echo
+) -> None:
+    head, body = FRAMINGS["length"]
+    for parts in ((start + head + body,), (start + head, body)):
+        assert exchange(address, *parts).endswith(b"\r\n\r\n3")
+    assert app.num_begun == 2
+
+
 def test_trailers_are_dropped(address: tuple[str, int], app: Echo) -> None:
     request = (
         OK_HEAD
