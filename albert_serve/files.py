@@ -1,4 +1,4 @@
-"""Files: bounded reading, SHA-256, atomic replacement, and synchronisation to disk."""
+"""Files: bounded reading, SHA-256, atomic replacement, synchronisation to disk, and their names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,30 @@ import hashlib
 import os
 import stat
 from pathlib import Path
+from typing import Final
+
+# Links in a run's folder; no model of the Hub is called so.
+_LINKS: Final = ("best", "checkpoint")
+
+
+def local_path(name: str | os.PathLike[str]) -> Path | None:
+    """Return the path that a model's name means; None for a name on the Hugging Face Hub.
+
+    A name is a path if it exists, if it begins with ".", "/" or "~" or ends in "/", or if its first
+    part is a local folder. So a missing folder is never requested from the Hub, where anyone may
+    have registered its name.
+    """
+    text = os.fspath(name)
+    path = Path(os.path.expanduser(text))
+    is_path = (
+        isinstance(name, os.PathLike)
+        or text.startswith((".", "/", "~"))
+        or text.endswith("/")
+        or os.path.lexists(path)
+        or path.name in _LINKS
+        or Path(*path.parts[:1]).is_dir()
+    )
+    return path if is_path else None
 
 
 def sha256_of(file: Path) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from huggingface_hub.errors import (
 
 from albert_serve.errors import HubError
 
+# The repositories whose download this process has announced.
+_announced: Final[set[str]] = set()
 # The names that the Hub allows, and no path that is absolute, or has "." or ".." as its first part.
 _REPO_ID: Final = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
 
@@ -61,6 +64,9 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
         HubError: there is no such repository or revision, it may not be read, or it is not
             in the cache and cannot be downloaded.
     """
+    if model.repo_id not in _announced:
+        _announced.add(model.repo_id)
+        sys.stderr.write(f"downloading {model} from the Hub\n")
     try:
         return _snapshot(model, patterns)
     except GatedRepoError as error:

@@ -56,7 +56,7 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """
 
     def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:
-        model = _open(_default() if bundle is None else find_bundle(Path(bundle)), options)
+        model = _open(_default() if bundle is None else find_bundle(bundle), options)
         app = make_app(dict)
         app.state.models = OneModel(model)
         self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))

@@ -14,7 +14,7 @@ from albert_serve import __version__
 from albert_serve.bundle.manifest import MANIFEST_FILE
 from albert_serve.config import Precision
 from albert_serve.errors import BundleError, ConfigError
-from albert_serve.files import sha256_of
+from albert_serve.files import local_path, sha256_of
 from albert_serve.settings import CACHE_VARIABLE, cache_folder, store_tag
 
 CONFIG_FILE: Final = "config.json"
@@ -25,7 +25,10 @@ _CHECKPOINT_FILES: Final = ("*", "[0-9]_*/*")
 
 
 def find_bundle(
-    reference: Path, precision: Precision | None = None, *, exports: bool = True
+    reference: str | os.PathLike[str],
+    precision: Precision | None = None,
+    *,
+    exports: bool = True,
 ) -> Path:
     """Return a bundle's folder or tag; first download a model of the Hub, and export a checkpoint.
 
@@ -43,19 +46,16 @@ def find_bundle(
         ConfigError: there is no cache folder, or `precision` is given for a bundle.
         HubError: the model cannot be downloaded.
     """
-    if is_on_hub(reference):
-        return _find_on_hub(reference, precision, exports)
-    if not exports or not _is_checkpoint(reference):
-        return _bundle(reference, precision)
-    name = Path(os.path.abspath(reference)).name  # a link's name, not its target's
-    return _export(str(reference), name, [*_hashes(reference)], precision)
-
-
-def is_on_hub(reference: Path) -> bool:
-    """Whether this names a model on the Hub: not a tag, nor the path of a missing folder."""
-    if store_tag(reference) is not None or reference.is_absolute() or len(reference.parts) != 2:
-        return False
-    return not os.path.lexists(reference) and not reference.parent.is_dir()
+    named = Path(reference)
+    if store_tag(named) is not None:
+        return _bundle(named, precision)
+    folder = local_path(reference)
+    if folder is None:
+        return _find_on_hub(os.fspath(reference), precision, exports)
+    if not exports or not _is_checkpoint(folder):
+        return _bundle(folder, precision)
+    folder = Path(os.path.abspath(folder))  # a link's name, not its target's
+    return _export(str(folder), folder.name, [*_hashes(folder)], precision)
 
 
 def cache_for_downloads() -> Path:
@@ -70,14 +70,14 @@ def cache_for_downloads() -> Path:
     return cache
 
 
-def _find_on_hub(reference: Path, precision: Precision | None, exports: bool) -> Path:
+def _find_on_hub(reference: str, precision: Precision | None, exports: bool) -> Path:
     # Imported for a model on the Hub only: its client takes time to import.
     from albert_serve.bundle.download import download_bundle
     from albert_serve.hub import HubModel, download
 
-    model = HubModel.parse(str(reference))
+    model = HubModel.parse(reference)
     if model is None:
-        return reference
+        return _bundle(Path(reference), precision)
     snapshot = download(model, (MANIFEST_FILE, CONFIG_FILE))
     if not exports or not _is_checkpoint(snapshot):
         return _bundle(download_bundle(model, snapshot, cache_for_downloads()), precision)

@@ -8,7 +8,7 @@ from typing import Final
 from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import import_bundle, locate
-from albert_serve.cli.options import bundle_path, check_home, make_parser
+from albert_serve.cli.options import check_home, make_parser
 from albert_serve.settings import STORE_PREFIX
 from albert_serve.tasks.description import describe
 
@@ -30,7 +30,7 @@ store.
 def info_parser(purpose: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
     info = make_parser("info", purpose, _INFO_EXAMPLES)
-    info.add_argument("bundle", type=bundle_path, metavar="BUNDLE")
+    info.add_argument("bundle", metavar="BUNDLE")
     info.add_argument("--json", action="store_true", help="print JSON, as `/info` has it")
     info.set_defaults(run=_info)
     return info
@@ -39,7 +39,7 @@ def info_parser(purpose: str) -> argparse.ArgumentParser:
 def import_parser(purpose: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
     importing = make_parser("import", purpose, _IMPORT_EXAMPLES)
-    importing.add_argument("bundle", type=bundle_path, metavar="BUNDLE")
+    importing.add_argument("bundle", metavar="BUNDLE")
     importing.add_argument(
         "--name",
         "--tag",

@@ -28,17 +28,10 @@ def make_parser(name: str, purpose: str, examples: str) -> argparse.ArgumentPars
     )
 
 
-def bundle_path(text: str) -> Path:
-    """Return a bundle as the command line names it; a path that is written as one is absolute."""
-    is_path = text.startswith((".", "~", os.sep)) or text.endswith(os.sep)
-    return Path(os.path.expanduser(text)).absolute() if is_path else Path(text)
-
-
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the bundle and the options of its runtime."""
     parser.add_argument(
         "--bundle",
-        type=bundle_path,
         metavar="BUNDLE",
         help="the model: a bundle or a checkpoint, as a folder, bentoml:NAME[:VERSION], or "
         "OWNER/NAME[@REVISION] on the Hugging Face Hub (the one that ships in models/)",

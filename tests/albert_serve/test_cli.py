@@ -47,17 +47,17 @@ def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["info", "nowhere"], "nowhere/manifest.json is not there", id="bundle"),
+        pytest.param(["info", "./nowhere"], "nowhere/manifest.json is not there", id="bundle"),
         pytest.param(
-            ["serve", "--bundle", "nowhere"], "nowhere/manifest.json is not there", id="serve"
+            ["serve", "--bundle", "./nowhere"], "nowhere/manifest.json is not there", id="serve"
         ),
         pytest.param(
-            ["serve", "--bundle", "x", "--workers", "0"],
+            ["serve", "--bundle", "./x", "--workers", "0"],
             "ALBERT_SERVE_WORKERS is '0'",
             id="workers",
         ),
         pytest.param(
-            ["serve", "--bundle", "x", "--threads", "no"], "ALBERT_SERVE_THREADS is", id="value"
+            ["serve", "--bundle", "./x", "--threads", "no"], "ALBERT_SERVE_THREADS is", id="value"
         ),
         pytest.param(
             ["score", "--task", "fill-mask", "--bundle", "{bundle}", "none.jsonl", "out.jsonl"],

@@ -11,6 +11,7 @@ from typing import Final
 
 from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
 from albert_serve.default_bundle import shipped_bundle
+from albert_serve.files import local_path
 from albert_serve.hub import HubModel, check_reachable, download
 from training.conversion.shipped import write_from_int8
 from training.conversion.standard import is_standard, write_standard
@@ -26,8 +27,6 @@ _SMALL_FILES: Final = (
     "training.json", "evaluation.json", "adapter_config.json",
     *SENTENCE_FILES,
 )  # fmt: skip
-# Links in a run's folder; no model of the Hub is called so.
-_LINKS: Final = ("best", "checkpoint")
 # The first pattern with files is downloaded: a model often has both formats.
 _WEIGHTS: Final = (
     ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
@@ -53,8 +52,8 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
     """Open a checkpoint of any format, for `with`; converted files are removed at its end.
 
     Args:
-        reference: a folder or, if there is no such folder, a model's id on the Hub, or
-            `id@revision`. None for the default model.
+        reference: a folder, or a model's id on the Hub, or `id@revision` (`files.local_path` says
+            which). None for the default model.
 
     Raises:
         HubError, CheckpointError, ConfigError, BundleCorruptError, VocabError: it cannot be found
@@ -76,14 +75,14 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
 
 def _locate(reference: str | Path) -> tuple[Path, str]:
     """Return a checkpoint's folder and its name."""
-    folder = Path(reference)
-    if folder.exists():
+    folder = local_path(reference)
+    if folder is not None:
+        if not folder.exists():
+            raise CheckpointError(
+                f"{reference} is a local path, and there is no such folder. If a run is to write "
+                "it, check the run's --output."
+            )
         return folder, folder.resolve().name
-    if folder.name in _LINKS:
-        raise CheckpointError(
-            f"{reference} looks like a local folder, and there is none; a run writes it when it "
-            "ends: check the run's --output"
-        )
     model = HubModel.parse(str(reference))
     if model is None:
         raise CheckpointError(

@@ -81,6 +81,7 @@ def test_a_bundle_of_the_hub_is_served_under_its_name(
         body = {"inputs": "the first [MASK] of the year"}
         reply = httpx.post(f"{service.url}/fill-mask", json=body, timeout=30)
     assert reply.status_code == 200
+    assert service.log.count("downloading us/whole from the Hub\n") == 1
     assert info["model_id"] == "whole"
     assert info["revision"] == Bundle.open(bundle_dir).manifest.revision
     (folder,) = folders(tmp_path / "cache")
@@ -91,7 +92,9 @@ def test_a_bundle_of_the_hub_is_served_under_its_name(
     assert (folder / "README.md").read_text() == CARD
 
 
-@pytest.mark.parametrize("path", ["./us/whole", "us/whole/", "~/whole", "linked/whole"])
+@pytest.mark.parametrize(
+    "path", ["./us/whole", "us/whole/", "~/whole", "linked/whole", "linked/missing"]
+)
 def test_a_path_is_never_asked_of_the_hub(path: str, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/whole").symlink_to("nothing")

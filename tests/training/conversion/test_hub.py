@@ -155,6 +155,17 @@ def test_errors_are_of_one_line_and_say_what_to_do(hub: Hub, tmp_path: Path) -> 
                 "model" in path.rpartition("/")[2]]  # fmt: skip
 
 
+def test_a_path_is_never_asked_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    """The Hub has a model of the same name."""
+    for reference in ("./albert/both", "albert/both/", "~/both"):
+        (result,) = open_all(hub, tmp_path, reference, HOME=str(tmp_path))
+        assert result["error"].startswith(f"{reference} is a local path, and there is no such fo")
+    (tmp_path / "albert").mkdir()
+    (result,) = open_all(hub, tmp_path, "albert/both")
+    assert "is a local path" in result["error"]
+    assert not hub.requests
+
+
 def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a request: none would be answered with these weights."""
     monkeypatch.chdir(tmp_path)

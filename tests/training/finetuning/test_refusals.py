@@ -65,8 +65,8 @@ def files(
         ("TEXTS QUESTIONS --epochs 2", "epochs are those of one task; with several give"),
         ("TEXTS QUESTIONS --weights 1", "--weights [1.0]: give one for each of text-classificat"),
         ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3: give one number, or one for"),
-        ("TEXTS --initialize-from runs/best", "runs/best looks like a local folder, and there is"),
-        ("TEXTS --initialize-from ./nowhere", "./nowhere is not a local folder"),
+        ("TEXTS --initialize-from runs/best", "runs/best is a local path, and there is no such"),
+        ("TEXTS --initialize-from ./nowhere", "./nowhere is a local path, and there is no su"),
         ("QUESTIONS --initialize-from no-tokenizer --length 16", "tokenizer.json cannot be read"),
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
         # files
