@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from filelock import FileLock
+
 from albert_serve import __version__
-from albert_serve.bundle.manifest import MANIFEST_FILE
+from albert_serve.bundle.manifest import MANIFEST_FILE, Bundle
 from albert_serve.config import Precision
 from albert_serve.errors import BundleError, ConfigError
 from albert_serve.files import local_path, sha256_of
@@ -20,6 +24,7 @@ from albert_serve.settings import CACHE_VARIABLE, cache_folder, store_tag
 CONFIG_FILE: Final = "config.json"
 # A folder with one of these is a checkpoint: of a whole model, an adapter, or Google's format.
 _CONFIG_FILES: Final = (CONFIG_FILE, "adapter_config.json", "albert_config.json")
+_OPTION: Final = re.compile(r"(?<![\w/])--[a-z]")
 # The second pattern matches the parts of a model of sentence-transformers, such as 1_Pooling.
 _CHECKPOINT_FILES: Final = ("*", "[0-9]_*/*")
 
@@ -58,16 +63,29 @@ def find_bundle(
     return _export(str(folder), folder.name, [*_hashes(folder)], precision)
 
 
-def cache_for_downloads() -> Path:
-    """Return the cache folder.
+def _own_folder(name: str) -> Path:
+    """Return a folder in the cache, which only this user can write to.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no cache folder, or others can write to it.
     """
     cache = cache_folder()
     if cache is None:
         raise ConfigError(f"there is no cache folder for downloads; set {CACHE_VARIABLE}")
-    return cache
+    folder = cache / name
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error}; set {CACHE_VARIABLE} to a folder that can"
+        ) from error
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+        raise ConfigError(
+            f"other users can write to {folder}, and so could choose the model. Run `chmod go-w "
+            f"{folder}` if it is yours, or set {CACHE_VARIABLE} to a folder of your own."
+        )
+    return folder
 
 
 def _find_on_hub(reference: str, precision: Precision | None, exports: bool) -> Path:
@@ -80,7 +98,7 @@ def _find_on_hub(reference: str, precision: Precision | None, exports: bool) -> 
         return _bundle(Path(reference), precision)
     snapshot = download(model, (MANIFEST_FILE, CONFIG_FILE))
     if not exports or not _is_checkpoint(snapshot):
-        return _bundle(download_bundle(model, snapshot, cache_for_downloads()), precision)
+        return _bundle(download_bundle(model, snapshot, _own_folder("hub")), precision)
     pinned = f"{model.repo_id}@{snapshot.name}"
     return _export(pinned, model.repo_id.rpartition("/")[2], [pinned], precision)
 
@@ -110,26 +128,53 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
     precision = precision or "fp32"
     lines = "\n".join([__version__, precision, *content])
     key = hashlib.sha256(lines.encode()).hexdigest()[:16]
-    bundle = cache_for_downloads() / "exports" / key / name
-    if bundle.is_dir():
-        return bundle
-    sys.stderr.write(f"exporting {checkpoint} in {precision} into the cache, once\n")
-    command = [sys.executable, "-m", "export", checkpoint, str(bundle), "--precision", precision]
-    # fp32 keeps the checkpoint's weights, so it costs nothing. Other precisions are measured for a
-    # minute only, because the caller waits.
-    command += ["--no-quality"] if precision == "fp32" else ["--quality-budget", "60s"]
-    process = subprocess.run(  # noqa: S603  # our own program
-        command,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=None if sys.stderr.isatty() else subprocess.PIPE,
-    )
-    # Another process may have exported the same at the same time.
-    if process.returncode and not bundle.is_dir():
-        output = (process.stderr or b"").decode(errors="replace").strip()
-        reason = output.rpartition("\n")[2].removeprefix("error: ") or "the reason is above"
-        command_line = f"albert-serve export {checkpoint} BUNDLE --precision {precision}"
-        advice = f". `{command_line}` has these options" if " --" in reason else ""
-        raise BundleError(f"{checkpoint} cannot be exported: {reason}{advice}")
+    exports = _own_folder("exports")
+    bundle = exports / key / name
+    with FileLock(exports / ".lock"):
+        if bundle.is_dir() and _is_valid(bundle):
+            return bundle
+        for leftover in exports.glob("*/.*"):  # of exports that were killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        bundle.parent.mkdir(mode=0o755, exist_ok=True)  # not for the group, as by some umasks
+        sys.stderr.write(f"exporting {checkpoint} in {precision} into the cache, once\n")
+        command = [sys.executable, "-m", "albert_serve", "export", checkpoint, str(bundle)]
+        command += ["--precision", precision]
+        # fp32 keeps the checkpoint's weights, so it costs nothing. Other precisions are measured
+        # for a minute only, because the caller waits.
+        command += ["--no-quality"] if precision == "fp32" else ["--quality-budget", "60s"]
+        process = subprocess.run(  # noqa: S603  # our own program
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    if process.returncode:
+        reason = _describe(process.stderr.decode(errors="replace"), checkpoint)
+        raise BundleError(f"{checkpoint} cannot be exported in {precision}: {reason}")
     return bundle
+
+
+def _is_valid(bundle: Path) -> bool:
+    """Whether a cached bundle can be opened; it is removed if not."""
+    try:
+        Bundle.open(bundle)
+    except BundleError as error:
+        sys.stderr.write(f"the cached bundle is damaged: {error}\n")
+        shutil.rmtree(bundle)
+        return False
+    return True
+
+
+def _describe(output: str, checkpoint: str) -> str:
+    """Return an error of `albert-serve export` without its options, which the caller lacks."""
+    line = output.strip().rpartition("\n")[2].removeprefix("error: ")
+    parts = re.split(r"(?<=[.;]) ", line)
+    kept = [part for part in parts if not _OPTION.search(part)]
+    if not kept or kept == parts:
+        return line
+    reason = " ".join(kept).rstrip(".;")
+    return (
+        f"{reason}. `albert-serve export {checkpoint} BUNDLE` has options for this; pass its "
+        "BUNDLE here."
+    )

@@ -44,7 +44,7 @@ def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
             raise BundleMissingError(f"{model} lacks {name}, which its {MANIFEST_FILE} lists")
     if (snapshot / CARD_FILE).is_file():
         names = (*names, CARD_FILE)
-    folder = cache / "hub" / snapshot.name / model.repo_id.rpartition("/")[2]
+    folder = cache / snapshot.name / model.repo_id.rpartition("/")[2]
     if not folder.is_dir():
         try:
             _link(snapshot, names, folder)
@@ -66,10 +66,10 @@ def _no_bundle(model: HubModel, snapshot: Path) -> str:
 
 def _link(source: Path, names: Iterable[str], folder: Path) -> None:
     """Make a folder of a bundle's files, in one step, whoever else does so meanwhile."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         partial = Path(scratch) / "bundle"
-        partial.mkdir()
+        partial.mkdir(mode=0o755)
         for name in names:
             _link_file((source / name).resolve(), partial / name)
         try:

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ from albert_serve.cli.options import (
     chosen,
     make_parser,
 )
-from albert_serve.errors import ConfigError, how_to_install
+from albert_serve.errors import ConfigError
 from albert_serve.settings import Settings
 
 _PORT: Final = 3000
@@ -63,16 +62,14 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    if find_spec("bentoml") is None:
-        raise ConfigError(
-            f"bentoml is not installed, which `albert-serve serve` needs: {how_to_install('serve')}"
-        )
     settings = Settings.from_environment(chosen(options))
     catalogue = read_catalogue(settings)
     catalogue.check_any(catalogue.open_bundles()[1])  # the service logs the others
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        with socket.create_server((options.host, options.port), family=family) as probe:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((options.host, options.port))
             host, port, *_ = probe.getsockname()  # BentoML takes no name
     except (OSError, OverflowError) as error:  # BentoML would print a traceback
         reason = str(error).removesuffix(".")

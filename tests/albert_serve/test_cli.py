@@ -179,7 +179,7 @@ def test_the_overview_lists_all_commands_and_imports_none() -> None:
 @pytest.mark.parametrize(
     ("command", "missing", "extra"),
     [
-        *(("serve", "bentoml", "serve"), ("info", "yaml", "serve")),
+        *(("serve", "filelock", "serve"), ("info", "yaml", "serve")),
         *(("finetune", "torch", "train"), ("vocab", "sentencepiece", "train")),
         ("export", "onnx", "train"),
     ],

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from albert_serve.files import sync
+
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
@@ -42,11 +44,13 @@ def new_folder(target: Path) -> Iterator[Path]:
     target = target.resolve()
     with partial_folder(target) as folder:
         yield folder
+        _sync(folder)
         folder.rename(target)
 
 
 def put_folder_in_place(folder: Path, target: Path) -> None:
-    """Move a partial folder to its target; a folder that is there is kept if that fails."""
+    """Sync a partial folder to disk and move it to its target; if that fails, the old one stays."""
+    _sync(folder)
     if not target.exists():
         folder.rename(target)
         return
@@ -58,3 +62,8 @@ def put_folder_in_place(folder: Path, target: Path) -> None:
         old.rename(target)
         raise
     shutil.rmtree(old)
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        sync(path)

@@ -28,6 +28,26 @@ def test_a_folder_is_put_in_place_whole_or_removed(tmp_path: Path) -> None:
         assert (target / "file").read_text() == content
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_all_content_is_on_disk_before_the_folder_is_renamed(
+    replaces: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash, the name stands for the whole content or for none."""
+    synced: list[str] = []
+
+    def note(descriptor: int) -> None:
+        assert not (tmp_path / NAME).exists()
+        synced.append(Path(f"/dev/fd/{descriptor}").resolve().name)
+
+    monkeypatch.setattr("os.fsync", note)
+    with (partial_folder if replaces else new_folder)(tmp_path / NAME) as folder:
+        (folder / "part").mkdir()
+        (folder / "part/file").write_text("1")
+        if replaces:
+            put_folder_in_place(folder, tmp_path / NAME)
+    assert {"part", "file", folder.name} == set(synced)
+
+
 def test_a_new_folder_is_put_in_place_at_the_end_or_removed(tmp_path: Path) -> None:
     target = tmp_path / NAME
     target.mkdir()
