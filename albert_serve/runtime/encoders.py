@@ -1,19 +1,39 @@
-"""The encoder of a bundle on a device: ids to hidden states, which stay on that device.
+"""The encoders of bundles: ids to hidden states, which stay on the device; shared by equal weights.
+
+An encoder takes nearly all of the memory: heads are small and read the bundle's own pages. Bundles
+exported from one checkpoint, such as one for each task, have the same weights and graph.
 
 Shape legend: B sequences, S positions, H hidden size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from albert_serve.bundle.manifest import CUDA_ENCODER_FILE, ENCODER_FILE, WEIGHTS_FILE, Bundle
+from albert_serve.config import AlbertConfig
+from albert_serve.runtime.cuda import cuda_provider, own_device
+from albert_serve.runtime.ort import cuda_options, encoder_options, open_session
+from albert_serve.runtime.prepacking import map_words, packed_encoder
+from albert_serve.settings import RuntimeOptions
+
 _Ints = NDArray[np.int64]
 _OUTPUT: Final = "hidden_states"
+# On a CPU larger batches are hardly faster per token, and delay the next request.
+_MAX_BATCH_TOKENS: Final = {"cpu": 512, "cuda": 16384}
+_MIN_BATCH_TOKENS: Final = 128
+# The limit of a batch's widest activations on a CPU: larger ones exceed its caches.
+_ACTIVATION_BYTES: Final = 8 << 20
+_Key: TypeAlias = tuple[str, str, str, RuntimeOptions]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,3 +76,79 @@ class Encoder:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.session.run_with_iobinding(binding, options)
         return binding.get_outputs()[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
+class OpenEncoder:
+    """An open encoder.
+
+    With several batches one on each thread is faster than one after another on all threads, because
+    no operator ends with a barrier. The weights of both sessions are shared pre-packed pages.
+
+    Attributes:
+        single: runs a batch on one thread; None where weights are not shared.
+        threads: those that run one batch each.
+    """
+
+    encoder: Encoder
+    single: Encoder | None = None
+    threads: ThreadPoolExecutor | None = None
+
+
+class EncoderPool:
+    """The encoders in use. Safe to call from many threads at once."""
+
+    def __init__(self) -> None:
+        self._open: WeakValueDictionary[_Key, OpenEncoder] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def open(self, bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
+        """Return the encoder of a bundle, shared with open bundles of the same weights.
+
+        Raises:
+            BundleCorruptError: the runtime refuses its graph.
+        """
+        files = bundle.manifest.files
+        graph = files[CUDA_ENCODER_FILE if device == "cuda" else ENCODER_FILE]
+        key = (files[WEIGHTS_FILE].sha256, graph.sha256, device, options)
+        with self._lock:
+            encoder = self._open.get(key)
+            if encoder is None:
+                encoder = self._open[key] = _open(bundle, options, device)
+            return encoder
+
+
+def best_batch_tokens(config: AlbertConfig, device: str) -> int:
+    """Return the tokens of one encoder call beyond which throughput no longer grows."""
+    limit = _MAX_BATCH_TOKENS[device]
+    if device != "cpu":
+        return limit
+    fitting = _ACTIVATION_BYTES // (4 * config.ffn_size)
+    return max(_MIN_BATCH_TOKENS, min(limit, fitting))
+
+
+def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
+    if device == "cuda":
+        provider = cuda_provider(options.gpu_mem_limit)
+        session = open_session(bundle.cuda_encoder_file, cuda_options(), cuda=provider)
+        return OpenEncoder(encoder=Encoder(session=session, device=(device, own_device())))
+    packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
+    encoder = _open_cpu(bundle, options, packed)
+    if packed is None or options.threads == 1:
+        return OpenEncoder(encoder=encoder)
+    single = _open_cpu(bundle, replace(options, num_threads=1), packed)
+    threads = ThreadPoolExecutor(options.threads)
+    return OpenEncoder(encoder=encoder, single=single, threads=threads)
+
+
+def _open_cpu(bundle: Bundle, options: RuntimeOptions, packed: Path | None) -> Encoder:
+    session_options = encoder_options(options)
+    words = None
+    if packed is not None:
+        name, words = map_words(bundle)
+        session_options.add_initializer(name, words)
+    return Encoder(
+        session=open_session(packed or bundle.encoder_file, session_options),
+        words=words,
+        kept_tokens=best_batch_tokens(bundle.config, "cpu"),
+    )

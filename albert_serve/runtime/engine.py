@@ -30,8 +30,13 @@ from albert_serve.runtime.cuda import (
     cuda_provider,
     no_cuda_reason,
 )
-from albert_serve.runtime.encoder_pool import EncoderPool, OpenEncoder, best_batch_tokens
-from albert_serve.runtime.encoders import Encoder, PaddedBatch
+from albert_serve.runtime.encoders import (
+    Encoder,
+    EncoderPool,
+    OpenEncoder,
+    PaddedBatch,
+    best_batch_tokens,
+)
 from albert_serve.runtime.ort import (
     cuda_options,
     head_options,

@@ -16,7 +16,7 @@ from albert_serve.bundle.catalog import Catalogue, read_catalogue
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
-from albert_serve.runtime.encoder_pool import EncoderPool
+from albert_serve.runtime.encoders import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
 from albert_serve.server.bodies import BodyBudget

@@ -19,7 +19,7 @@ from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_head
 from albert_serve.config import AlbertConfig, preset
 from albert_serve.errors import EngineError
 from albert_serve.runtime.cuda import cuda_provider
-from albert_serve.runtime.encoder_pool import EncoderPool
+from albert_serve.runtime.encoders import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import cuda_options, open_session
 from albert_serve.settings import Device, RuntimeOptions
