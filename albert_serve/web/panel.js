@@ -1,166 +1,151 @@
-// What all tasks' panels have in common: examples, sending, the answer or the error, the code.
+// A task's panel: its form, the answer or the error, and the request as code.
 
 import { curl, python } from './code.js';
-import { duration, element, fromTemplate } from './elements.js';
+import { element, fromTemplate, percent } from './elements.js';
 
-/**
- * A task's panel.
- *
- * `task` is what differs: `name`; `examples` of {label, ...}; `fill(example)` puts one into the form;
- * `read()` gives the request; `call(request)` the same for the Python client; `show(answer, request,
- * place)` puts an answer into an element and returns it in a few words. `heading` stands above it.
- */
+// Controls that are a part of the inputs; others are parameters.
+const INPUTS = ['text', 'text_pair', 'texts', 'question', 'context', 'sentences'];
+// Inputs of one field that are sent without its name.
+const BARE = ['text', 'texts'];
+const SEPARATORS = { lines: '\n', words: ',' };
+
 export class Panel {
-  #section;
   #service;
   #task;
-  #parts;
-  #sending = null;
-  #request = null;
-  #hasRun = false;
+  #form;
+  #numSent = 0;
 
-  constructor(section, service, task) {
-    [this.#section, this.#service, this.#task] = [section, service, task];
-    section.querySelector('.answer').append(fromTemplate('answer-template'));
-    const find = (selector) => section.querySelector(selector);
-    this.#parts = {
-      answer: find('.answer'), status: find('[role=status]'), latency: find('.latency'), problem: find('.problem'),
-      result: find('.result'), notes: find('.notes'), code: find('pre code'), copy: find('.copy'),
-    };
-    find('.result-head h3').textContent = task.heading ?? 'Result';
-    this.#addExamples(find('.chips'));
-    this.#parts.copy.addEventListener('click', () => this.#copy());
-    section.addEventListener('submit', (event) => {
+  /** `task` is an entry of TASKS with what the service says of the model's task. */
+  constructor(service, task, examples) {
+    [this.#service, this.#task] = [service, task];
+    this.section = fromTemplate('panel').firstElementChild;
+    this.section.id = `panel-${task.name}`;
+    this.#form = this.#find('form');
+    this.#form.prepend(fromTemplate(task.name));
+    this.#find('.options').append(this.#find('.options-body'));
+    this.#find('.primary').textContent = task.button;
+    this.#find('h3').textContent = task.heading ?? 'Result';
+    this.#find('.shortcut').textContent = navigator.platform.startsWith('Mac') ? '⌘ ↵' : 'Ctrl ↵';
+    this.#find('.chips').append(...examples.map((example) => this.#makeChip(example)));
+    task.setUp?.(this.#form, task);
+    this.section.prepend(this.#find('h2'), this.#find('.lead'));
+    this.#find('.measured').textContent = qualityText(task.quality);
+    this.#form.addEventListener('submit', (event) => {
       event.preventDefault();
       this.run();
     });
-    section.addEventListener('input', () => this.#showCode(this.#task.read()));
-    for (const change of ['code-language', 'key-wanted']) {
-      document.addEventListener(change, () => this.#showCode(this.#request));
-    }
-    section.addEventListener('keydown', (event) => {
+    this.#form.addEventListener('keydown', (event) => {
       if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) this.run();
     });
-    task.fill(task.examples[0]);
-    this.#showCode(task.read());
+    this.#form.addEventListener('input', () => this.showCode());
+    this.#find('.copy').addEventListener('click', ({ target }) => this.#copy(target));
+    this.#fill(examples[0].inputs);
   }
 
-  /** Run once, when the panel is first looked at. */
-  open() {
-    if (!this.#hasRun) this.run();
+  #find(selector) {
+    return this.section.querySelector(selector);
   }
 
-  /** Send what the form holds; an earlier request that is still under way is dropped. */
-  async run(request = this.#task.read()) {
-    this.#hasRun = true;
-    this.drop();
-    const sending = new AbortController();
-    this.#sending = sending;
-    this.#parts.answer.setAttribute('aria-busy', 'true');
-    this.#showCode(request);
-    try {
-      this.#showAnswer(await this.#service.ask(this.#task.name, request, sending.signal), request);
-    } catch (error) {
-      if (error.name !== 'AbortError') this.#showProblem(error);
-    } finally {
-      if (this.#sending === sending) this.#parts.answer.removeAttribute('aria-busy');
+  #makeChip({ label, inputs }) {
+    const chip = element('button', { type: 'button', class: 'chip' }, label);
+    chip.addEventListener('click', () => {
+      this.#fill(inputs);
+      this.run();
+    });
+    return chip;
+  }
+
+  /** Put an item of a request into the form. */
+  #fill(inputs) {
+    const isBare = typeof inputs === 'string' || Array.isArray(inputs);
+    const item = isBare ? { text: inputs, texts: inputs } : { sentences: [inputs.text, inputs.text_pair], ...inputs };
+    for (const field of this.#form.elements) {
+      if (INPUTS.includes(field.name)) field.value = [item[field.name] ?? ''].flat().join('\n');
     }
+    this.showCode();
   }
 
-  /** Take no answer any more to what was sent. */
-  drop() {
-    this.#sending?.abort();
+  /** The request that the form holds; parameters that all have their defaults are left out. */
+  #read() {
+    const item = {};
+    const parameters = { ...this.#task.parameters };
+    for (const field of this.#form.elements) {
+      const value = field.name ? valueOf(field) : undefined;
+      if (value !== undefined) (INPUTS.includes(field.name) ? item : parameters)[field.name] = value;
+    }
+    const [name, ...others] = Object.keys(item);
+    const inputs = BARE.includes(name) && others.length === 0 ? item[name] : item;
+    return Object.keys(parameters).length ? { inputs, parameters } : { inputs };
   }
 
-  #showCode(request) {
-    this.#request = request;
+  /** Send what the form holds; a reply to an earlier request is ignored. */
+  async run() {
+    const request = this.#read();
+    this.#numSent += 1;
+    const number = this.#numSent;
+    this.#find('.answer').setAttribute('aria-busy', 'true');
+    const reply = await this.#service.ask(this.#task.name, request);
+    if (number !== this.#numSent) return;
+    this.#find('.answer').removeAttribute('aria-busy');
+    this.#show(reply, request);
+  }
+
+  #show({ error, answer, latency = '', notes = [] }, request) {
+    this.#find('.latency').textContent = latency;
+    this.#find('.problem').hidden = !error;
+    this.#find('.result').hidden = Boolean(error);
+    if (error) this.#find('.problem').replaceChildren(element('p', { class: 'problem-text' }, error.message), facts(error));
+    else this.#task.show(this.#find('.result'), answer, request, this.#task);
+    this.#find('.notes').replaceChildren(...notes.map((note) => element('li', {}, note)));
+    this.#find('.notes').hidden = notes.length === 0;
+    this.showCode();
+  }
+
+  /** Show the request as code, in the language that was chosen for all panels. */
+  showCode() {
+    const request = this.#read();
     const language = document.documentElement.dataset.language ?? 'curl';
-    this.#parts.code.textContent =
-      language === 'curl'
-        ? curl(this.#service, this.#task.name, request)
-        : python(this.#service, this.#task.call(request));
-    for (const button of this.#section.querySelectorAll('[data-language]')) {
-      button.setAttribute('aria-pressed', String(button.dataset.language === language));
+    this.#find('pre code').textContent = { curl, python }[language](this.#service, this.#task.name, request);
+    for (const button of this.section.querySelectorAll('[data-language]')) {
+      button.setAttribute('aria-pressed', button.dataset.language === language);
     }
   }
 
-  #addExamples(place) {
-    for (const example of this.#task.examples) {
-      const chip = element('button', { type: 'button', class: 'chip' }, example.label);
-      chip.addEventListener('click', () => {
-        this.#task.fill(example);
-        this.run();
-      });
-      place.append(chip);
-    }
+  /** Copy the code, by the one way that works over plain HTTP, too. */
+  #copy(button) {
+    getSelection().selectAllChildren(this.#find('pre code'));
+    button.textContent = document.execCommand('copy') ? 'Copied' : 'Press Ctrl+C';
+    setTimeout(() => { button.textContent = 'Copy'; }, 2000);
   }
+}
 
-  #showAnswer({ answer, time_ms, notes }, request) {
-    const { latency, problem, result } = this.#parts;
-    problem.hidden = true;
-    result.hidden = false;
-    const summary = this.#task.show(answer, request, result);
-    latency.textContent = duration(time_ms);
-    this.#showNotes(notes);
-    this.#announce([summary, ...notes].join('. '));
-  }
+/** How well the model does the task, where its manifest says so. */
+function qualityText(quality) {
+  if (!quality) return '';
+  const { metric, percent: value, count, data } = quality;
+  return `On ${data ?? 'labelled data'}: ${metric} ${percent(value / 100)} (${count.toLocaleString('en')} answers).`;
+}
 
-  #showProblem(error) {
-    const { latency, problem, result } = this.#parts;
-    if (error.status === undefined) throw error; // a fault of this page, not a refusal
-    problem.replaceChildren(element('p', { class: 'problem-text' }, error.message), facts(error));
-    problem.hidden = false;
-    result.hidden = true;
-    latency.textContent = '';
-    this.#showNotes([]);
-    this.#announce('');
-    this.#task.clear?.();
-    if (error.status === 401) {
-      this.#hasRun = false; // the key may come while another panel is shown
-      document.dispatchEvent(new CustomEvent('key-wanted', { detail: error }));
-    }
+/** The value of a control; undefined where the service's default holds. */
+function valueOf(field) {
+  if (field.type === 'checkbox') {
+    if (field.checked === field.defaultChecked) return undefined;
+    return field.value === 'on' ? field.checked : field.value;
   }
-
-  #showNotes(notes) {
-    this.#parts.notes.replaceChildren(...notes.map((note) => element('li', {}, note)));
-    this.#parts.notes.hidden = notes.length === 0;
+  if (field.type === 'number') {
+    return field.value === (field.dataset.default ?? field.defaultValue) ? undefined : field.valueAsNumber;
   }
-
-  /** Say something to who cannot see it. */
-  #announce(text) {
-    this.#parts.status.textContent = text;
-  }
-
-  async #copy() {
-    const { code, copy } = this.#parts;
-    copy.textContent = (await copyText(code)) ? 'Copied' : 'Press Ctrl+C';
-    this.#announce(copy.textContent);
-    setTimeout(() => { copy.textContent = 'Copy'; }, 2000);
-  }
+  if (field.type === 'select-one') return field.selectedIndex > 0 ? field.value : undefined;
+  const separator = SEPARATORS[field.dataset.list];
+  const value = separator ? field.value.split(separator).map((part) => part.trim()).filter(Boolean) : field.value;
+  return value.length === 0 && field.closest('.options-body') ? undefined : value;
 }
 
 /** An error's status, type, wait and request, each as the service named it. */
-function facts({ status, errorType, requestId, retryAfter }) {
-  const told = [
-    status && ['Status', status],
-    errorType && ['Type', errorType],
-    retryAfter && ['Try again after', `${retryAfter} s`],
-    requestId && ['Request', requestId],
-  ].filter(Boolean);
-  const pairs = told.map(([name, value]) => element('div', {}, element('dt', {}, name), element('dd', {}, String(value))));
-  return element('dl', { class: 'problem-facts' }, ...pairs);
-}
-
-async function copyText(place) {
-  if (navigator.clipboard) {
-    try {
-      await navigator.clipboard.writeText(place.textContent);
-      return true;
-    } catch {
-      // not allowed here: select it, as below
-    }
-  }
-  // Over plain HTTP there is no clipboard but this old way to it.
-  getSelection().selectAllChildren(place);
-  return document.execCommand('copy');
+function facts({ status, error_type: type, request_id: request, retry_after_s: wait }) {
+  const named = [['Status', status], ['Type', type], ['Try again after', wait && `${wait} s`], ['Request', request]];
+  const pairs = named.filter(([, value]) => value);
+  return element('dl', { class: 'problem-facts' }, ...pairs.map(([name, value]) => (
+    element('div', {}, element('dt', {}, name), element('dd', {}, value))
+  )));
 }

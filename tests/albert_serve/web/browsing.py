@@ -44,7 +44,7 @@ def watch(page: Page, url: str, faults: list[str]) -> None:
 
 def show(page: Page, task: str) -> Locator:
     """Turn to a task's panel, and wait for its answer."""
-    page.locator(f"#tab-{task}").click()
+    page.locator(f".tabs a[href='#{task}']").click()
     expect(page.locator("[aria-busy]")).to_have_count(0)
     return page.locator(f"#panel-{task}")
 
@@ -64,8 +64,10 @@ def percent(share: float) -> str:
 
 def assert_bars(bars: Locator, expected: list[tuple[str, float]]) -> None:
     """The labels and figures are these, and each bar is as long as its figure says."""
-    expect(bars.locator(".bar-label")).to_have_text([label or "␣" for label, _ in expected])
-    expect(bars.locator(".bar-value")).to_have_text([percent(score) for _, score in expected])
+    expect(bars.locator(".bar-label:visible")).to_have_text([label or "␣" for label, _ in expected])
+    expect(bars.locator(".bar-value:visible")).to_have_text(
+        [percent(score) for _, score in expected]
+    )
     for index, (_, score) in enumerate(expected):
         assert_width(bars.locator(".bar-fill").nth(index), score)
 

@@ -65,7 +65,7 @@ def open_page(browser: Browser, site: str) -> Iterator[OpenPage]:
         page = context.new_page()
         watch(page, url, faults)
         page.goto(f"{url}#{task}")
-        page.locator("[role=tab], #key:not([hidden])").first.wait_for()
+        page.locator(".tabs a, #key:not([hidden])").first.wait_for()
         expect(page.locator("[aria-busy]")).to_have_count(0)
         return page
 

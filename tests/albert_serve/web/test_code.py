@@ -89,13 +89,13 @@ def code_of(page: Page, task: str, language: str) -> str:
 
 
 def written(page: Page, request: dict[str, Any], wants_key: bool) -> tuple[str, str]:
-    """The code for a request, and for a method that takes it by position and by name."""
+    """The command that sends a request, and the program that has it as inputs and as an option."""
     command, program = page.evaluate(
         """async ([request, wantsKey]) => {
             const { curl, python } = await import(new URL('web/code.js', document.baseURI));
-            const service = { url: 'http://127.0.0.1:1/p', wantsKey };
-            const call = { method: 'ask', given: [request], options: { options: request } };
-            return [curl(service, 'fill-mask', request), python(service, call)];
+            const service = { root: '', url: 'http://127.0.0.1:1/p', model: null, wantsKey };
+            const twice = { inputs: request, parameters: { options: request } };
+            return [curl(service, 'fill-mask', request), python(service, 'fill-mask', twice)];
         }""",
         [request, wants_key],
     )
@@ -117,6 +117,6 @@ def run_shell(command: str) -> str:
 def python_arguments(program: str) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of the program's one call of the client's method."""
     calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
-    [call] = [node for node in calls if ast.unparse(node.func) == "albert.ask"]
+    [call] = [node for node in calls if ast.unparse(node.func) == "albert.fill_mask"]
     named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     return [ast.literal_eval(value) for value in call.args], named
