@@ -176,9 +176,7 @@ class QuestionAnsweringParameters(Parameters):
         description='"No answer" wins where its logit is over that of the best answer by more than '
         "this. Left out, the model's own, tuned on questions without an answer, or 0.",
     )
-    align_to_words: bool = Field(
-        True, description="Widen an answer to whole words, and leave out punctuation around it."
-    )
+    align_to_words: bool = Field(True, description="Widen an answer to whole words.")
 
 
 class SentenceOrderParameters(Parameters):

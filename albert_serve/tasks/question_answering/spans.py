@@ -6,8 +6,7 @@ Shape legend: N tokens of the document, C candidate spans.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from albert_serve.scripts import word_bounds
 from albert_serve.tasks.base import Logits
 from albert_serve.tasks.probability import finite
-from albert_serve.tasks.question_answering.punctuation import trim
 
 # The spans over which scores are normalised; the size of the n-best list in the original code.
 NUM_BEST: Final = 20
@@ -70,26 +68,6 @@ class Spans:
         weights = np.exp(logits - logits.max())
         no_answer, *scores = (weights / weights[: 1 + NUM_BEST].sum()).tolist()
         return scores, no_answer
-
-    def trimmed(self, text: str) -> Spans:
-        """Return the spans without punctuation around them; spans of equal characters are one."""
-        ranges = ((*trim(text, span.start, span.end), span.logit) for span in self.best)
-        return Spans(best=merged(ranges), no_answer=self.no_answer)
-
-
-def merged(ranges: Iterable[tuple[int, int, float]]) -> list[Span]:
-    """Return ranges of characters with their logits, each once and the best first.
-
-    The logit of several equal ones is the logarithm of the sum of their exponentials.
-    """
-    logits: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for start, end, logit in ranges:
-        logits[start, end].append(logit)
-    spans = [
-        Span(start=start, end=end, logit=float(np.logaddexp.reduce(each)))
-        for (start, end), each in logits.items()
-    ]
-    return sorted(spans, key=lambda span: (-span.logit, span.start, span.end))
 
 
 def find_spans(

@@ -21,7 +21,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
-from albert_serve.tasks.question_answering.spans import NUM_BEST, Spans, align, find_spans, strip
+from albert_serve.tasks.question_answering.spans import Spans, align, find_spans, strip
 from albert_serve.tasks.windows import Windows, lay_windows
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
@@ -64,18 +64,14 @@ class AskedQuestion:
             logits: start and end logits (S, 2) of each window, in order.
         """
         offsets = strip(self.context.offsets, self.text)
-        if not self.parameters.align_to_words:
-            return self._find(logits, offsets, self.parameters.top_k)
-        # Twice as many, since half of them may differ in punctuation alone.
-        num_spans = 2 * max(self.parameters.top_k, NUM_BEST)
-        return self._find(logits, align(offsets, self.text), num_spans).trimmed(self.text)
-
-    def _find(
-        self, logits: Sequence[Logits], offsets: Sequence[tuple[int, int]], num_spans: int
-    ) -> Spans:
-        stitched = merge_windows(self.windows, logits)
-        max_answer_len = self.parameters.max_answer_len
-        return find_spans(stitched, offsets, max_answer_len=max_answer_len, top_k=num_spans)
+        if self.parameters.align_to_words:
+            offsets = align(offsets, self.text)
+        return find_spans(
+            merge_windows(self.windows, logits),
+            offsets,
+            max_answer_len=self.parameters.max_answer_len,
+            top_k=self.parameters.top_k,
+        )
 
     def finish(self, logits: Sequence[Logits]) -> QuestionAnsweringAnswer:
         """Return the answers, best first; a list if more than one is asked for.

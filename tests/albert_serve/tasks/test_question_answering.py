@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import EncoderInput, Logits, Prepared, QuestionAnswering, TaskSetup
-from albert_serve.tasks.question_answering.punctuation import trim
 from albert_serve.tasks.question_answering.spans import align, find_spans, strip
 from albert_serve.tasks.question_answering.task import merge_windows
 from albert_serve.tasks.windows import lay_windows
@@ -130,8 +129,6 @@ def test_words_gather_the_scores_of_their_tokens(
             start -= 1
         while end < len(CONTEXT) and CONTEXT[end - 1 : end + 1].isalnum():
             end += 1
-        while end > start + 1 and CONTEXT[end - 1] in ",.; ":
-            end -= 1
         expected[start, end] = expected.get((start, end), 0.0) + weight
     scores, _ = normalized(expected, no_answer)
     assert {(one.start, one.end): pytest.approx(one.score, abs=1e-6) for one in result} == scores
@@ -267,33 +264,6 @@ def test_a_model_with_a_threshold_gives_no_answer_by_default(
     result = finish(own.prepare(ask("a b", "c"), parameters), no_answer=5)
     assert isinstance(result, Answer)
     assert (result.answer, result.start, result.end) == expected
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
-        ("2012,", "2012"),
-        ("in the 19th century.", "in the 19th century"),
-        ("Washington, D.C.,", "Washington, D.C."),
-        ("Apple Inc.", "Apple Inc."),
-        ("7 p.m.", "7 p.m."),
-        ("about 3.5.", "about 3.5"),
-        ('"Halo".', "Halo"),
-        ("“Halo,”", "Halo"),
-        ('"Halo', "Halo"),
-        ('the song "Halo"', 'the song "Halo"'),
-        ('"A" and "B"', '"A" and "B"'),
-        ("the Beatles'", "the Beatles'"),
-        ("Yahoo! (a firm)", "Yahoo! (a firm)"),
-        (".", "."),
-        ("北京。", "北京"),
-        ("باريس،", "باريس"),
-    ],
-)
-def test_punctuation_around_an_answer_is_left_out(part: str, expected: str) -> None:
-    text = f"It is {part} there"
-    start, end = trim(text, 6, 6 + len(part))
-    assert text[start:end] == expected
 
 
 def test_logits_far_apart_do_not_overflow() -> None:
