@@ -398,9 +398,7 @@ class InfoReply(ModelDescription):
 
     version: str
     mask_token: str
-    max_items: int = Field(
-        description="Items that one request may hold; each choice of a question counts as one."
-    )
+    max_items: int = Field(description="Items that one request may hold.")
     max_body_bytes: int
     needs_key: bool = Field(False, description="Whether the tasks are answered with a key only.")
     max_chars: int = Field(MAX_CHARS, description="Characters of one text.")
