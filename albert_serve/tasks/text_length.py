@@ -50,7 +50,7 @@ def _has_trained(stage: Mapping[str, Any], head: str) -> bool:
     if _length(stage) < 1:
         return False
     if head == FEATURE_EXTRACTION:
-        return stage["settings"].get("embeddings") not in (None, "None")
+        return stage["settings"].get("embeddings") not in (None, "None", [])
     tasks = stage.get("tasks")
     return isinstance(tasks, list) and head in tasks
 

@@ -13,6 +13,7 @@ import torch
 from albert_serve.api.model_card import ModelCard, TrainingStage
 from albert_serve.bundle.manifest import Bundle, Manifest, Quality
 from albert_serve.tasks.description import describe, read_metadata, read_quality, read_stages
+from albert_serve.tasks.text_length import text_length
 from training.model.checkpoint import load_checkpoint
 
 
@@ -147,3 +148,28 @@ def test_parameters_are_counted_as_torch_counts_them(
     model: torch.nn.Module = load_checkpoint(checkpoint_dir, heads)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert card_of(bundle).sizes.num_parameters == counted
+
+
+@pytest.mark.parametrize(
+    ("head", "length"),
+    [
+        ("text-classification", 128),
+        ("text-classification/topic", 96),
+        ("feature-extraction", 64),
+        ("multiple-choice", 512),
+        ("fill-mask", 512),
+    ],
+)
+def test_texts_have_the_length_of_the_last_training(head: str, length: int) -> None:
+    """Also of averaged models; without one, all positions."""
+    topic = {"tasks": ["text-classification/topic"], "settings": {"length": 96}}
+    settings = {"length": "64", "embeddings": ["pairs.csv"]}
+    stages: list[dict[str, object]] = [
+        {"tasks": ["text-classification"], "settings": settings},
+        {"averaged": [{"stages": [topic]}, {"stages": 3}]},
+        {"tasks": ["text-classification", "fill-mask"], "settings": {"length": "128"}},
+        {"tasks": ["text-classification"], "settings": {"length": "none"}},
+    ]
+    assert text_length(head, {"stages": stages}, 512) == length
+    assert text_length(head, {"stages": stages}, 48) == 48
+    assert text_length(head, None, 512) == 512
