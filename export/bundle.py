@@ -336,7 +336,7 @@ def _write_tokenizer(source: Source, folder: Path) -> None:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises plain Exception
         raise ExportError(f"{file} cannot be read: {error}") from error
-    tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
+    (folder / TOKENIZER_FILE).write_bytes(tokenizer.to_str().encode())
     num_ids = max(tokenizer.get_vocab().values(), default=-1) + 1
     if num_ids > source.config.vocab_size:
         raise ExportError(

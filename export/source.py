@@ -46,6 +46,7 @@ from training.model.labels import default_name, read_labels, read_temperature
 
 # transformers and training read these files, besides the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
+_MAX_DEPTH: Final = 100
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
 
 
@@ -180,19 +181,35 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """Read the object in a JSON file; an empty object without the file.
 
     Raises:
-        ExportError: the file is no JSON object.
+        ExportError: the file is no JSON object, or too deep.
     """
     if not file.is_file():
         return {}
     try:
         content = json.loads(file.read_bytes())
+        _check_depth(content, _MAX_DEPTH)
     except ValueError as error:
         raise ExportError(f"{file} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ExportError(f"{file} is nested too deeply; write it again") from error
     if not isinstance(content, dict):
         raise ExportError(
             f'{file} holds {type(content).__name__}; it must be an object {{"...": }}'
         )
     return content
+
+
+def _check_depth(value: object, most: int) -> None:
+    """Check that objects and lists are nested no deeper than a manifest can hold.
+
+    Raises:
+        RecursionError: they are.
+    """
+    if not most:
+        raise RecursionError
+    nested = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in nested:
+        _check_depth(item, most - 1)
 
 
 def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.float32]]:

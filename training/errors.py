@@ -13,6 +13,7 @@ TrainingError (ValueError)
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -56,6 +57,7 @@ def report_errors(command: Callable[[], int]) -> int:
     That of an interrupted command is 130.
     """
     prepare_output()
+    threading.excepthook = _skip_os_errors
     try:
         return command()
     except KeyboardInterrupt as error:
@@ -65,3 +67,9 @@ def report_errors(command: Callable[[], int]) -> int:
     except REPORTED as error:
         print_error(error)
         return 1
+
+
+def _skip_os_errors(arguments: threading.ExceptHookArgs) -> None:
+    """Print the error of a thread, but a full disk's: TensorBoard passes that to its caller."""
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)

@@ -77,6 +77,11 @@ REFUSALS: Final[dict[str, tuple[Change, list[str], str]]] = {
         "has 51 pieces; the model has embeddings for 50",
     ),
     "figures": (text("evaluation.json", "[1]"), [], "holds list"),
+    "deep figures": (
+        text("evaluation.json", '{"a":' * 300 + "1" + "}" * 300),
+        [],
+        "evaluation.json is nested too deeply",
+    ),
     "threshold of the figures": (
         text("evaluation.json", f'{{"{BEST_F1_THRESHOLD}": "1"}}'),
         [],

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from albert_serve.files import write_atomically
 from training.data.corpus import TEXT_COLUMN_HELP, find_files, read_documents
 from training.errors import report_errors
 from training.options.flags import Options, add_flags, flag, read_flags
@@ -84,7 +85,8 @@ def _run(config: VocabConfig) -> int:
         vocab_size = error.required
         spiece = train(read_documents(files, column), vocab_size=vocab_size)
     settings = VocabularySettings(do_lower_case=folding.case, keep_accents=not folding.accents)
-    build_tokenizer(spiece, settings).save(str(config.output / "tokenizer.json"))
+    content = build_tokenizer(spiece, settings).to_str(pretty=True)
+    write_atomically(config.output / "tokenizer.json", content.encode())
     print(f"{vocab_size} pieces in {spiece} and tokenizer.json")
     return 0
 

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
 from albert_serve.default_bundle import shipped_bundle
+from albert_serve.errors import AlbertServeError
 from albert_serve.files import local_path
 from albert_serve.hub import HubModel, check_reachable, download
 from training.conversion.shipped import write_from_int8
 from training.conversion.standard import is_standard, write_standard
 from training.conversion.weight_files import find_weights, missing_files
+from training.errors import TrainingError
 from training.model.checkpoint import CheckpointError, check_config, read_config
 
 REFERENCE_HELP: Final = (
@@ -27,6 +30,17 @@ _SMALL_FILES: Final = (
     "training.json", "evaluation.json", "adapter_config.json",
     *SENTENCE_FILES,
 )  # fmt: skip
+_BEGINNING: Final = 256
+_TEXTS: Final = (".html", ".md")
+_PAGE: Final = "a web page, such as the Hub's login page. Log in and download the file again"
+# The beginnings of what downloads leave in place of a file.
+_IN_PLACE: Final = MappingProxyType(
+    {
+        b"version https://git-lfs.": "a pointer of Git LFS, not the file. Run git lfs pull",
+        b"<!doctype html": _PAGE,
+        b"<html": _PAGE,
+    }
+)
 # The first pattern with files is downloaded: a model often has both formats.
 _WEIGHTS: Final = (
     ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
@@ -60,17 +74,45 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
             or read.
     """
     folder, name = _locate(shipped_bundle() if reference is None else reference)
+    _check_files(folder)
     is_int8 = reference is None and not (folder / "config.json").is_file()
     if not is_int8 and is_standard(folder):
         yield Checkpoint(folder=folder, name=name)
         return
     with tempfile.TemporaryDirectory(prefix="albert-") as scratch:
         converted = Path(scratch) / "checkpoint"
-        if is_int8:
-            write_from_int8(folder, converted)
-        else:
-            write_standard(folder, converted)
-        yield Checkpoint(folder=converted, name=name)
+        with _naming(folder, converted):
+            if is_int8:
+                write_from_int8(folder, converted)
+            else:
+                write_standard(folder, converted)
+            yield Checkpoint(folder=converted, name=name)
+
+
+@contextmanager
+def _naming(folder: Path, converted: Path) -> Iterator[None]:
+    """Name the folder, not the converted one, in errors; for `with`."""
+    try:
+        yield
+    except (TrainingError, AlbertServeError) as error:
+        error.args = tuple(str(line).replace(str(converted), str(folder)) for line in error.args)
+        raise
+
+
+def _check_files(folder: Path) -> None:
+    """Check that no file is another one in its place.
+
+    Raises:
+        CheckpointError: one is.
+    """
+    for file in sorted(folder.glob("*")):
+        if file.suffix in _TEXTS or not file.is_file():
+            continue
+        with file.open("rb") as stream:
+            beginning = stream.read(_BEGINNING).lstrip().lower()
+        for prefix, reason in _IN_PLACE.items():
+            if beginning.startswith(prefix):
+                raise CheckpointError(f"{file} is {reason}")
 
 
 def _locate(reference: str | Path) -> tuple[Path, str]:

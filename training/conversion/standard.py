@@ -23,6 +23,7 @@ from albert_serve.bundle.sentence_vectors import (
 )
 from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
+from albert_serve.files import write_atomically
 from training.conversion.cross_encoder import cross_encoder_keys
 from training.conversion.tensorflow import (
     CONFIG_FILE,
@@ -118,7 +119,7 @@ def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
             shutil.copyfile(source / original, folder / name)
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()
     if not has_tokenizer and (tokenizer := _build_tokenizer(folder)) is not None:
-        tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
+        write_atomically(folder / TOKENIZER_FILE, tokenizer.to_str().encode())
         write_tokenizer_config(config, folder)
     elif has_tokenizer and not (folder / "tokenizer_config.json").is_file():
         write_tokenizer_config(config, folder)

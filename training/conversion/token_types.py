@@ -8,6 +8,7 @@ from typing import Any, Final
 from tokenizers import processors
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE
+from albert_serve.files import write_atomically
 from albert_serve.tokenizer import AlbertTokenizer, pair_type
 from training.model.provenance import read_object
 
@@ -41,7 +42,7 @@ def drop_types(source: Path, folder: Path) -> None:
         pair=[cls, "$A", sep, "$B:0", f"{sep}:0"],
         special_tokens=[(cls, albert.cls_id), (sep, albert.sep_id)],
     )
-    tokenizer.save(str(file), pretty=False)
+    write_atomically(file, tokenizer.to_str().encode())
 
 
 def _omits_types(folder: Path) -> bool:

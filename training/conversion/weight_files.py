@@ -138,8 +138,8 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except Exception as error:  # a damaged file raises almost anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        # Torch's advice to load the file without this safeguard is in the lines behind.
+        # Torch's advice to load the file without this safeguard is in the sentences behind.
+        reason = re.split(r"\.\s|\n", str(error).strip() or type(error).__name__)[0]
         refused = re.search(r"GLOBAL [\w.]+", str(error))
         raise CheckpointError(
             f"{file} cannot be read as weights alone, so that no code is run: "
@@ -165,6 +165,8 @@ def _normalize(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{file}: {name} holds {tensor.dtype}, not floating point")
         if current in renamed:
             raise CheckpointError(f"{file} has two weights that are {current} today")
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{file}: {name} holds NaN or infinite numbers; save it again")
         renamed[current] = tensor.to(torch.float32)
     return _without_decoder(with_backbone_prefix(renamed), file)
 

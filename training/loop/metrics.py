@@ -31,6 +31,7 @@ class MetricsWriter:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._figures = _Lines(folder / "metrics.jsonl", step=step)
         # TensorBoard hides events of earlier files from `purge_step` on.
         self._tensorboard = SummaryWriter(
@@ -44,11 +45,14 @@ class MetricsWriter:
         is not finite, which JSON cannot represent, is null and does not go to TensorBoard.
         """
         rounded = {name: _rounded(value) for name, value in figures.items()}
-        self._figures.append({"step": step, **rounded})
-        for name, value in rounded.items():
-            if value is not None:
-                self._tensorboard.add_scalar(name, value, step)
-        self._tensorboard.flush()
+        try:
+            self._figures.append({"step": step, **rounded})
+            for name, value in rounded.items():
+                if value is not None:
+                    self._tensorboard.add_scalar(name, value, step)
+            self._tensorboard.flush()
+        except OSError as error:  # whose stream does not name its file
+            raise OSError(error.errno, error.strerror, str(self._folder)) from error
 
     def close(self) -> None:
         """Close TensorBoard's file."""

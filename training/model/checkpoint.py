@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from albert_serve.bundle.manifest import MANIFEST_FILE, read_manifest
+from albert_serve.bundle.manifest import MANIFEST_FILE, WEIGHTS_FILE, read_manifest
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
@@ -22,6 +23,7 @@ from albert_serve.bundle.weights import (
     NUM_ORDERS,
     TOKENS,
     UNPOOLED_TASKS,
+    expected_shapes,
     further_head,
     used_shape,
 )
@@ -35,11 +37,13 @@ from albert_serve.files import (
 )
 from albert_serve.tokenizer import AlbertTokenizer
 from training.errors import TrainingError
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import MULTIPLE_CHOICE, AlbertForTasks, Task
 from training.model.hf_names import HF_NAMES, hf_name, parameters, with_backbone_prefix
 
 _FURTHER_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
 _ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
+_POOLER: Final = "albert.pooler.weight"
+_POOLER_BIAS: Final = "albert.pooler.bias"
 _NO_LOGIT: Final = -1e4  # it is finite in fp16, too
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
 # The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
@@ -96,9 +100,15 @@ def find_tasks(
     return {**sizes, **{further_head(name): further[name] for name in sorted(further)}}
 
 
-def _check_architectures(architectures: Sequence[str]) -> None:
+def _check_architectures(architectures: object) -> None:
     """Refuse models whose heads have other meanings under the names of ours."""
-    unknown = [str(name) for name in architectures if name not in _KNOWN_ARCHITECTURES]
+    if not isinstance(architectures, list | tuple) or not all(
+        isinstance(name, str) for name in architectures
+    ):
+        raise CheckpointError(
+            f"architectures of config.json is {reprlib.repr(architectures)}, not a list of names"
+        )
+    unknown = [name for name in architectures if name not in _KNOWN_ARCHITECTURES]
     if unknown:
         raise CheckpointError(
             f"config.json says that the model is {', '.join(unknown)}, which none of the tasks "
@@ -184,7 +194,7 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
     try:
         save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
     except safetensors.SafetensorError as error:
-        raise OSError(str(error)) from error
+        raise OSError(f"{file} cannot be written: {error}") from error
     # safetensors makes a file that only its owner may read; another user may serve it.
     partial.chmod(0o644)
     put_in_place(partial, file)
@@ -379,50 +389,52 @@ def load_checkpoint(
     tasks = known if tasks is None else tasks
     same = [task for task in tasks if known.get(task) == tasks[task]]
     kept = {task: known[task] for task in same if task not in new_heads}
+    _check_weights(weights, config, kept, folder)
     model = AlbertForTasks(config, tasks)
-    load_weights(model, weights, kept.keys(), folder)
+    load_weights(model, weights, kept.keys())
     return model
 
 
-def load_weights(
-    model: AlbertForTasks,
-    weights: Mapping[str, Tensor],
-    heads: Set[Task],
-    source: object = "the checkpoint",
+def _check_weights(
+    weights: Mapping[str, Tensor], config: AlbertConfig, heads: Mapping[Task, int], folder: Path
 ) -> None:
-    """Copy the weights of the backbone, these heads, and the pooler if there is one.
+    """Check the weights by the config, before a model of its sizes is built.
 
-    Args:
-        source: of the weights, for the error.
-
-    Raises:
-        CheckpointError: one is missing, or has another shape.
+    Layers for which the config has no place would be left out without a word.
     """
-    stems = ["albert.", *(f"heads.{task}." for task in heads)]
-    has_pooler = bool(heads - set(UNPOOLED_TASKS)) or "albert.pooler.weight" in weights
-    stems += ["pooler."] if has_pooler else []
-    for ours, parameter in model.named_parameters():
-        if not ours.startswith(tuple(stems)):
-            continue
-        name = hf_name(ours, model.config)
+    # The weights of multiple choice have the names of a classifier's.
+    named = {CLASSIFICATION if head == MULTIPLE_CHOICE else head: n for head, n in heads.items()}
+    expected = expected_shapes(config, named)
+    if _POOLER in weights:
+        expected[_POOLER] = (config.hidden_size, config.hidden_size)
+        expected[_POOLER_BIAS] = (config.hidden_size,)
+    for name, shape in expected.items():
         if name not in weights:
-            raise CheckpointError(f"{source} has no {name}, which its config.json asks for")
-        if weights[name].shape != parameter.shape:
+            raise CheckpointError(f"{folder} has no {name}, which its config.json asks for")
+        if tuple(weights[name].shape) != shape:
             raise CheckpointError(
-                f"{source}: {name} has shape {tuple(weights[name].shape)}; its config.json asks "
-                f"for {tuple(parameter.shape)}"
+                f"{folder}: {name} has shape {tuple(weights[name].shape)}; its config.json asks "
+                f"for {shape}"
             )
-        with torch.no_grad():
-            parameter.copy_(weights[name])
-    _check_layers(model, weights, source)
-
-
-def _check_layers(model: AlbertForTasks, weights: Mapping[str, Tensor], source: object) -> None:
-    """Refuse layers for which the config has no place: they would be left out without a word."""
-    used = {hf_name(name, model.config) for name, _ in model.named_parameters()}
     stored = {name for name in weights if name.startswith("albert.encoder.")}
-    if unused := sorted(stored - used):
-        raise CheckpointError(f"{source} has {unused[0]}, for which its config.json has no place")
+    if unused := sorted(stored - expected.keys()):
+        raise CheckpointError(f"{folder} has {unused[0]}, for which its config.json has no place")
+    bad = [name for name in expected if not weights[name].isfinite().all()]
+    if bad:
+        raise CheckpointError(
+            f"{folder / WEIGHTS_FILE}: {bad[0]} holds NaN or infinite numbers; save it again"
+        )
+
+
+def load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
+    """Copy the weights of the backbone, these heads, and the pooler if there is one."""
+    stems = ["albert.", *(f"heads.{task}." for task in heads)]
+    has_pooler = bool(heads - set(UNPOOLED_TASKS)) or _POOLER in weights
+    stems += ["pooler."] if has_pooler else []
+    with torch.no_grad():
+        for ours, parameter in model.named_parameters():
+            if ours.startswith(tuple(stems)):
+                parameter.copy_(weights[hf_name(ours, model.config)])
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:

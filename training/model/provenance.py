@@ -71,7 +71,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; an empty one if it holds none."""
     try:
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -105,9 +105,11 @@ def changed_json(name: str, **changes: object) -> Damage:
 
 
 def assert_refused(folder: Path, message: str, error: type[Exception] = CheckpointError) -> None:
-    """The checkpoint cannot be opened and loaded, for the reason in the message."""
-    with pytest.raises(error, match=message), open_checkpoint(folder) as checkpoint:
+    """The checkpoint cannot be opened and loaded, for the reason in the message, which names it."""
+    refused = pytest.raises(error, match=message)
+    with refused as caught, open_checkpoint(folder) as checkpoint:
         load_checkpoint(checkpoint.folder)
+    assert str(folder) in str(caught.value)
 
 
 FORMS: Final = {

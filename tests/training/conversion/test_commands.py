@@ -137,5 +137,5 @@ def test_a_conversion_that_fails_leaves_nothing(
     file = tmp_path / "ours" / "spiece.model"
     file.write_bytes(b"no vocabulary")
     assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1
-    assert "spiece.model cannot be read as a SentencePiece model" in capsys.readouterr().err
+    assert f"{file} cannot be read as a SentencePiece model" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

@@ -161,6 +161,13 @@ def write_header(num_bytes: int, header: bytes) -> Damage:
     return write
 
 
+def write_text(name: str, text: str) -> Damage:
+    def write(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return write
+
+
 def as_adapter(folder: Path) -> None:
     (folder / "config.json").rename(folder / "adapter_config.json")
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
@@ -170,6 +177,18 @@ def as_adapter(folder: Path) -> None:
 GAP = json.dumps({"x": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}).encode()
 BAD: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
+    "a login page": (
+        write_text("model.safetensors", "\n<!DOCTYPE html>"),
+        "model.safetensors is a web page",
+    ),
+    "a pointer": (
+        write_text("spiece.model", "version https://git-lfs.github.com/spec/v1\noid sha256:0"),
+        "spiece.model is a pointer of Git LFS",
+    ),
+    "not a number": (
+        write_pickle({"x": torch.tensor([0.0, torch.nan])}),
+        "pytorch_model.bin: x holds NaN",
+    ),
     "an adapter": (as_adapter, r"is an adapter \(LoRA, PEFT\).*merge_and_unload"),
     "half a pickle": (truncated_pickle(5000), "cannot be read as weights alone.*complete"),
     "a training state": (

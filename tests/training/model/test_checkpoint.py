@@ -25,6 +25,7 @@ from tests.training.support import (
     hf_load,
     hf_logits,
     hf_model,
+    limited_file_size,
     our_logits,
     our_model,
     ragged,
@@ -208,6 +209,13 @@ def cut_weights(folder: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
+def not_finite(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["albert.embeddings.LayerNorm.bias"][1] = float("-inf")
+    save_file(tensors, file)
+
+
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read"),
@@ -221,6 +229,12 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
         change_config(intermediate_size=44),
         r"ffn\.\w+ has shape \(40,?.*\); its config.json asks for \(44",
     ),
+    "far wider": (
+        change_config(hidden_size=12_000_000),
+        r"has shape \(24, \d+\); its config.json asks for \(12000000",
+    ),
+    "architectures": (change_config(architectures=[1, {}]), r"architectures .* is \[1, {}\], not"),
+    "not a number": (not_finite, "model.safetensors: albert.*LayerNorm.bias holds NaN or infinite"),
     "more groups": (change_config(num_hidden_groups=2), "has no .*albert_layer_groups.1"),
     "no query": (without(f"{LAYER}.attention.query.bias"), "has no .*attention.query.bias"),
     "half a head": (without("predictions.dense.weight"), "has no predictions.dense.weight"),
@@ -264,6 +278,12 @@ def test_a_save_that_fails_leaves_the_old_file(
         save_checkpoint(our_model(TINY, ("fill-mask",), seed=5), tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
     load_checkpoint(tmp_path)
+
+
+def test_a_disk_that_is_full_is_named_as_the_reason(tmp_path: Path) -> None:
+    message = r"model.safetensors cannot be written: .*File too large"
+    with limited_file_size(3000), pytest.raises(OSError, match=message):
+        save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path)
 
 
 def test_a_bundle_has_the_stages_in_its_manifest(tmp_path: Path) -> None:
