@@ -22,6 +22,7 @@ from albert_serve.scoring.options import PART_ROWS, ScoreOptions
 from albert_serve.settings import Settings
 from albert_serve.tables.formats import WRITTEN_FORMATS, Format
 from albert_serve.tasks import TASKS
+from albert_serve.tasks.text_length import TRUNCATION_HELP
 
 _SCORE_EXAMPLES: Final = """\
 examples:
@@ -67,6 +68,9 @@ def score_parser(purpose: str) -> argparse.ArgumentParser:
         "--all-scores",
         action="store_true",
         help="text classification: return the scores of all labels, not only of the best",
+    )
+    score.add_argument(
+        "--truncation", action=argparse.BooleanOptionalAction, default=True, help=TRUNCATION_HELP
     )
     _add_columns(score.add_argument_group("columns and formats"))
     _add_job(score.add_argument_group("the job"))
@@ -199,7 +203,8 @@ def _score(options: argparse.Namespace) -> int:
             )
         write_summary({"status": "complete", **summary.as_json()})
     # Rows on the standard output are not mixed with the summary.
-    print(f"{output}: {summary}", file=sys.stderr if is_stdout(output) else sys.stdout)
+    stream = sys.stderr if is_stdout(output) else sys.stdout
+    print(f"{output}: {summary}", *summary.long_texts(), sep="\n", file=stream)
     if summary.num_errors and summary.num_errors == summary.num_rows:
         raise InvalidInputError(
             f"no row of {', '.join(options.inputs)} was answered; the first error: "

@@ -30,6 +30,10 @@ class Scorer(Protocol):
     identity: dict[str, str]
     heads: Sequence[str]
 
+    def text_length(self, parameters: Mapping[str, Any]) -> int:
+        """Return the maximum tokens of a text, by the parameters of a request."""
+        ...
+
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         """Return the results of requests, in order; of one that failed, its error."""
         ...
@@ -96,6 +100,7 @@ def _answer(scorer: Scorer, reader: RowReader, batch: RowBatch) -> ScoredPart:
         num_rows=len(ordered),
         num_errors=len(errors),
         num_tokens=sum(result.num_tokens for result in ordered),
+        num_truncated=sum("truncated_tokens" in result.values for result in ordered),
         errors_by_type=dict(Counter(values["error_type"] for values in errors)),
         first_error=errors[0]["error"] if errors else None,
     )

@@ -78,6 +78,8 @@ def score_files(
     for source in sources:
         if source.columns is not None:
             reader.check(str(source.path), source.columns)
+    parameters = {"truncation": options.truncation, **reader.parameters}
+    summary = ScoreSummary(text_length=scorer.text_length(parameters))
     job = _Job(
         scorer=scorer,
         sources=sources,
@@ -85,6 +87,7 @@ def score_files(
         reader=reader,
         options=options,
         is_stopped=is_stopped,
+        summary=summary,
     )
     if is_stream(target) or is_stdout(target):
         return job.write_stream(target)
@@ -148,7 +151,7 @@ class _Job:
     reader: RowReader
     options: ScoreOptions
     is_stopped: Callable[[], bool]
-    summary: ScoreSummary = field(default_factory=ScoreSummary)
+    summary: ScoreSummary
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -258,6 +261,7 @@ class _Job:
             "task": self.scorer.task,
             "model": self.scorer.identity,
             "parameters": dict(self.options.parameters),
+            "truncation": self.options.truncation,
             "columns": dict(self.options.columns),
             "keep": self.options.keep,
             "output format": self.kind.suffix,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from pydantic_core import to_jsonable_python
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import AlbertServeError, NotFoundError
 from albert_serve.runtime.engine import Engine
 from albert_serve.scoring.answers import OUTPUT, RowResult
@@ -27,6 +29,8 @@ from albert_serve.tasks import (
 from albert_serve.tasks.base import Runner, finish_all, inputs_of
 from albert_serve.tasks.grouping import group_by_length
 from albert_serve.tasks.load import load_setups
+from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
+from albert_serve.tasks.text_length import text_length
 
 # Enough for the engine's parallel sessions; more would take much memory for fill-mask's
 # vocabulary-wide logits.
@@ -41,20 +45,32 @@ class LocalScorer:
         task: its name, such as "fill-mask".
         setup: the model's tokenizer and labels.
         identity: the model's, such as its revision.
+        training: a manifest's part about it, which has the length of texts.
 
     Raises:
         NotFoundError: there is no such task.
     """
 
     def __init__(
-        self, engine: Runner, task: str, setup: TaskSetup, identity: dict[str, str] | None = None
+        self,
+        engine: Runner,
+        task: str,
+        setup: TaskSetup,
+        identity: dict[str, str] | None = None,
+        training: object = None,
     ) -> None:
         self.task = task
         self.identity = identity or {}
         entry = setup.entry if task == CLASSIFICATION else None
         self.heads: Sequence[str] = [entry.default_head, *entry.heads] if entry else []
-        self._opened = open_task(task, setup)
         self._engine = engine
+        self._setup = setup
+        names: dict[str | None, str] = {head: further_head(head) for head in self.heads[1:]}
+        names[None] = task
+        self._lengths = {
+            head: text_length(name, training, setup.max_positions) for head, name in names.items()
+        }
+        self._tasks = {setup.max_positions: open_task(task, setup)}
 
     @classmethod
     def open(
@@ -72,11 +88,47 @@ class LocalScorer:
         if task not in setups:
             raise NotFoundError(f"{opened.folder} has no {task}; it has {', '.join(setups)}")
         engine = Engine.open(opened, options)
-        return cls(engine, task, setups[task], {"revision": opened.manifest.revision})
+        identity = {"revision": opened.manifest.revision}
+        training = opened.manifest.provenance.get("training")
+        return cls(engine, task, setups[task], identity, training)
+
+    def text_length(self, parameters: Mapping[str, Any]) -> int:
+        """Return the maximum tokens of a text, by the parameters of a request.
+
+        Contexts of questions and texts of token classification have no maximum.
+        """
+        if self.task == "question-answering":
+            max_positions = min(self._setup.max_positions, DEFAULT_MAX_SEQ_LEN)
+            max_seq_len: int = parameters.get("max_seq_len") or max_positions
+            is_error = parameters.get("truncation") in (False, "error")
+            # Without truncation, a question leaves room for special tokens and one of its context.
+            return parameters.get("max_question_len") or (
+                max_seq_len - 4 if is_error else max_seq_len // 2
+            )
+        max_length = self._setup.sentence_vectors.max_length
+        is_pooled = self.task == FEATURE_EXTRACTION and parameters.get("pooling") != "none"
+        length = self._max_positions(parameters.get("head"), parameters.get("pooling"))
+        return min(length, max_length) if is_pooled and max_length else length
+
+    def _max_positions(self, head: str | None, pooling: str | None) -> int:
+        """Return the positions of a text: as many as in training, except for vectors of tokens."""
+        if pooling == "none":
+            return self._setup.max_positions
+        return self._lengths.get(head, self._lengths[None])
+
+    def _task_of(self, request: TaskRequest) -> Task:
+        parameters: Any = request.parameters
+        length = self._max_positions(
+            getattr(parameters, "head", None), getattr(parameters, "pooling", None)
+        )
+        if length not in self._tasks:
+            setup = replace(self._setup, max_positions=length)
+            self._tasks[length] = open_task(self.task, setup)
+        return self._tasks[length]
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         """Return the results of requests, in order; of one that cannot be answered, its error."""
-        rows = [_Row(self._opened, request) for request in requests]
+        rows = [_Row(self._task_of(request), request) for request in requests]
         inputs = [(row, number) for row in rows for number in range(len(row.inputs))]
         encoder_inputs = [row.inputs[number] for row, number in inputs]
         lengths = [len(encoder_input.ids) for encoder_input in encoder_inputs]

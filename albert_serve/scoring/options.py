@@ -9,8 +9,9 @@ from typing import Any, Final, Literal
 
 from pydantic import NonNegativeInt
 
-from albert_serve.errors import ConfigError
+from albert_serve.errors import ConfigError, TextTooLongError
 from albert_serve.tables.formats import Format
+from albert_serve.tasks.text_length import describe_long_texts
 
 PART_ROWS: Final = 1024
 
@@ -21,6 +22,8 @@ class ScoreOptions:
 
     Attributes:
         parameters: the task's, for all rows; a row's own take precedence.
+        truncation: whether long texts are truncated, where no parameter says it; otherwise their
+            rows are in error.
         columns: the columns that hold the task's fields, where they have other names.
         keep: the columns of the input that the output keeps; None for all.
         errors: whether rows that cannot be answered are kept, with the error, or end the job.
@@ -35,6 +38,7 @@ class ScoreOptions:
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    truncation: bool = True
     columns: Mapping[str, str] = field(default_factory=dict)
     keep: Sequence[str] | None = None
     errors: Literal["keep", "fail"] = "keep"
@@ -70,12 +74,14 @@ class Counts:
 
     Attributes:
         num_tokens: the tokens that were computed.
+        num_truncated: rows whose texts were truncated.
         first_error: the message of the first row with an error.
     """
 
     num_rows: NonNegativeInt = 0
     num_errors: NonNegativeInt = 0
     num_tokens: NonNegativeInt = 0
+    num_truncated: NonNegativeInt = 0
     errors_by_type: dict[str, int] = field(default_factory=dict)
     first_error: str | None = None
 
@@ -84,6 +90,7 @@ class Counts:
         self.num_rows += other.num_rows
         self.num_errors += other.num_errors
         self.num_tokens += other.num_tokens
+        self.num_truncated += other.num_truncated
         self.errors_by_type = dict(Counter(self.errors_by_type) + Counter(other.errors_by_type))
         self.first_error = self.first_error or other.first_error
 
@@ -93,12 +100,14 @@ class ScoreSummary(Counts):
     """The counts of a job's rows, of earlier runs too, and the rates of this run.
 
     Attributes:
+        text_length: the maximum tokens of a text, over which it was truncated or in error.
         num_resumed_rows: rows that an earlier run of the job had answered.
         num_run_tokens: tokens that this run computed.
         num_parts: the parts of the output.
         duration_s: the time of this run.
     """
 
+    text_length: int = 0
     num_resumed_rows: int = 0
     num_run_tokens: int = 0
     num_parts: int = 0
@@ -119,6 +128,16 @@ class ScoreSummary(Counts):
         if self.num_resumed_rows:
             notes += f", {self.num_resumed_rows} from an earlier run"
         return f"{notes}, in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s)"
+
+    def long_texts(self) -> list[str]:
+        """Return the lines about rows whose texts were too long."""
+        num_omitted = self.errors_by_type.get(TextTooLongError.error_type, 0)
+        counts = {True: self.num_truncated, False: num_omitted}
+        return [
+            describe_long_texts(count, self.num_rows, self.text_length, truncation=truncation)
+            for truncation, count in counts.items()
+            if count
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as JSON."""

@@ -26,6 +26,10 @@ _MAX_PART_BYTES: Final = 4 << 20
 _TOKEN_EMBEDDINGS_WEIGHT: Final = 64
 
 
+# The parameter, and Hugging Face's name for it.
+_TRUNCATION: Final = frozenset({"truncation", "truncate"})
+
+
 class RowReader:
     """Makes requests of rows.
 
@@ -57,6 +61,7 @@ class RowReader:
             raise InvalidInputError(
                 f"{task} has no field {unknown[0]!r}; it has {', '.join(fields)}"
             )
+        self._truncation = options.truncation
         self._named = tuple(options.columns.items())
         self._keep = options.keep
         self._in_table = in_table
@@ -152,6 +157,8 @@ class RowReader:
         parameters = {} if parameters is None else parameters
         if isinstance(parameters, dict):
             parameters = {**self.parameters, **parameters}
+            if not _TRUNCATION & parameters.keys():
+                parameters["truncation"] = self._truncation
         inputs = self._inputs(values, is_text=is_text)
         body = {"inputs": inputs, "parameters": parameters}
         return validate(TASKS[self.task].request, body)

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import lzma
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ class HashScorer:
         self.identity = {"revision": revision}
         self.texts: list[str] = []
         self.requests: list[Any] = []
+
+    def text_length(self, parameters: Mapping[str, Any]) -> int:
+        return 128
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
         return [self._answer(request) for request in requests]

@@ -119,6 +119,22 @@ def test_columns_to_keep_are_listed_by_commas(
     assert list(read(tmp_path / "out.jsonl")) == [*kept, "output"]
 
 
+def test_the_last_line_counts_long_texts(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"text": "An earned run."}, {"text": "too long " * 300}])
+    lines = {}
+    for option in ("--truncation", "--no-truncation"):
+        assert command(option) == 0
+        lines[option] = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(
+        r"1 of 2 texts were truncated to \d+ tokens \(--no-truncation .*\)", lines["--truncation"]
+    )
+    assert re.fullmatch(
+        r"1 of 2 texts were omitted, .* \d+ tokens \(--truncation .*\)", lines["--no-truncation"]
+    )
+
+
 def test_without_pyarrow_the_extra_is_named(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,6 +86,51 @@ def test_bare_fields_and_inputs_are_the_same(
     assert set(best) >= fields
 
 
+def trained(task: str, length: int) -> dict[str, Any]:
+    """A manifest's part about training."""
+    settings = {"length": length, "embeddings": "True" if task == "feature-extraction" else None}
+    return {"stages": [{"tasks": [task], "settings": settings}]}
+
+
+LONG = "run " * 40
+
+
+@pytest.mark.parametrize("task", ["text-classification", "feature-extraction"])
+def test_long_texts_are_truncated_to_the_length_of_training(
+    task: str, engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+) -> None:
+    scorer = LocalScorer(engine, task, task_setup, training=trained(task, 16))
+    name = "truncate" if task == "feature-extraction" else "truncation"
+    rows: list[object] = [{"text": text} for text in ("run", LONG, "run " * 14, "run " * 15)]
+    rows += [{"text": LONG, "parameters": {name: False}}]
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    summary = score_files(scorer, [source], output)
+    assert [row.get("truncated_tokens") for row in read_jsonl(output)] == [None, 26, None, 1, None]
+    truncated, omitted = summary.long_texts()
+    assert truncated.startswith("2 of 5 texts were truncated to 16 tokens (--no-truncation ")
+    assert omitted.startswith("1 of 5 texts were omitted, because they have more than 16 tokens (")
+    strict = score_files(scorer, [source], output, ScoreOptions(truncation=False))
+    assert (strict.num_truncated, strict.errors_by_type) == (0, {"too_long": 3})
+    assert read_jsonl(output)[1]["error_type"] == "too_long"
+
+
+def test_vectors_of_tokens_and_of_untrained_tasks_have_all_positions(
+    score: Score, engine: TorchEngine, task_setup: TaskSetup
+) -> None:
+    training = trained("feature-extraction", 16)
+    scorer = LocalScorer(engine, "feature-extraction", task_setup, training=training)
+    positions = task_setup.max_positions
+    assert scorer.text_length({"pooling": "none"}) == positions
+    assert scorer.text_length({}) == 16
+    for task in ("text-classification", "fill-mask"):
+        scorer = LocalScorer(engine, task, task_setup, training=training)
+        assert scorer.text_length({}) == positions
+    answerer = LocalScorer(engine, "question-answering", task_setup)
+    assert answerer.text_length({}) == min(positions, 384) // 2
+    assert answerer.text_length({"max_seq_len": 60}) == 30
+    assert answerer.text_length({"max_seq_len": 60, "truncation": False}) == 56
+
+
 def test_parts_of_token_vectors_are_smaller(
     engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
 ) -> None:
@@ -113,7 +158,7 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
             {"text": "a [MASK]", "parameters": {"top_k": 0}},
             {"inputs": ["a [MASK]", "none"]},
             {"id": "\ud800", "text": "\ud800 [MASK]"},
-            {"text": "word " * 300 + "[MASK]"},
+            {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": False}},
             {"text": ""},
             {"text": "b [MASK]"},
         ],

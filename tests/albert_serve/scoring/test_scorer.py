@@ -24,6 +24,7 @@ from albert_serve.settings import CACHE_VARIABLE, RuntimeOptions
 from tests.albert_serve.scoring.jobs import HashScorer, labels_of
 
 pytestmark = pytest.mark.process
+PARAMETERS: Final = {"top_k": 1, "truncation": False}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def scorer(bundle_dir: Path) -> AlbertScorer:
     return AlbertScorer(
         bundle_dir,
         "text-classification",
-        parameters={"top_k": 1},
+        parameters=PARAMETERS,
         columns={"text": "review"},
         keep=["id"],
     )
@@ -52,7 +53,7 @@ def test_its_columns_are_those_of_parquet(
     table: pyarrow.Table, scorer: AlbertScorer, bundle_dir: Path, tmp_path: Path
 ) -> None:
     parquet.write_table(table, tmp_path / "in.parquet")
-    options = ScoreOptions(parameters={"top_k": 1}, columns={"text": "review"}, keep=["id"])
+    options = ScoreOptions(parameters=PARAMETERS, columns={"text": "review"}, keep=["id"])
     output = tmp_path / "out.parquet"
     engine = LocalScorer.open(bundle_dir, "text-classification", RuntimeOptions(num_threads=1))
     score_files(engine, [tmp_path / "in.parquet"], output, options)
@@ -131,7 +132,11 @@ def test_errors_of_a_worker_name_the_machine(
 
 def test_rows_with_errors_raise_on_request(table: pyarrow.Table, bundle_dir: Path) -> None:
     scorer = AlbertScorer(
-        bundle_dir, "text-classification", columns={"text": "review"}, errors="fail"
+        bundle_dir,
+        "text-classification",
+        parameters=PARAMETERS,
+        columns={"text": "review"},
+        errors="fail",
     )
     with pytest.raises(TooManyErrorsError, match="1 rows are in error; the first: "):
         scorer(table)
