@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from export.job import ExportConfig, export, report
+from export.config import ExportConfig
+from export.job import export, report
 from training.conversion.source import REFERENCE_HELP
 from training.errors import report_errors
 from training.options.flags import add_flags, read_flags
@@ -32,8 +33,8 @@ wrote, or what Google published (albert_config.json, model.ckpt-best.*, 30k-clea
 evaluation.json and training.json go into the bundle's manifest. BUNDLE_DIR appears whole or not
 at all.
 
-Each task is run on real text in torch and from the bundle, and both figures go into the manifest.
-Give a task's own held-out data for its own metric; without, it is how often the two agree.
+With a task's held-out data, its metric is measured in torch and from the bundle, and both go into
+the manifest. Without, export prints how much the probabilities of the two differ on other texts.
 """
 
 

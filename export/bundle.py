@@ -1,13 +1,13 @@
-"""Writer of a bundle's folder: written under a temporary name, verified, and then renamed."""
+"""Files of a bundle, written under a temporary name and verified before the folder is renamed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,250 +18,84 @@ from tokenizers import Tokenizer
 
 import albert_serve
 from albert_serve.bundle.manifest import (
-    CARD_FILE,
     CUDA_ENCODER_FILE,
     CUDA_SUFFIX,
     ENCODER_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
-    Bundle,
     FileEntry,
     Manifest,
-    Part,
-    Precision,
-    TaskExample,
     file_entry,
 )
-from albert_serve.bundle.sentence_vectors import read_sentence_vectors, write_sentence_vectors
-from albert_serve.bundle.weights import TaskName, read_header
+from albert_serve.bundle.weights import read_header
 from albert_serve.progress import progress
-from albert_serve.runtime.engine import Engine
-from albert_serve.settings import RuntimeOptions
-from export.card import model_card
+from export.config import ExportConfig
 from export.encoder import build_encoder
 from export.errors import ExportError
-from export.examples import check_tasks
-from export.graph import CUDA_FORM, Compute, Form
+from export.graph import CUDA_FORM, Form
 from export.heads import build_head
 from export.precision import write_weights
-from export.quality import MeasuredQuality, check_quality, measure_quality
-from export.selection import select_tasks, tasks_with_data
 from export.smoothing import largest_inputs
-from export.source import (
-    HUGGING_FACE_FILES,
-    Source,
-    read_source,
-    read_training,
-    with_threshold,
-)
+from export.source import HUGGING_FACE_FILES, Source
 from export.verify import (
     MAX_CUDA_SHARE,
     check_parity,
     check_references,
     measure_cuda_parity,
-    measure_parity,
     special_ids,
 )
+from export.verify import measure_parity as measure_cpu_parity
 from training.conversion.shipped import restore_weights
-from training.conversion.source import open_checkpoint
-from training.evaluation.real_text import RealData
-from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
-from training.options.flags import Options, flag
-from training.options.values import Finite
-from training.system.partial_folder import partial_folder, put_folder_in_place
+from training.system.partial_folder import partial_folder
 
-_TORCH_BATCH_TOKENS: Final = 1024
 _CONFIG_FILE: Final = "config.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportResult:
-    """The result of an export.
-
-    Attributes:
-        unused: names of the checkpoint's weights that none of its heads reads.
-        left_out: tasks of the checkpoint that the bundle has not, and why.
-        fp32_bytes: size of the checkpoint's weight file.
-    """
-
-    bundle: Bundle
-    unused: list[str]
-    left_out: dict[str, str]
-    fp32_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits(Options, title="limits"):
-    """The limits that a bundle must meet."""
-
-    max_cost: Finite = flag(
-        "maximum loss of a task's metric in points, by precision; only significant losses count",
-        1.0,
-        metavar="POINTS",
-    )
-    max_difference: Finite = flag(
-        "largest difference from torch in fp32, as a share of the largest value",
-        1e-4,
-        metavar="SHARE",
-    )
-    max_cuda_difference: Finite | None = flag(
-        "largest difference from torch on a GPU, emulated, as a share of the largest value (fp32 "
-        "1e-4, fp16 0.06, bf16 0.3)",
-        metavar="SHARE",
-    )
-    force: bool = flag("write the bundle even if --max-cost is exceeded", False)
-
-
-def export_bundle(
-    checkpoint: str | Path,
-    target: Path,
-    *,
-    tasks: Collection[TaskName] = (),
-    precision: Precision = "fp32",
-    kept_fp32: Collection[Part] = (),
-    cuda_precision: Compute = "fp16",
-    data: RealData | None = None,
-    quality_budget_s: float | None = None,
-    limits: Limits | None = None,
-    evaluation: Mapping[str, Any] | None = None,
-    null_score_diff_threshold: float | None = None,
-    examples: Mapping[str, Sequence[TaskExample]] | None = None,
-    overwrite: bool = False,
-) -> ExportResult:
-    """Write a checkpoint as a bundle, atomically.
-
-    Args:
-        checkpoint: a folder, or a model of the Hugging Face Hub; see `open_checkpoint`.
-        target: the folder to write.
-        tasks: those to export; empty for those that the last run trained or that there is data for,
-            or for all where the checkpoint does not say what was trained.
-        precision: how matrices are stored.
-        kept_fp32: parts whose matrices stay fp32.
-        cuda_precision: the type that the encoder computes in on CUDA.
-        data: real text, on which each task is compared with torch; None: it is not.
-        quality_budget_s: the time for that; None for no limit.
-        limits: what is refused.
-        evaluation: results by name; they stand before those of the checkpoint's
-            `evaluation.json`.
-        null_score_diff_threshold: of question answering, for the manifest; by default the best F1
-            threshold of the results.
-        examples: inputs that the service's page shows, by task.
-        overwrite: whether a bundle that is at the target is replaced.
-
-    Raises:
-        ExportError: the checkpoint cannot be exported, the graphs differ from torch, the precision
-            costs a task too much, or the target is there or cannot be written.
-        CheckpointError, BundleCorruptError: see `read_source`; CheckpointError also if the
-            checkpoint is neither here nor on the Hub.
-        ConfigError: it is a model of sentences whose vectors are not computed here.
-        VocabError: there is no `tokenizer.json`, and the vocabulary cannot be read.
-    """
-    target = target.resolve()
-    limits = limits or Limits()
-    _check_target(Path(checkpoint), target, overwrite)
-    with open_checkpoint(checkpoint) as opened, _new_folder(target) as folder:
-        source = read_source(opened.folder)
-        figures = {**source.evaluation, **(evaluation or {})}
-        training, vectors = read_training(opened.folder), read_sentence_vectors(opened.folder)
-        source = replace(source, evaluation=figures, training=training)
-        source, left_out = select_tasks(source, tasks, tasks_with_data(data))
-        source = with_threshold(source, null_score_diff_threshold)
-        examples = examples or {}
-        check_tasks(examples, source.tasks)
-        form = replace(CUDA_FORM, compute=cuda_precision)
-        model = load_checkpoint(source.folder, source.num_outputs)
-        unused = _write_files(source, folder, model, precision, kept_fp32, form)
-        parity, cuda_parity = _compare(source, folder, model, precision, form, limits)
-        manifest = Manifest(
-            config=source.config.to_hf(),
-            tasks=source.tasks,
-            precision=precision,
-            kept_fp32=sorted(kept_fp32) if precision != "fp32" else [],
-            files=_describe_files(folder),
-            parity=parity,
-            cuda_precision=cuda_precision,
-            cuda_parity=cuda_parity,
-            evaluation=source.evaluation,
-            provenance=_provenance(source, opened.name),
-            examples={task: list(examples[task]) for task in source.tasks if task in examples},
-            sentence_vectors=vectors,
-        )
-        _write_manifest(manifest, folder)
-        if data is not None:
-            measured = _measure_quality(source, folder, model, data, quality_budget_s)
-            if not limits.force:
-                check_quality(measured, limits.max_cost)
-            manifest = manifest.with_quality(
-                {task: result.quality for task, result in measured.items()}
-            )
-            _write_manifest(manifest, folder)
-        if vectors is not None and precision == "fp32":  # for sentence-transformers and training
-            write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
-        if manifest.evaluation:
-            card = model_card(manifest, target.name)
-            (folder / CARD_FILE).write_text(card, encoding="utf-8")
-        Bundle.open(folder, verify="size")
-        put_folder_in_place(folder, target)
-        return ExportResult(
-            bundle=Bundle.open(target, verify="size"),
-            unused=unused,
-            left_out=left_out,
-            fp32_bytes=source.weights_file.stat().st_size,
-        )
-
-
-def _write_files(
-    source: Source,
-    folder: Path,
-    model: AlbertForTasks,
-    precision: Precision,
-    kept_fp32: Collection[Part],
-    form: Form,
+def write_files(
+    source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> list[str]:
     """Write the tokenizer, weights and graphs; return the weights that no head reads."""
     _write_tokenizer(source, folder)
-    if precision == "fp32":
+    weights = folder / WEIGHTS_FILE
+    if config.precision == "fp32":
         _copy_hugging_face_files(source, folder)
-        _link_or_copy(source.weights_file, folder / WEIGHTS_FILE)
+        _link_or_copy(source.weights_file, weights)
     else:
         largest = largest_inputs(model, special_ids(folder), source.stored)
-        write_weights(source, folder / WEIGHTS_FILE, precision, kept_fp32, largest)
-    graphs = _write_graphs(source, folder, form)
-    check_references(graphs, read_header(folder / WEIGHTS_FILE))
+        write_weights(source, weights, config.precision, config.keep_fp32, largest)
+    graphs = _write_graphs(source, folder, _cuda_form(config))
+    check_references(graphs, read_header(weights))
     return sorted(source.stored.keys() - source.needed_names)
 
 
-def _compare(
-    source: Source,
-    folder: Path,
-    model: AlbertForTasks,
-    precision: Precision,
-    form: Form,
-    limits: Limits,
+def _cuda_form(config: ExportConfig) -> Form:
+    return replace(CUDA_FORM, compute=config.cuda_precision)
+
+
+def measure_parity(
+    source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the differences of the graphs from torch, on the CPU and emulated on CUDA."""
-    parity = measure_parity(folder, source.heads, model)
-    if precision == "fp32":
+    parity = measure_cpu_parity(folder, source.heads, model)
+    if config.precision == "fp32":
         advice = "If the weights are sound, --max-difference raises the limit"
-        check_parity(parity, limits.max_difference, advice=advice)
-    cuda_parity = _measure_cuda_parity(source, folder, model, precision, form)
-    max_share = limits.max_cuda_difference
-    if max_share is None:
-        max_share = MAX_CUDA_SHARE[form.compute]
+        check_parity(parity, config.max_difference, advice=advice)
+    cuda_parity = _measure_cuda_parity(source, folder, model, config)
+    compute, max_share = config.cuda_precision, config.max_cuda_difference
     check_parity(
         cuda_parity,
-        max_share,
-        graphs=f"in {form.compute}, as shares of the largest value, the graphs for CUDA",
-        advice=f"nan: a value is too large for {form.compute}; --cuda-precision bf16 or fp32 has "
-        "the range; --max-cuda-difference raises the limit",
+        MAX_CUDA_SHARE[compute] if max_share is None else max_share,
+        graphs=f"in {compute}, as shares of the largest value, the graphs for CUDA",
+        advice=f"nan: a value is too large for {compute}; --cuda-precision bf16 or fp32 has the "
+        "range; --max-cuda-difference raises the limit",
     )
     return parity, cuda_parity
 
 
-def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
+def check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
     """Refuse to replace a folder that is not a bundle, before any work is done."""
     folder = checkpoint.resolve()
     if checkpoint.exists() and target in (folder, *folder.parents):
@@ -275,7 +109,7 @@ def _check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path) -> Iterator[Path]:
     """Create a temporary folder next to the target, removed afterwards unless it was renamed."""
     try:
         with partial_folder(target) as folder:
@@ -302,10 +136,11 @@ def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> list[Path]:
 
 
 def _measure_cuda_parity(
-    source: Source, folder: Path, model: AlbertForTasks, precision: Precision, form: Form
+    source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> dict[str, float]:
     """Compare the graphs for CUDA with torch, which has the bundle's own values of the weights."""
-    if precision == "fp32":
+    form = _cuda_form(config)
+    if config.precision == "fp32":
         return measure_cuda_parity(folder, source.heads, model, form)
     with tempfile.TemporaryDirectory() as restored:
         shutil.copyfile(source.folder / _CONFIG_FILE, Path(restored) / _CONFIG_FILE)
@@ -314,19 +149,10 @@ def _measure_cuda_parity(
         return measure_cuda_parity(folder, source.heads, rounded, form)
 
 
-def _write_manifest(manifest: Manifest, folder: Path) -> None:
+def write_manifest(manifest: Manifest, folder: Path) -> None:
+    """Write `manifest.json`."""
     content = manifest.model_dump_json(indent=2, exclude_none=True)
     (folder / MANIFEST_FILE).write_text(content + "\n", encoding="utf-8")
-
-
-def _measure_quality(
-    source: Source, folder: Path, model: AlbertForTasks, data: RealData, budget_s: float | None
-) -> dict[str, MeasuredQuality]:
-    engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
-    reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
-    return measure_quality(
-        source, folder / TOKENIZER_FILE, reference, engine, data, budget_s=budget_s
-    )
 
 
 def _write_tokenizer(source: Source, folder: Path) -> None:
@@ -364,12 +190,14 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _describe_files(folder: Path) -> dict[str, FileEntry]:
+def describe_files(folder: Path) -> dict[str, FileEntry]:
+    """Return the size and hash of each file in a folder, by name."""
     files = sorted(folder.iterdir())
     return {file.name: file_entry(file) for file in progress(files, title="hashing", unit="files")}
 
 
-def _provenance(source: Source, checkpoint: str) -> dict[str, Any]:
+def provenance(source: Source, checkpoint: str) -> dict[str, Any]:
+    """Return the origin of a bundle: the checkpoint, its training, and the versions of packages."""
     return {
         "checkpoint": checkpoint,
         "albert_serve": albert_serve.__version__,

@@ -8,102 +8,194 @@ with AlbertClient.local(exported.bundle.folder) as albert:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from albert_serve.bundle.manifest import ComputePrecision, Part, Precision, Quality
-from albert_serve.bundle.weights import TaskName
-from export.bundle import ExportResult, Limits, export_bundle
+from albert_serve.api.wire import validate
+from albert_serve.bundle.manifest import (
+    CARD_FILE,
+    MAX_EXAMPLES,
+    TOKENIZER_FILE,
+    Bundle,
+    Manifest,
+    TaskExample,
+)
+from albert_serve.bundle.sentence_vectors import read_sentence_vectors, write_sentence_vectors
+from albert_serve.bundle.weights import TaskName, is_task
+from albert_serve.errors import InvalidInputError
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks import TASKS
+from albert_serve.tokenizer import AlbertTokenizer
+from export.bundle import (
+    check_target,
+    describe_files,
+    measure_parity,
+    new_folder,
+    provenance,
+    write_files,
+    write_manifest,
+)
+from export.card import model_card
+from export.config import ExportConfig as ExportConfig
 from export.errors import ExportError
-from export.examples import read_examples
-from export.source import read_json_object
-from training.data.labelled.folders import RACE, labelled_files
-from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.glue.files import dev_files
-from training.glue.tasks import TASKS
-from training.options.flags import flag
-from training.options.labelled import ENTITIES_HELP, LabelledTexts, with_task_data
-from training.options.values import Duration, Finite
+from export.labelled import read_labelled_items, tasks_with_data
+from export.quality import Comparison, check_quality, compare
+from export.selection import select_tasks
+from export.source import Source, read_json_object, read_source, with_threshold
+from training.conversion.source import open_checkpoint
+from training.evaluation.torch_engine import TorchEngine
+from training.model.checkpoint import load_checkpoint
+from training.model.heads import AlbertForTasks
+from training.system.partial_folder import put_folder_in_place
 
+_TORCH_BATCH_TOKENS: Final = 1024
 _WIDTH: Final = 24  # the least width of the first column of the summary
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig(LabelledTexts, Limits, title="export"):
-    """A checkpoint, the bundle to write, and the data on which it is measured.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportResult:
+    """The result of an export.
 
     Attributes:
-        checkpoint: a folder, or a model of the Hugging Face Hub.
-        heads: the data of further classifiers.
+        unused: names of the checkpoint's weights that none of its heads reads.
+        left_out: tasks of the checkpoint that the bundle has not, and why.
+        fp32_bytes: size of the checkpoint's weight file.
+        comparison: the bundle's answers compared with torch's.
     """
 
-    checkpoint: str | Path
-    bundle: str | Path
-    heads: tuple[LabelledTexts, ...] = ()
-    tasks: tuple[TaskName, ...] = flag(
-        "the tasks to export (those that the last training run trained, or that there is data for "
-        "here; all if the checkpoint does not say what was trained)",
-        (),
-        metavar="TASK",
-    )
-    precision: Precision = flag(
-        "fp32: the checkpoint's own file; int8: a quarter of the size, fastest on CPUs; fp16: half "
-        "of the size on disk, fp32 in memory",
-        "fp32",
-    )
-    keep_fp32: tuple[Part, ...] = flag("parts that stay fp32", (), metavar="PART")
-    cuda_precision: ComputePrecision = flag(
-        "the type that the encoder computes in on a GPU; fp16 and bf16 are as fast, bf16 has the "
-        "range of fp32 and an eighth of fp16's exactness",
-        "fp16",
-    )
-    text: tuple[Path, ...] = flag("a corpus (an excerpt of Wikipedia)", (), metavar="FILE")
-    question_answering: tuple[Path, ...] = flag("SQuAD's JSON", (), metavar="FILE")
-    token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, (), metavar="FILE")
-    quality: bool = flag("compare each task with torch on real data", True)
-    quality_budget: Duration = flag(
-        "time for measuring it, such as 90s or 5m, after which less of the data is used (10m)",
-        600.0,
-        metavar="TIME",
-    )
-    evaluation: Path | None = flag("results to put into the manifest", metavar="FILE.json")
-    null_score_diff_threshold: Finite | None = flag(
-        "the service's default for questions: by how much the logit of no answer must be over that "
-        "of the best answer to win (question_answering_best_f1_threshold of the evaluation)",
-        metavar="LOGITS",
-    )
-    examples: Path | None = flag(
-        "examples for the service's page: for each task a list of inputs, as in "
-        "albert_serve/web/examples.json",
-        metavar="FILE.json",
-    )
-    overwrite: bool = flag("replace the bundle that is at BUNDLE_DIR", False)
+    bundle: Bundle
+    unused: list[str]
+    left_out: dict[str, str]
+    fp32_bytes: int
+    comparison: Comparison
 
 
 def export(config: ExportConfig) -> ExportResult:
-    """Write a checkpoint as a bundle, measured on real data.
+    """Write a checkpoint as a bundle, atomically.
 
     Raises:
-        ExportError, TrainingError, AlbertServeError, OSError: as `export_bundle`, or data cannot be
-            read.
+        ExportError: the checkpoint cannot be exported, the graphs differ from torch, the precision
+            costs a task too much, or the target is there or cannot be written.
+        CheckpointError, BundleError: see `read_source`; CheckpointError also if the
+            checkpoint is neither here nor on the Hub.
+        ConfigError: it is a model of sentences whose vectors are not computed here.
+        VocabError: there is no `tokenizer.json`, and the vocabulary cannot be read.
+        CorpusError: data cannot be read.
     """
-    return export_bundle(
-        config.checkpoint,
-        Path(config.bundle),
-        tasks=config.tasks,
-        precision=config.precision,
-        kept_fp32=config.keep_fp32,
-        cuda_precision=config.cuda_precision,
-        data=_real_data(config) if config.quality else None,
-        quality_budget_s=config.quality_budget,
-        limits=config,
-        evaluation=_read_evaluation(config.evaluation),
-        null_score_diff_threshold=config.null_score_diff_threshold,
-        examples=read_examples(config.examples) if config.examples else None,
-        overwrite=config.overwrite,
-    )
+    target = Path(config.bundle).resolve()
+    check_target(Path(config.checkpoint), target, config.overwrite)
+    with open_checkpoint(config.checkpoint) as opened, new_folder(target) as folder:
+        source, left_out = _read_selected(config, opened.folder)
+        vectors = read_sentence_vectors(opened.folder)
+        model = load_checkpoint(source.folder, source.num_outputs)
+        unused = write_files(source, folder, model, config)
+        parity, cuda_parity = measure_parity(source, folder, model, config)
+        manifest = Manifest(
+            config=source.config.to_hf(),
+            tasks=source.tasks,
+            precision=config.precision,
+            kept_fp32=sorted(config.keep_fp32) if config.precision != "fp32" else [],
+            files=describe_files(folder),
+            parity=parity,
+            cuda_precision=config.cuda_precision,
+            cuda_parity=cuda_parity,
+            evaluation=source.evaluation,
+            provenance=provenance(source, opened.name),
+            examples=source.examples,
+            sentence_vectors=vectors,
+        )
+        write_manifest(manifest, folder)
+        comparison = _compare(source, folder, model, config) if config.quality else Comparison()
+        manifest = manifest.with_quality(comparison.quality)
+        write_manifest(manifest, folder)
+        if vectors is not None and config.precision == "fp32":  # for sentence-transformers
+            write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
+        if manifest.evaluation:
+            card = model_card(manifest, target.name)
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        Bundle.open(folder, verify="size")
+        put_folder_in_place(folder, target)
+        return ExportResult(
+            bundle=Bundle.open(target, verify="size"),
+            unused=unused,
+            left_out=left_out,
+            fp32_bytes=source.weights_file.stat().st_size,
+            comparison=comparison,
+        )
+
+
+def _read_selected(config: ExportConfig, folder: Path) -> tuple[Source, dict[str, str]]:
+    """Return the checkpoint with the tasks and settings of the bundle, and the tasks left out."""
+    source = read_source(folder)
+    if (file := config.evaluation) is not None and not file.is_file():
+        raise ExportError(f"--evaluation {file} is not there")
+    results = read_json_object(config.evaluation) if config.evaluation else {}
+    source = replace(source, evaluation={**source.evaluation, **results})
+    source, left_out = select_tasks(source, config.tasks, tasks_with_data(config))
+    source = with_threshold(source, config.null_score_diff_threshold, results)
+    examples = source.examples
+    if config.examples is not None:
+        examples = read_examples(config.examples, source.tasks)
+    examples = {task: examples[task] for task in source.tasks if task in examples}
+    return replace(source, examples=examples), left_out
+
+
+def read_examples(file: Path, tasks: Collection[TaskName]) -> dict[TaskName, list[TaskExample]]:
+    """Read a JSON file like `albert_serve/web/examples.json`: for each task a list of examples.
+
+    An example is `{"inputs": ..., "label": ...}`: one item as the task's endpoint takes it, and
+    perhaps a few words for it. Other fields are ignored.
+
+    Raises:
+        ExportError: the file cannot be read, the bundle lacks a task, or an example is invalid.
+    """
+    if not file.is_file():
+        raise ExportError(f"--examples {file} is not there")
+    examples: dict[TaskName, list[TaskExample]] = {}
+    for name, items in read_json_object(file).items():
+        if not is_task(name) or name not in tasks:
+            raise ExportError(
+                f"{file} has examples of {name}, but the bundle has {', '.join(tasks)}. Remove them"
+            )
+        if not isinstance(items, list) or not 0 < len(items) <= MAX_EXAMPLES:
+            raise ExportError(f"{file}, {name} must be a list of 1 to {MAX_EXAMPLES} examples")
+        examples[name] = [
+            _read_example(f"{file}, {name}[{number}]", name, item)
+            for number, item in enumerate(items)
+        ]
+    return examples
+
+
+def _read_example(place: str, name: TaskName, item: object) -> TaskExample:
+    try:
+        example = validate(TaskExample, item)
+        if isinstance(example.inputs, list):
+            raise ExportError(f"{place}: inputs is a list; an example is one item")
+        validate(TASKS[name].request, {"inputs": example.inputs})
+    except InvalidInputError as error:
+        raise ExportError(f"{place}: {error}") from error
+    return example
+
+
+def _compare(
+    source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
+) -> Comparison:
+    """Compare the bundle's answers with torch's.
+
+    Raises:
+        ExportError: a task loses too much, and `config.force` is off.
+    """
+    tokenizer = AlbertTokenizer.from_file(folder / TOKENIZER_FILE)
+    labelled = read_labelled_items(config, source, tokenizer)
+    engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
+    reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
+    comparison = compare(source, tokenizer, reference, engine, labelled, config.text)
+    if not config.force:
+        check_quality(comparison, config.max_cost)
+    return comparison
 
 
 def report(exported: ExportResult) -> None:
@@ -136,49 +228,18 @@ def _summarize(exported: ExportResult) -> str:
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.parity.items()),
             f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
-            *_summarize_quality(manifest.head_quality, width),
+            *_summarize_comparison(exported.comparison, width),
         ]
     )
 
 
-def _summarize_quality(quality: Mapping[str, Quality], width: int) -> Iterator[str]:
-    if quality:
-        yield "on real text, in percent: in torch, from the bundle"
-    for task, measured in quality.items():
-        figures = f"{measured.torch:.2f} {measured.bundle:.2f}"
-        yield f"  {task:<{width}} {figures:>14} {measured.metric} ({measured.count:,})"
-
-
-def _real_data(config: ExportConfig) -> RealData:
-    if config.task == RACE:
-        raise ExportError("--task RACE is multiple choice, which is not served. Leave it out")
-    config = with_task_data(config)
-    return replace(
-        _labelled_data(config),
-        text=config.text or (DEFAULT_TEXT,),
-        questions=config.question_answering,
-        tagged=config.token_classification,
-        heads={
-            head.head: _labelled_data(head)
-            for head in map(with_task_data, config.heads)
-            if head.head is not None
-        },
-    )
-
-
-def _labelled_data(data: LabelledTexts) -> RealData:
-    """Return the labelled texts of a classifier."""
-    task = TASKS.get(data.task or "")
-    if task is None or data.data is None:
-        labelled = labelled_files(data.text_classification, "test", "validation")
-    else:
-        labelled = [file for files in dev_files(task, data.data).values() for file in files]
-    return RealData(text=(), labelled=tuple(labelled), columns=data.columns, task=task)
-
-
-def _read_evaluation(file: Path | None) -> dict[str, object]:
-    if file is None:
-        return {}
-    if not file.is_file():
-        raise ExportError(f"--evaluation {file} is not there")
-    return read_json_object(file)
+def _summarize_comparison(comparison: Comparison, width: int) -> Iterator[str]:
+    if comparison.measured:
+        yield "on labelled data, in percent: in torch, from the bundle"
+    for head, quality in comparison.quality.items():
+        figures = f"{quality.torch:.2f} {quality.bundle:.2f}"
+        yield f"  {head:<{width}} {figures:>14} {quality.metric} ({quality.count:,})"
+    if comparison.differences:
+        yield f"mean difference of probabilities from torch, on {', '.join(comparison.texts)}"
+    for head, difference in comparison.differences.items():
+        yield f"  {head:<{width}} {difference:>14.4f}"

@@ -1,229 +1,264 @@
-"""Accuracy loss of each task due to a bundle's precision, against torch on real text.
+"""Comparison of a bundle's answers with torch's.
 
-A loss is refused where the same answers, counted twice, show that it is no chance: those that are
-right in torch alone against those that are right in the bundle alone (the exact test of McNemar,
-which is a sign test where answers have more grades than right and wrong).
+With labelled data, the metrics of both are compared on all of it. A loss is rejected if the answers
+that only torch has right outnumber those that only the bundle has right by more than chance (exact
+McNemar test; a sign test where answers have more grades than right and wrong).
+
+Without labels, nothing shows which answer is right, and answers to texts unlike those of training
+often differ. So only a large difference of the probabilities is rejected: something is broken.
+
+Shape legend: R rows, K outputs.
 """
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from albert_serve.bundle.manifest import AGREEMENT, Quality
+from albert_serve.bundle.manifest import HeadEntry, ProblemType, Quality
+from albert_serve.bundle.weights import TOKENS
 from albert_serve.progress import progress_bar
-from albert_serve.tasks.base import Runner
+from albert_serve.tasks.base import Logits, Runner
+from albert_serve.tasks.probability import sigmoid, softmax
+from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 from export.errors import ExportError
+from export.labelled import LabelledItems
 from export.source import Source
-from training.errors import TrainingError
-from training.evaluation.real_text import RealData
-from training.evaluation.samples import Sample, draw_samples
+from training.data.corpus import find_files, read_documents
 from training.evaluation.torch_engine import EngineItem, predict
+from training.model.provenance import file_names
 
-# The share of answers, in percent, that may be others than torch's where no label tells which of
-# the two is right.
-_MAX_OTHERS: Final = 10.0
-# The probability, by chance alone, of a result that is refused.
+# The text is from Wikipedia, CC BY-SA 3.0; examples/README.md names the authors.
+_BUILT_IN: Final = Path(__file__).with_name("texts.jsonl")
+_NUM_TEXTS: Final = 100
+_LENGTH: Final = 64
+_MASK_EVERY: Final = 8
+_QUESTION_WORDS: Final = 8
+# Int8 changes 0.14 at most for texts unlike those of training, a wrong scale 0.6 at least.
+MAX_DIFFERENCE: Final = 0.2
+# The probability, by chance alone, of a loss that is rejected.
 _LEVEL: Final = 0.01
 # Enough for batches of like lengths, few enough for the logits to fit into memory.
 _MOST_TOKENS_AT_ONCE: Final = 4096
 _BATCHES_AT_ONCE: Final = 8
-# A sample is measured in so many parts, after each of which the time is looked at. The first one
-# takes xxlarge two minutes on two cores.
-_NUM_PARTS: Final = 32
 _ROUNDING: Final = 1e-9
 _ADVICE: Final = (
-    "What helps: leave the task out (--tasks with the others), keep parts in fp32 (--keep-fp32 "
-    "attention ffn; with all of embeddings attention ffn heads it is computed in fp32), allow more "
-    "(--max-cost), or write it all the same (--force)"
+    "To write the bundle, leave the task out (--tasks with the others), keep parts in fp32 "
+    "(--keep-fp32 attention ffn), or use --force"
 )
-_LABELS_FROM: Final[dict[str, str]] = {
-    "text-classification": "--text-classification",
-    "question-answering": "--question-answering",
-    "token-classification": "--token-classification",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredQuality:
-    """A task's quality, and the answers that differ in it.
-
-    Attributes:
-        num_worse: answers that are worse from the bundle than in torch; of a task without labels
-            all that differ.
-        num_better: those that are better.
-    """
+    """A head's quality, and the numbers of answers that are worse and better than torch's."""
 
     quality: Quality
     num_worse: int
     num_better: int
 
 
-def measure_quality(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A bundle compared with torch.
+
+    Attributes:
+        measured: the heads with labelled data.
+        differences: for each other head, the mean difference of its probabilities.
+        texts: names of the files of the texts without labels.
+    """
+
+    measured: Mapping[str, MeasuredQuality] = field(default_factory=dict)
+    differences: Mapping[str, float] = field(default_factory=dict)
+    texts: Sequence[str] = ()
+
+    @property
+    def quality(self) -> dict[str, Quality]:
+        """The quality of each head with labelled data."""
+        return {head: result.quality for head, result in self.measured.items()}
+
+
+def compare(
     source: Source,
-    tokenizer_file: Path,
+    tokenizer: AlbertTokenizer,
     reference: Runner,
     engine: Runner,
-    data: RealData,
-    *,
-    budget_s: float | None = None,
-) -> dict[str, MeasuredQuality]:
-    """Run torch and a bundle on the same samples, and score both, for each task.
-
-    fill-mask and sentence-order are asked what pretraining asks, and marked by the text itself:
-    accuracy. text-classification, multiple-choice and question-answering are marked by the labels
-    of the data that is given: accuracy, and F1. All else, and those without labels, is "agreement":
-    the share of predictions that are torch's own, so that torch has 100. Of a classifier's or a
-    question's answers, those that disagree bound from above what is lost of accuracy and F1. What
-    has one number for a text, as a regression and a multiple choice have, is asked which of four
-    has the highest; of many labels, the set of those that apply must be the same.
+    labelled: Mapping[str, LabelledItems],
+    texts: Sequence[Path] = (),
+) -> Comparison:
+    """Run a checkpoint in torch and from its bundle.
 
     Args:
-        source: the checkpoint.
-        tokenizer_file: its `tokenizer.json`.
         reference: runs the checkpoint in torch, in fp32.
         engine: runs the bundle.
-        data: `Quality.count` tells how much of it was used.
-        budget_s: the time for all tasks; after it, they are measured on the part of their samples
-            that was done by then. None for no limit.
+        labelled: by head.
+        texts: files for the other heads; empty for the built-in texts.
 
     Raises:
-        ExportError: a file cannot be read, or has nothing for a task, or there is data for a task
-            that the checkpoint has not.
-        BundleCorruptError: the tokenizer is none of an ALBERT.
+        ExportError: there is no text in the files.
+        CorpusError: a file cannot be read.
         EngineError: a runtime failed.
     """
-    try:
-        tokenizer = AlbertTokenizer.from_file(tokenizer_file)
-        samples = draw_samples(source.config, source.tasks, tokenizer, data)
-    except TrainingError as error:
-        raise ExportError(*error.args) from error
-    if not samples:  # embeddings have no head to compare
-        return {}
-    num_tokens = 2 * sum(item.num_tokens for sample in samples.values() for item in sample.items)
-    at_most = "" if budget_s is None else f", within about {budget_s:.0f} s (--quality-budget)"
-    print(
-        f"measuring {', '.join(samples)} on real text, in torch and from the bundle: "
-        f"{num_tokens:,} tokens{at_most}; --no-quality skips it",
-        file=sys.stderr,
-    )
-    quality: dict[str, MeasuredQuality] = {}
-    ends_s = None if budget_s is None else time.monotonic() + budget_s
+    others = {head: entry for head, entry in source.heads.items() if head not in labelled}
+    files = find_files(texts or [_BUILT_IN]) if others else []
+    items = {head: labelled[head].items for head in source.heads if head in labelled}
+    if others:
+        lines = _read_lines(files)
+        for head, entry in others.items():
+            items[head] = _text_items(lines, head, entry, tokenizer, source.config.max_positions)
+    num_tokens = 2 * sum(item.num_tokens for its in items.values() for item in its)
+    measured: dict[str, MeasuredQuality] = {}
+    differences: dict[str, float] = {}
     with progress_bar(title="quality", total=num_tokens, unit="tokens", unit_scale=True) as bar:
-        meter = _Meter(reference=reference, engine=engine, bar=bar)
-        for number, (task, sample) in enumerate(samples.items()):
-            share = (
-                None if ends_s is None else (ends_s - time.monotonic()) / (len(samples) - number)
-            )
-            quality[task] = meter.measure(task, sample, share)
-    return quality
+        for head, its in items.items():
+            bar.set_description_str(head)
+            expected, got = (_predict(runner, its, engine, bar) for runner in (reference, engine))
+            if head in labelled:
+                measured[head] = _measure(labelled[head], expected, got)
+            else:
+                problem = others[head].problem_type
+                differences[head] = _mean_difference(expected, got, problem)
+    return Comparison(measured=measured, differences=differences, texts=file_names(files))
 
 
-def check_quality(measured: Mapping[str, MeasuredQuality], max_cost: float) -> None:
-    """Check that no task certainly loses more than `max_cost` points.
-
-    A loss over that counts where chance alone would seldom make so many more answers worse than
-    better (level 1 %). Of a task without labels no more than 10 % of the answers (or `max_cost`)
-    may be others than torch's, by an exact binomial test of the same level.
+def check_quality(comparison: Comparison, max_cost: float) -> None:
+    """Check that no task certainly loses more than `max_cost` points, or differs too much.
 
     Raises:
-        ExportError: a task loses more.
+        ExportError: a task does.
     """
-    losses = (_describe_loss(task, result, max_cost) for task, result in measured.items())
-    over = [loss for loss in losses if loss]
-    if over:
-        raise ExportError(f"{'; '.join(over)}. Nothing was written. {_ADVICE}")
+    faults = [
+        *(_describe_loss(head, result, max_cost) for head, result in comparison.measured.items()),
+        *(
+            f"{head} is broken: its probabilities differ from torch's by {difference:.2f} on "
+            f"average ({', '.join(comparison.texts)}); at most {MAX_DIFFERENCE:g} is allowed"
+            for head, difference in comparison.differences.items()
+            if not difference <= MAX_DIFFERENCE
+        ),
+    ]
+    if found := list(filter(None, faults)):
+        raise ExportError(f"{'; '.join(found)}. Nothing was written. {_ADVICE}")
 
 
-def _describe_loss(task: str, measured: MeasuredQuality, max_cost: float) -> str | None:
-    """Describe a task's loss if it is over `max_cost`, and no chance; None otherwise."""
+def _describe_loss(head: str, measured: MeasuredQuality, max_cost: float) -> str | None:
+    """Describe a head's loss if it is over `max_cost`, and not by chance; None otherwise."""
     quality, worse, better = measured.quality, measured.num_worse, measured.num_better
-    if quality.metric == AGREEMENT:
-        most = max(_MAX_OTHERS, max_cost)
-        if _is_chance(worse, quality.count, most / 100):
-            return None
-        name, _, head = task.partition("/")
-        option = f"--head {head} {_LABELS_FROM[name]}" if head else _LABELS_FROM.get(name)
-        labels = f"; {option} measures it" if option else ""
-        return (
-            f"{task} gives another answer than torch in {worse:,} of {quality.count:,} cases; "
-            f"allowed are {most:g} % (what that costs is not known without labels{labels})"
-        )
-    if quality.cost <= max_cost + _ROUNDING or _is_chance(worse, worse + better, 0.5):
+    if quality.cost <= max_cost + _ROUNDING or _is_chance(worse, better):
         return None
     return (
-        f"{task} makes {worse:,} of {quality.count:,} answers worse and {better:,} better: "
+        f"{head} makes {worse:,} of {quality.count:,} answers worse and {better:,} better: "
         f"{quality.metric} falls from {quality.torch:.2f} to {quality.bundle:.2f}, allowed are "
-        f"{max_cost:g} points"
+        f"{max_cost:g} points (--max-cost)"
     )
 
 
-def _is_chance(count: int, num_cases: int, rate: float) -> bool:
-    """Whether so many cases or more are likely where each is one at this rate (exact test)."""
-    if not count:
-        return True
+def _is_chance(num_worse: int, num_better: int) -> bool:
+    """Whether chance alone makes so many of the answers that differ worse, or more."""
     from scipy.stats import binomtest  # importing it takes long
 
-    return bool(binomtest(count, num_cases, rate, alternative="greater").pvalue >= _LEVEL)
+    num_changed = num_worse + num_better
+    if not num_worse:
+        return True
+    return bool(binomtest(num_worse, num_changed, alternative="greater").pvalue >= _LEVEL)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Meter:
-    """Runs the samples of tasks in torch and from the bundle."""
+def _predict(
+    runner: Runner, items: Sequence[EngineItem], engine: Runner, bar: tqdm[Any]
+) -> list[Any]:
+    size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * engine.max_batch_tokens)
+    return predict(runner, items, max_tokens_at_once=size, bar=bar)
 
-    reference: Runner
-    engine: Runner
-    bar: tqdm[Any]
 
-    def measure(self, task: str, sample: Sample, budget_s: float | None) -> MeasuredQuality:
-        """Measure a task on its sample, or on the part of it that is done within the budget."""
-        self.bar.set_description_str(task)
-        ends_s = None if budget_s is None else time.monotonic() + budget_s
-        expected: list[Any] = []
-        predictions: list[Any] = []
-        labels: list[Any] = []
-        num_parts = min(_NUM_PARTS, len(sample.items))
-        for number in range(num_parts):
-            if number and ends_s is not None and time.monotonic() >= ends_s:
-                self._skip(task, sample, number, num_parts)
-                break
-            items = sample.items[number::num_parts]
-            expected += self._predict(self.reference, items)
-            predictions += self._predict(self.engine, items)
-            labels += [right for item in items for right in item.rights or ()]
-        rights = expected if sample.metric == AGREEMENT else labels
-        scores = list(
-            zip(sample.scores(expected, rights), sample.scores(predictions, rights), strict=True)
-        )
-        return MeasuredQuality(
-            quality=Quality(
-                metric=sample.metric,
-                torch=sample.mark(expected, rights),
-                bundle=sample.mark(predictions, rights),
-                count=len(predictions),
-                data=sample.files,
-            ),
-            num_worse=sum(in_bundle < in_torch for in_torch, in_bundle in scores),
-            num_better=sum(in_bundle > in_torch for in_torch, in_bundle in scores),
-        )
+def _measure(
+    labelled: LabelledItems, expected: Sequence[Any], got: Sequence[Any]
+) -> MeasuredQuality:
+    rights = labelled.rights
+    scores = [labelled.scores(answers, rights) for answers in (expected, got)]
+    pairs = list(zip(*scores, strict=True))
+    return MeasuredQuality(
+        quality=Quality(
+            metric=labelled.metric,
+            torch=labelled.percent(expected),
+            bundle=labelled.percent(got),
+            count=len(got),
+            data=file_names(labelled.files),
+        ),
+        num_worse=sum(in_bundle < in_torch for in_torch, in_bundle in pairs),
+        num_better=sum(in_bundle > in_torch for in_torch, in_bundle in pairs),
+    )
 
-    def _predict(self, runner: Runner, items: Sequence[EngineItem]) -> list[Any]:
-        size = min(_MOST_TOKENS_AT_ONCE, _BATCHES_AT_ONCE * self.engine.max_batch_tokens)
-        return predict(runner, items, max_tokens_at_once=size, bar=self.bar)
 
-    def _skip(self, task: str, sample: Sample, number: int, num_parts: int) -> None:
-        """Say that the rest of a sample is left out."""
-        rest = [item for part in range(number, num_parts) for item in sample.items[part::num_parts]]
-        self.bar.update(2 * sum(item.num_tokens for item in rest))
-        self.bar.write(
-            f"{task} is measured on {number} of {num_parts} parts of its sample: the time of "
-            "--quality-budget is over",
-            file=sys.stderr,
-        )
+def _read_lines(files: Sequence[Path]) -> list[str]:
+    """Return the first lines with text.
+
+    Raises:
+        ExportError: there is none.
+        CorpusError: a file cannot be read.
+    """
+    lines = (line for text in read_documents(files) for line in text.splitlines())
+    texts = list(islice(filter(str.strip, lines), _NUM_TEXTS))
+    if not texts:
+        raise ExportError(f"no text in {', '.join(map(str, files))}")
+    return texts
+
+
+def _text_items(
+    texts: Sequence[str],
+    head: str,
+    entry: HeadEntry,
+    tokenizer: AlbertTokenizer,
+    max_positions: int,
+) -> list[EngineItem]:
+    """Return the inputs of a head, read as probabilities.
+
+    A pair for sentence order is a text and the next one; a question is the first words of its text.
+    """
+    truncator = Truncator(tokenizer, min(_LENGTH, max_positions), "truncate")
+    pairs: Iterable[tuple[str, str | None]] = zip(texts, repeat(None))
+    if head == "sentence-order":
+        pairs = zip(texts, [*texts[1:], texts[0]], strict=True)
+    elif head == "question-answering":
+        pairs = [(" ".join(text.split()[:_QUESTION_WORDS]), text) for text in texts]
+    rows = None if head in ("question-answering", TOKENS) else [0]
+    items = []
+    for text, second in pairs:
+        encoded = truncator.fit_texts(text, second).at(head, rows)
+        if head == "fill-mask":
+            masked = list(range(1, len(encoded.ids), _MASK_EVERY))
+            ids = [tokenizer.mask_id if i in masked else id_ for i, id_ in enumerate(encoded.ids)]
+            encoded = replace(encoded, ids=ids, rows=masked)
+        items.append(EngineItem(inputs=[encoded], read=partial(_probabilities, head, entry)))
+    return items
+
+
+def _probabilities(head: str, entry: HeadEntry, logits: Sequence[Logits]) -> list[NDArray[Any]]:
+    """Return the probabilities (R, K) of a text; of a regression its score."""
+    (logits_RK,) = logits
+    if entry.problem_type == "regression":
+        return [logits_RK]
+    if entry.problem_type == "multi_label_classification":
+        return [sigmoid(logits_RK / entry.temperature)]
+    if head == "question-answering":  # each token is the start or the end of an answer
+        logits_RK = logits_RK.T
+    return [softmax(logits_RK / entry.temperature)]
+
+
+def _mean_difference(
+    expected: Sequence[NDArray[Any]], got: Sequence[NDArray[Any]], problem: ProblemType | None
+) -> float:
+    """Return the mean over texts, or tokens, of the largest difference of a probability.
+
+    Of a regression, it is the mean difference of scores over the largest score, or over 1.
+    """
+    pairs = zip(expected, got, strict=True)
+    largest_R = np.concatenate([np.abs(ours - theirs).max(-1) for ours, theirs in pairs])
+    scale = max(1.0, np.abs(expected).max()) if problem == "regression" else 1.0
+    return float(largest_R.mean() / scale)

@@ -10,27 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from albert_serve.bundle.weights import CLASSIFICATION, TaskName
+from albert_serve.bundle.weights import TaskName
 from albert_serve.tasks.description import evaluated_quality
 from export.errors import ExportError
 from export.source import Source
-from training.evaluation.real_text import RealData
 from training.model.heads import MULTIPLE_CHOICE
 
 # A trained task is left out as well if it lost more than this share of its figure.
 _MOST_LOST: Final = 0.1
-
-
-def tasks_with_data(data: RealData | None) -> set[TaskName]:
-    """Return the tasks that labelled data is given for."""
-    if data is None:
-        return set()
-    files: dict[TaskName, Any] = {
-        CLASSIFICATION: data.labelled or data.heads,
-        "question-answering": data.questions,
-        "token-classification": data.tagged,
-    }
-    return {task for task, inputs in files.items() if inputs}
 
 
 def select_tasks(

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from types import MappingProxyType
+from typing import Annotated, Any, Final, TypeVar
 
 import numpy as np
 from pydantic import FiniteFloat, Strict, TypeAdapter, ValidationError
@@ -17,9 +18,12 @@ from albert_serve.bundle.manifest import (
     WEIGHTS_FILE,
     ClassifierEntry,
     HeadEntry,
+    Manifest,
     TaskEntry,
+    TaskExample,
     heads_of,
     needed_shapes,
+    read_manifest,
 )
 from albert_serve.bundle.weights import (
     CLASSIFICATION,
@@ -48,6 +52,9 @@ from training.model.labels import default_name, read_labels, read_temperature
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
 _MAX_DEPTH: Final = 100
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
+# What a manifest sets about a head, after training.
+_TUNED: Final = {"temperature", "null_score_diff_threshold"}
+_EntryT = TypeVar("_EntryT", bound=HeadEntry)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +68,7 @@ class Source:
         needed_names: names of the weights that the backbone and all heads of the checkpoint need.
         evaluation: content of its `evaluation.json`, or what a bundle's manifest has of it.
         training: content of its `training.json`, likewise.
+        examples: inputs that the service's page shows, of a bundle's manifest.
     """
 
     folder: Path
@@ -71,6 +79,7 @@ class Source:
     needed_names: frozenset[str]
     evaluation: dict[str, Any]
     training: dict[str, Any]
+    examples: dict[TaskName, list[TaskExample]]
 
     @property
     def weights_file(self) -> Path:
@@ -97,6 +106,8 @@ class Source:
 def read_source(folder: Path) -> Source:
     """Read a checkpoint's configuration and its weights' header, and check one by the other.
 
+    A bundle in fp32 is a checkpoint too; its manifest's temperatures, threshold and examples stay.
+
     Args:
         folder: in the standard form of `training.conversion.standard`.
 
@@ -105,14 +116,18 @@ def read_source(folder: Path) -> Source:
             finite or no fp32.
         CheckpointError: `config.json` cannot be read, is another architecture's, or asks for what
             ALBERT has not.
-        BundleCorruptError: the weights are truncated or contradict the config.
+        BundleError: the weights are truncated or contradict the config, or a bundle's manifest is
+            invalid.
     """
     hf = read_config(folder)
     config = check_config(hf, folder)
     _check_files(folder)
     stored = read_header(folder / WEIGHTS_FILE)
     heads = _find_heads(hf, stored)
+    manifest = read_manifest(folder) if (folder / MANIFEST_FILE).is_file() else None
     tasks = _read_tasks(hf, heads)
+    if manifest is not None:
+        tasks = _with_settings(tasks, manifest.tasks)
     names = _check_weights(folder / WEIGHTS_FILE, stored, config, tasks)
     _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
     return Source(
@@ -122,57 +137,71 @@ def read_source(folder: Path) -> Source:
         has_choices=MULTIPLE_CHOICE in heads,
         stored=stored,
         needed_names=frozenset(names),
-        evaluation=_read_evaluation(folder),
-        training=read_training(folder),
+        evaluation=read_json_object(folder / "evaluation.json")
+        or (dict(manifest.evaluation) if manifest else {}),
+        training=read_json_object(folder / "training.json") or _training_of(manifest),
+        examples=dict(manifest.examples) if manifest else {},
     )
 
 
-def _read_evaluation(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's `evaluation.json`, or the same results of a bundle's manifest."""
-    manifest = read_json_object(folder / MANIFEST_FILE)
-    return read_json_object(folder / "evaluation.json") or _section(manifest, "evaluation")
+def _training_of(manifest: Manifest | None) -> dict[str, Any]:
+    """Return the record of training in a bundle's manifest, if it has one."""
+    training = manifest.provenance.get("training") if manifest else None
+    return training if isinstance(training, dict) else {}
 
 
-def read_training(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's `training.json`, or the same record of a bundle's manifest.
+def _with_settings(
+    tasks: Mapping[TaskName, TaskEntry], settings: Mapping[TaskName, TaskEntry]
+) -> dict[TaskName, TaskEntry]:
+    """Return the tasks with the temperatures and the threshold of a bundle's manifest."""
+    heads = heads_of(settings)
 
-    Raises:
-        ExportError: the file is no JSON object.
-    """
-    provenance = _section(read_json_object(folder / MANIFEST_FILE), "provenance")
-    return read_json_object(folder / "training.json") or _section(provenance, "training")
+    def tuned(head: str, entry: _EntryT) -> _EntryT:
+        if head not in heads:
+            return entry
+        return entry.model_copy(update=heads[head].model_dump(include=_TUNED, exclude_unset=True))
+
+    return {
+        task: tuned(task, entry).model_copy(
+            update={
+                "heads": {
+                    name: tuned(further_head(name), head) for name, head in entry.heads.items()
+                }
+            }
+        )
+        for task, entry in tasks.items()
+    }
 
 
-def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def with_threshold(source: Source, threshold: float | None) -> Source:
+def with_threshold(
+    source: Source, option: float | None, results: Mapping[str, Any] = MappingProxyType({})
+) -> Source:
     """Return the source with the threshold of "no answer" of question answering.
 
     Args:
-        threshold: None for the one of the best F1 in the evaluation, if it has one.
+        option: None for the threshold of the best F1 in `results`, or else the one of a bundle's
+            manifest, or else that of the best F1 in the evaluation, as far as there is one.
 
     Raises:
-        ExportError: there is no head for questions, or the evaluation's is not a finite number.
+        ExportError: there is no head for questions, or the threshold is not a finite number.
     """
     entry = source.tasks.get("question-answering")
-    if threshold is None:
-        measured = source.evaluation.get(BEST_F1_THRESHOLD)
-        if measured is None or entry is None:
-            return source
-        try:
-            threshold = _THRESHOLD.validate_python(measured)
-        except ValidationError as error:
-            raise ExportError(
-                f"{BEST_F1_THRESHOLD} of the evaluation is {measured!r}, not a number"
-            ) from error
+    own = entry.null_score_diff_threshold if entry else None
+    evaluated = (results.get(BEST_F1_THRESHOLD), own, source.evaluation.get(BEST_F1_THRESHOLD))
+    threshold = next((value for value in (option, *evaluated) if value is not None), None)
+    if threshold is None or (entry is None and option is None):
+        return source
     if entry is None:
         raise ExportError(
             "--null-score-diff-threshold is of question-answering; the bundle has "
             f"{', '.join(source.tasks) or 'no task with a head'}, --tasks names others"
         )
+    try:
+        threshold = _THRESHOLD.validate_python(threshold)
+    except ValidationError as error:
+        raise ExportError(
+            f"{BEST_F1_THRESHOLD} of the evaluation is {threshold!r}, not a number"
+        ) from error
     entry = entry.model_copy(update={"null_score_diff_threshold": threshold})
     return replace(source, tasks={**source.tasks, "question-answering": entry})
 

@@ -20,7 +20,6 @@ README, PRETRAINING, GUIDE = "README.md", "docs/pretraining.md", "docs/own-model
 FEWER = {
     "pretrain": "--steps 20 --budget 1h --no-compile",
     "finetune": "--steps 6 --budget 1h",
-    "export": "--quality-budget 20s",
 }
 
 
@@ -89,7 +88,7 @@ def test_the_readmes_road_leads_from_a_csv_to_a_reply(tmp_path: Path) -> None:
     assert install == "pip install '.[train]'"
     few = {
         "finetune": "--steps 12 --batch-size 16",
-        "export": "--quality-budget 5s --max-cost 20",  # int8 costs a model of 12 steps more
+        "export": "--max-cost 20",  # int8 costs a model of 12 steps more
     }
     run_printed(commands, tmp_path, few)
     (curl,) = printed_commands(README, "card was stolen")

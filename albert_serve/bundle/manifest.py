@@ -45,8 +45,6 @@ from albert_serve.files import read_small_file, sha256_of
 
 _FORMAT_VERSION: Final = 2
 
-# The metric of a task without labels: the share of answers that are equal to torch's.
-AGREEMENT: Final = "agreement"
 # The default classifier has this name unless the checkpoint names it.
 DEFAULT_HEAD: Final = "default"
 MAX_EXAMPLES: Final = 20
@@ -132,11 +130,10 @@ class TaskEntry(HeadEntry):
 
 
 class Quality(_Frozen):
-    """The loss of a task's quality by the bundle's precision, measured on real text.
+    """The loss of a task's quality by the bundle's precision, measured on labelled data.
 
     Attributes:
-        metric: its name, such as "accuracy"; without labels "agreement", the share of answers that
-            are equal to torch's.
+        metric: its name, such as "accuracy".
         torch: the metric of the checkpoint in torch, in fp32, in percent.
         bundle: the metric of the bundle, in percent.
         count: the number of predictions.

@@ -21,7 +21,6 @@ from albert_serve.api.schemas import (
     TaskQuality,
 )
 from albert_serve.bundle.manifest import (
-    AGREEMENT,
     CARD_FILE,
     WEIGHTS_FILE,
     Manifest,
@@ -138,15 +137,12 @@ def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:
 
 
 def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
-    """Return a head's quality on held-out data if it is known, else on export's data, else None.
-
-    Agreement with torch is ignored: it says nothing about the answers.
-    """
+    """Return a head's quality on held-out data if it is known, else on export's data, else None."""
     quality = evaluated_quality(manifest.evaluation, head)
     if quality is not None:
         return quality
     measured = manifest.head_quality.get(head)
-    if measured is None or measured.metric == AGREEMENT:
+    if measured is None:
         return None
     return TaskQuality(
         metric=measured.metric,

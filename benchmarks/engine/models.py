@@ -109,10 +109,14 @@ def _quantize(converted: Any, plan: FormPlan) -> Any:
 
 
 def _make_bundle(plan: FormPlan) -> None:
-    from export.bundle import export_bundle
+    from export.job import ExportConfig, export
 
     precision: Any = plan.form.removeprefix("bundle-")
-    export_bundle(plan.checkpoint, plan.target, precision=precision)
+    export(
+        ExportConfig(
+            checkpoint=plan.checkpoint, bundle=plan.target, precision=precision, quality=False
+        )
+    )
 
 
 _FORMS: Final[dict[str, Callable[[FormPlan], None]]] = {

@@ -37,7 +37,7 @@ from benchmarks.serve.services import (
     peer_service,
 )
 from benchmarks.serve.tables import ServedResult, ServeReport
-from export.bundle import export_bundle
+from export.job import ExportConfig, export
 from training.errors import report_errors
 from training.system.command_line import make_parser
 
@@ -82,8 +82,14 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
     for precision in options.precisions:
         target = options.output / f"bundle-{precision}"
         # The weights are random, so int8's cost in quality says nothing here.
-        exported = export_bundle(checkpoint, target, precision=precision, overwrite=True)
-        yield our_service(f"ours {precision}", exported.bundle.folder, options.threads)
+        config = ExportConfig(
+            checkpoint=checkpoint,
+            bundle=target,
+            precision=precision,
+            quality=False,
+            overwrite=True,
+        )
+        yield our_service(f"ours {precision}", export(config).bundle.folder, options.threads)
 
 
 def _take_turns(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from albert_serve.bundle.manifest import Bundle
-from export.bundle import export_bundle
+from tests.export.exporting import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks
 

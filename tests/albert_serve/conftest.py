@@ -15,9 +15,9 @@ import torch
 
 from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
-from export.bundle import export_bundle
 from tests.albert_serve.support import ROOT, Running, served
 from tests.albert_serve.task_fixtures import answer, engine, sentences, task_setup, tokenizer  # noqa: F401 - fixtures for all tests here
+from tests.export.exporting import export_bundle
 from training.data.corpus import read_documents
 from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint, save_checkpoint

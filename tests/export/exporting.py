@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models
 
 from albert_serve.config import AlbertConfig
+from export.job import ExportConfig, ExportResult, export
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 
@@ -85,6 +86,13 @@ def write_checkpoint(
     save_checkpoint(model.eval(), folder, extra_config=extra_config)
     write_tokenizer(folder)
     return model
+
+
+def export_bundle(checkpoint: Path, target: Path, **options: Any) -> ExportResult:
+    """Write a bundle that is not compared with torch, unless the options say so."""
+    return export(
+        ExportConfig(**{"checkpoint": checkpoint, "bundle": target, "quality": False, **options})
+    )
 
 
 def run_encoder(bundle: Path, batch: Ragged, graph: str = "encoder.onnx") -> Floats:

@@ -8,9 +8,7 @@ from typing import Final
 import pytest
 
 from export.__main__ import main
-from export.bundle import export_bundle
-from tests.export.exporting import randomize
-from training.evaluation.real_text import DEFAULT_TEXT, RealData
+from tests.export.exporting import export_bundle, randomize
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 LABELS = ["O", "B-PER", "I-PER"]
@@ -34,8 +32,8 @@ def test_a_bundle_has_the_labels_and_its_entity_f1(checkpoint: Path, tmp_path: P
     assert main([*command, "--token-classification", str(file)]) == 0
     bundle = export_bundle(checkpoint, tmp_path / "fp32").bundle
     assert bundle.manifest.tasks[TASK].labels == LABELS
-    data = RealData(text=(DEFAULT_TEXT,), tagged=(file,))
-    exported = export_bundle(checkpoint, tmp_path / "data", data=data).bundle.manifest
+    with_data = {"token_classification": (file,), "quality": True}
+    exported = export_bundle(checkpoint, tmp_path / "data", **with_data).bundle.manifest
     assert exported.quality[TASK].metric == "entity F1"
     assert exported.quality[TASK].bundle == exported.quality[TASK].torch
     assert exported.quality[TASK].data == ["test.conll"]

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import expected_shapes, read_header
 from albert_serve.config import AlbertConfig
-from export.bundle import export_bundle
 from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
 from export.verify import external_tensors
 from tests.export.exporting import (
     TINY,
+    export_bundle,
     ragged,
     randomize,
     run_encoder,

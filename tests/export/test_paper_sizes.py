@@ -12,8 +12,8 @@ import torch
 from albert_serve.config import preset
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
-from export.bundle import export_bundle
 from tests.albert_serve.support import served
+from tests.export.exporting import export_bundle
 from training.model.albert import ModelInputs
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes

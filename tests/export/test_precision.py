@@ -22,12 +22,11 @@ from safetensors.numpy import load_file
 from albert_serve.bundle.manifest import Bundle, Part
 from albert_serve.bundle.weights import SCALE_SUFFIX, check_shapes, expected_shapes, read_header
 from albert_serve.errors import BundleCorruptError
-from export.bundle import export_bundle
 from export.errors import ExportError
 from export.precision import part_of, quantize, write_weights
 from export.source import read_source
 from tests.albert_serve.support import ROOT
-from tests.export.exporting import TINY, ragged, run_encoder, write_checkpoint
+from tests.export.exporting import TINY, export_bundle, ragged, run_encoder, write_checkpoint
 from tests.programs import needs_program
 from training.model.checkpoint import save_checkpoint
 
@@ -102,21 +101,41 @@ np.savez(result, x=x_RI, sums=np.concatenate(sums), *engine.run(inputs))
 """
 
 
-@pytest.mark.process
-@pytest.mark.skipif(
+needs_emulation: Final = pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="emulates an x86-64 CPU"
 )
+
+
+def without_vnni() -> list[str]:
+    """The command that emulates a CPU with AVX2 and neither AVX-512 nor VNNI."""
+    return [needs_program("qemu-x86_64", package="qemu-user"), "-cpu", "Haswell"]
+
+
+@pytest.mark.extended
+@needs_emulation
+def test_int8_is_exported_without_labels_on_a_cpu_without_vnni(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", CONFIG, tasks=("text-classification",))
+    export = [sys.executable, "-m", "export", "--precision", "int8", str(tmp_path / "checkpoint")]
+    differences = []
+    for prefix, name in (([], "here"), (without_vnni(), "emulated")):
+        program = [*prefix, *export, str(tmp_path / name)]
+        done = subprocess.run(program, cwd=ROOT, check=True, capture_output=True, text=True)
+        _, _, printed = done.stdout.partition("mean difference of probabilities")
+        differences.append(float(printed.split()[-1]))
+    assert 0 < differences[0] < 0.2
+    assert differences[1] == pytest.approx(differences[0], abs=1e-3)
+
+
+@needs_emulation
 def test_int8_is_as_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
-    """The emulated CPU has AVX2 and neither AVX-512 nor VNNI."""
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(checkpoint, replace(CONFIG, sharing="attention"))
-    qemu = [needs_program("qemu-x86_64", package="qemu-user"), "-cpu", "Haswell"]
     weight_OI = np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32)
     int8_IO, _ = quantize(weight_OI)
     onnx.save(integer_product(int8_IO), tmp_path / "product.onnx")
     bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8").bundle.folder
     here, emulated = tmp_path / "here.npz", tmp_path / "emulated.npz"
-    for prefix, result in (([], here), (qemu, emulated)):
+    for prefix, result in (([], here), (without_vnni(), emulated)):
         files = map(str, (tmp_path / "product.onnx", bundle, result))
         program = [*prefix, sys.executable, "-c", _ANSWER, *files]
         subprocess.run(program, cwd=ROOT, check=True, capture_output=True)
@@ -151,7 +170,7 @@ def integer_product(int8_IO: np.ndarray) -> onnx.ModelProto:
 def test_a_part_that_is_kept_is_the_checkpoints_own(
     checkpoint: Path, tmp_path: Path, kept: tuple[Part, ...]
 ) -> None:
-    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8", kept_fp32=kept).bundle
+    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8", keep_fp32=kept).bundle
     assert bundle.manifest.kept_fp32 == sorted(kept)
     original, written = (
         load_file(folder / "model.safetensors") for folder in (checkpoint, bundle.folder)
@@ -178,7 +197,7 @@ def test_a_bundle_of_each_precision_computes_what_torch_does(
 ) -> None:
     full = tmp_path / "full"
     export_bundle(checkpoint, full)
-    exported = export_bundle(checkpoint, tmp_path / precision, precision=precision)  # type: ignore[arg-type]
+    exported = export_bundle(checkpoint, tmp_path / precision, precision=precision)
     bundle = Bundle.open(tmp_path / precision)
     assert bundle.manifest.precision == precision
     assert exported.unused == []

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from albert_serve.bundle.manifest import Bundle, TaskExample
 from export.__main__ import main
 from export.errors import ExportError
-from export.examples import read_examples
+from export.job import read_examples
 from tests.export.exporting import write_checkpoint, write_tokenizer
 from training.evaluation.questions import BEST_F1_THRESHOLD
 
@@ -137,7 +137,10 @@ def test_examples_go_into_the_manifest_if_the_bundle_has_their_task(
     file = tmp_path / "examples.json"
     file.write_text('{"text-classification": [{"inputs": "a"}]}')
     assert main([*arguments, "--examples", str(file)]) == 1
-    assert "there are examples of text-classification" in capsys.readouterr().err
+    assert (
+        "has examples of text-classification, but the bundle has fill-mask"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "bundle").exists()
     file.write_text('{"fill-mask": [{"inputs": "a [MASK]", "label": "One", "expected": ["b"]}]}')
     assert main([*arguments, "--examples", str(file)]) == 0
@@ -150,7 +153,7 @@ def test_examples_go_into_the_manifest_if_the_bundle_has_their_task(
     [
         (
             {"translation": [{"inputs": "a"}]},
-            "translation is no task with examples; there are fill-mask",
+            "has examples of translation, but the bundle has fill-mask",
         ),
         ({"fill-mask": []}, "must be a list of 1 to 20 examples"),
         ({"fill-mask": [{"label": "a"}]}, r"fill-mask\[0\]: inputs is missing"),
@@ -168,4 +171,4 @@ def test_an_example_that_the_task_would_refuse_is_named(
     file = tmp_path / "examples.json"
     file.write_text(json.dumps(content))
     with pytest.raises(ExportError, match=message):
-        read_examples(file)
+        read_examples(file, ["fill-mask", "question-answering"])

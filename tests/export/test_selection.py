@@ -14,11 +14,10 @@ from albert_serve.bundle.weights import TaskName
 from albert_serve.client import AlbertClient
 from albert_serve.errors import NotFoundError
 from export.__main__ import main
-from export.bundle import export_bundle
 from export.errors import ExportError
 from export.selection import select_tasks
 from export.source import read_source
-from tests.export.exporting import ALL_TASKS, write_checkpoint
+from tests.export.exporting import ALL_TASKS, export_bundle, write_checkpoint
 from training.model.provenance import record_stage
 
 FIGURES = {"masked_accuracy": 0.13, "masked_tokens": 900, "masked_data": "wiki.jsonl"}

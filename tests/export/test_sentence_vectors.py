@@ -20,7 +20,7 @@ from albert_serve.client import AlbertClient
 from albert_serve.errors import TextTooLongError
 from albert_serve.local import LocalTransport
 from albert_serve.settings import RuntimeOptions
-from export.bundle import export_bundle
+from tests.export.exporting import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 TEXTS = ["Heathrow is an airport.", "The airport was opened in 1946, and is west of London. " * 2]

@@ -21,7 +21,6 @@ from albert_serve.bundle.weights import (
 )
 from albert_serve.config import preset
 from albert_serve.tokenizer import SPECIAL_TOKENS
-from export.bundle import export_bundle
 from export.encoder import build_encoder
 from export.errors import ExportError
 from export.graph import CUDA_FORM, Compute
@@ -29,7 +28,7 @@ from export.heads import build_head
 from export.precision import part_of
 from export.source import read_source
 from export.verify import check_parity, check_references, measure_parity
-from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
+from tests.export.exporting import ALL_TASKS, TINY, export_bundle, write_checkpoint
 from training.model.checkpoint import save_checkpoint
 
 pytestmark = pytest.mark.process

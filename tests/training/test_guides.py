@@ -63,7 +63,6 @@ SIZES = {"german": 44, "hindi": 37, "chinese": 34}
 SMALL = {
     "pretrain": "--budget 1h --steps 2 --batch-size 2 --length 32 --max-positions 32 "
     "--embedding-size 16 --hidden-size 32 --layers 1 --heads 2 --no-compile",
-    "export": "--quality-budget 2s",
 }
 
 

@@ -19,9 +19,9 @@ from albert_serve.client import AlbertClient
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
 from albert_serve.tasks import TextClassification, prepare_request
 from albert_serve.tasks.zero_shot import ZeroShot
-from export.bundle import export_bundle
 from tests.albert_serve.server.test_service import assert_envelope
 from tests.albert_serve.support import running_service, service_environment
+from tests.export.exporting import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 TEXTS = ["The home team won it in the ninth inning.", "It rained all day.", "A new film is out."]

@@ -15,7 +15,7 @@ from albert_serve.cli import main as albert_serve
 from albert_serve.client import AlbertClient
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
-from export.bundle import export_bundle
+from tests.export.exporting import export_bundle
 from training.commands.finetune import main as finetune
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import save_checkpoint
@@ -116,8 +116,8 @@ def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_pat
     ours = transformers.AutoTokenizer.from_pretrained(run / "checkpoint")
     theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
     assert ours(TEXT, TEXT).data == theirs(TEXT, TEXT).data
-    export_bundle(checkpoint, tmp_path / "bundle", data=None)
-    export_bundle(run / "checkpoint", tmp_path / "finetuned", data=None)
+    export_bundle(checkpoint, tmp_path / "bundle")
+    export_bundle(run / "checkpoint", tmp_path / "finetuned")
     model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint)
     pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=theirs, top_k=3)
     with AlbertClient.local(tmp_path / "bundle") as client:
