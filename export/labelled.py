@@ -15,6 +15,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, TaskName
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.question_answering.task import QuestionAnswering
+from albert_serve.tasks.text_length import text_length
 from albert_serve.tokenizer import AlbertTokenizer
 from export.config import ExportConfig
 from export.errors import ExportError
@@ -140,10 +141,10 @@ def _read_texts(
     entry = source.heads[head]
     problem = entry.problem_type or "single_label_classification"
     files, texts = _labelled_texts(data, entry.labels or [], problem)
-    length = source.config.max_positions
-    examples, num_cut = labelled_examples(texts, tokenizer, length=length, truncation=True)
-    if num_cut:
-        print(f"{head}: {num_cut:,} texts are truncated to {length} tokens", file=sys.stderr)
+    length = text_length(head, source.training, source.config.max_positions)
+    examples, num_long = labelled_examples(texts, tokenizer, length=length, truncation=True)
+    if num_long:
+        print(f"{head}: {num_long:,} texts were truncated to {length} tokens", file=sys.stderr)
     metric, read = _READ[problem]
     items = [
         EngineItem(

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,18 @@ import pytest
 import torch
 import transformers
 
-from albert_serve.bundle.manifest import Bundle, TaskEntry
-from albert_serve.bundle.weights import TaskName
+from albert_serve.api.schemas import Answer
+from albert_serve.bundle.manifest import Bundle
 from albert_serve.client import AlbertClient
-from albert_serve.config import AlbertConfig
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import TASKS, prepare_request, shape_reply
 from albert_serve.tasks.load import load_tasks
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.support import running_service
-from training.evaluation.real_text import DEFAULT_TEXT, RealData
-from training.evaluation.samples import draw_samples
-from training.evaluation.torch_engine import predict
 
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent
-DATA = Path(__file__).parent / "data"
 # A curl command of the README, and the reply that it says follows.
 EXAMPLE = re.compile(
     r"curl \S+?/(?P<task>[a-z-]+) [^`]*?-d '(?P<body>[^`]*?)'\n```\n+```json\n(?P<reply>[^`]*)```"
@@ -109,21 +104,6 @@ def test_the_card_states_the_figures_of_the_manifest(bundle: Bundle) -> None:
         assert f"{figures[name]:,.{num_decimals}f}" == text, name
 
 
-def test_the_masked_accuracy_of_the_manifest_is_the_models(bundle: Bundle) -> None:
-    """On the text of this repository that export measured it on; a draw has a few more or less."""
-    stated = bundle.manifest.quality["fill-mask"]
-    files = {file.name: file for file in (*DEFAULT_TEXT.parent.iterdir(), *DATA.iterdir())}
-    data = RealData(text=tuple(files[name] for name in stated.data))
-    tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
-    tasks: dict[TaskName, TaskEntry] = {"fill-mask": bundle.manifest.tasks["fill-mask"]}
-    config = AlbertConfig.from_hf(bundle.manifest.config)
-    sample = draw_samples(config, tasks, tokenizer, data)["fill-mask"]
-    predictions = predict(Engine.open(bundle), sample.items, max_tokens_at_once=4096)
-    rights = [right for item in sample.items for right in item.rights or ()]
-    assert len(predictions) == pytest.approx(stated.count, rel=0.05)
-    assert sample.mark(predictions, rights) == pytest.approx(stated.bundle, abs=1.0)
-
-
 def test_the_readmes_example_is_right() -> None:
     """It is one of the list that was written before the model was tried."""
     [example] = readme_examples()
@@ -180,6 +160,25 @@ def test_the_packaged_bundle_is_the_int8_form_of_the_one_in_models() -> None:
     assert packaged.evaluation == shipped.evaluation
     assert {*packaged.tasks} == {*shipped.tasks}
     assert sum(file.stat().st_size for file in PACKAGED.iterdir()) < 8_000_000
+
+
+def test_the_packaged_bundle_rejects_off_topic_questions_as_the_one_in_models_does() -> None:
+    """Questions on a paragraph of another article, as in the card."""
+    squad = json.loads((ROOT / "tests/data/squad_dev/dev-v1.1.json").read_text(encoding="utf-8"))
+    articles = [article["paragraphs"] for article in squad["data"]]
+    asked = [
+        {"question": question["question"], "context": other[0]["context"]}
+        for article, other in pairwise([*articles, articles[0]])
+        for paragraph in article
+        for question in paragraph["qas"]
+    ]
+    rejected = []
+    for folder in (shipped_bundle(), PACKAGED):
+        with AlbertClient.local(folder, num_threads=1) as albert:
+            answers = albert.question_answering(asked)
+            rejected.append([isinstance(one, Answer) and one.answer == "" for one in answers])
+    assert sum(rejected[0]) > 0.95 * len(asked)
+    assert rejected[0] == rejected[1]
 
 
 @pytest.mark.extended

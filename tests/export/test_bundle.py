@@ -18,9 +18,8 @@ from albert_serve.tasks import EncoderInput, QuestionAnswering
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
-from export.bundle import export_bundle
 from export.errors import ExportError
-from tests.export.exporting import ALL_TASKS, TINY, write_checkpoint
+from tests.export.exporting import ALL_TASKS, TINY, export_bundle, write_checkpoint
 from training.evaluation.questions import BEST_F1_THRESHOLD as KEY
 from training.model.checkpoint import CheckpointError, load_checkpoint
 
@@ -50,7 +49,9 @@ def test_the_bundle_is_whole(checkpoint: Path, target: Path) -> None:
     (checkpoint / "evaluation.json").write_text('{"accuracy": 0.9, "loss": 2}')
     (checkpoint / "training.json").write_text('{"steps": 3}')
 
-    exported = export_bundle(checkpoint, target, evaluation={"accuracy": 0.8, "f1": 0.7})
+    results = checkpoint.with_name("results.json")
+    results.write_text('{"accuracy": 0.8, "f1": 0.7}')
+    exported = export_bundle(checkpoint, target, evaluation=results)
 
     bundle = Bundle.open(target)
     assert bundle == exported.bundle
@@ -135,6 +136,36 @@ def test_the_threshold_of_no_answer_is_the_services_default(
     task = load_tasks(bundle)["question-answering"]
     assert isinstance(task, QuestionAnswering)
     assert task.null_score_diff_threshold == expected
+
+
+def test_a_bundle_that_is_exported_again_keeps_what_its_manifest_sets(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """The threshold, a temperature and examples; options stand before them."""
+    (tmp_path / "examples.json").write_text('{"fill-mask": [{"inputs": "a [MASK]"}]}')
+    first = export_bundle(
+        checkpoint,
+        tmp_path / "fp32",
+        null_score_diff_threshold=2.5,
+        examples=tmp_path / "examples.json",
+    ).bundle
+    manifest = first.folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["tasks"]["text-classification"]["temperature"] = 1.75
+    manifest.write_text(json.dumps(content))
+
+    again = export_bundle(first.folder, tmp_path / "int8", precision="int8").bundle.manifest
+
+    assert again.tasks["question-answering"].null_score_diff_threshold == 2.5
+    assert again.tasks["text-classification"].temperature == 1.75
+    assert again.examples == first.manifest.examples != {}
+    (tmp_path / "results.json").write_text(json.dumps({KEY: -1.0}))
+    for options, expected in (
+        ({"evaluation": tmp_path / "results.json"}, -1.0),
+        ({"null_score_diff_threshold": 0.5}, 0.5),
+    ):
+        other = export_bundle(first.folder, tmp_path / f"{expected}", **options).bundle.manifest
+        assert other.tasks["question-answering"].null_score_diff_threshold == expected
 
 
 def test_the_command_line_names_unused_weights(

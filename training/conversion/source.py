@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from albert_serve.bundle.manifest import MANIFEST_FILE
 from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import AlbertServeError
@@ -27,7 +28,7 @@ REFERENCE_HELP: Final = (
 )
 _SMALL_FILES: Final = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.txt",
-    "training.json", "evaluation.json", "adapter_config.json",
+    "training.json", "evaluation.json", MANIFEST_FILE, "adapter_config.json",
     *SENTENCE_FILES,
 )  # fmt: skip
 _BEGINNING: Final = 256
