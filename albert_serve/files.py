@@ -33,21 +33,13 @@ def local_path(name: str | os.PathLike[str]) -> Path | None:
 
 
 def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file, read as a stream, as hexadecimal digits.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the SHA-256 of a file, read as a stream, as hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new, also after a crash.
-
-    Raises:
-        OSError: it cannot be written; the old content is kept.
-    """
+    """Write a file atomically: a reader sees the old content or the new, also after a crash."""
     partial = partial_path(file)
     partial.write_bytes(content)
     put_in_place(partial, file)

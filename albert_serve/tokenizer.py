@@ -164,11 +164,7 @@ class AlbertTokenizer:
             raise BundleCorruptError(f"{file} is not a tokenizer: {error}") from error
 
     def encode(self, text: str, pair: str | None = None) -> Encoding:
-        """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`; never truncated.
-
-        Raises:
-            InvalidInputError: a text holds half of a surrogate pair.
-        """
+        """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`; never truncated."""
         second = None if pair is None else self.encode_plain(pair)
         return self.build(self.encode_plain(text), second)
 

@@ -88,11 +88,7 @@ def _cells(open_for: Callable[[Sequence[str]], Embed], data: _Data) -> Iterator[
 
 
 def open_model(folder: Path, num_threads: int) -> Embed:
-    """Open a bundle; texts that are too long are truncated.
-
-    Raises:
-        BundleError: it cannot be opened.
-    """
+    """Open a bundle; texts that are too long are truncated."""
     bundle = Bundle.open(folder)
     engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=num_threads))
     return Embedder(runner=engine, setup=load_setups(bundle)[FEATURE_EXTRACTION])

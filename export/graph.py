@@ -95,22 +95,14 @@ class Initializers:
         return self.stored(factors) if stored_name(factors, self._stored) in self._stored else None
 
     def stored(self, name: str) -> str:
-        """Add the weight of this Hugging Face name as stored; return the initializer's name.
-
-        Raises:
-            KeyError: the file holds no such weight.
-        """
+        """Add the weight of this Hugging Face name as stored; return the initializer's name."""
         name = stored_name(name, self._stored)
         if name not in self._protos:
             self._protos[name] = _external_tensor(name, self._stored[name])
         return name
 
     def weight(self, name: str) -> str:
-        """Add the weight of this Hugging Face name in the graph's compute type.
-
-        Raises:
-            KeyError: the file holds no such weight.
-        """
+        """Add the weight of this Hugging Face name in the graph's compute type."""
         initializer = self.stored(name)
         dtype = self._stored[initializer].dtype
         if dtype == "I8":

@@ -101,11 +101,6 @@ def compare(
         engine: runs the bundle.
         labelled: by head.
         texts: files for the other heads; empty for the built-in texts.
-
-    Raises:
-        ExportError: there is no text in the files.
-        CorpusError: a file cannot be read.
-        EngineError: a runtime failed.
     """
     others = {head: entry for head, entry in source.heads.items() if head not in labelled}
     files = find_files(texts or [_BUILT_IN]) if others else []

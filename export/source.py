@@ -110,14 +110,6 @@ def read_source(folder: Path) -> Source:
 
     Args:
         folder: in the standard form of `training.conversion.standard`.
-
-    Raises:
-        ExportError: a file is missing or in a form that cannot be exported, or a weight is not
-            finite or no fp32.
-        CheckpointError: `config.json` cannot be read, is another architecture's, or asks for what
-            ALBERT has not.
-        BundleError: the weights are truncated or contradict the config, or a bundle's manifest is
-            invalid.
     """
     hf = read_config(folder)
     config = check_config(hf, folder)

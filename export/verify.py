@@ -61,9 +61,6 @@ def measure_parity(
     numbers that a regression answers may be of any size.
     Batches are random and ragged, with lengths from 1 to all positions; padding is left out of
     the comparison. A head is given its runtime's own hidden states, so its figure is end to end.
-
-    Raises:
-        ExportError: the runtime cannot load or run a graph.
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
     measured = _measure(folder / ENCODER_FILE, files, model, special_ids(folder))
@@ -80,9 +77,6 @@ def measure_cuda_parity(
         heads: its heads.
         model: the bundle's own weights in torch (`restore_weights`).
         form: the form of its encoder for CUDA.
-
-    Raises:
-        ExportError: the runtime cannot load or run a graph.
     """
     files = {}
     for head, entry in heads.items():

@@ -62,11 +62,7 @@ class Catalogue:
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
-    """Read the models that the settings name.
-
-    Raises:
-        ConfigError: there is no model.
-    """
+    """Read the models that the settings name."""
     if settings.models is None:
         assert settings.bundle is not None
         tag = store_tag(settings.bundle)

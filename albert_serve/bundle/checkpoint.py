@@ -44,12 +44,6 @@ def find_bundle(
         reference: a folder, `bentoml:NAME[:VERSION]`, or a name on the Hub, OWNER/NAME[@REVISION].
         precision: of the export; None for fp32.
         exports: whether a checkpoint is allowed.
-
-    Raises:
-        BundleError: the checkpoint cannot be exported or is not allowed, or the bundle on the Hub
-            is not whole.
-        ConfigError: there is no cache folder, or `precision` is given for a bundle.
-        HubError: the model cannot be downloaded.
     """
     named = Path(reference)
     if store_tag(named) is not None:

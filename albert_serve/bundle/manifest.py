@@ -362,11 +362,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def file_entry(file: Path) -> FileEntry:
-    """Return the size and SHA-256 of a file, read as a stream.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the size and SHA-256 of a file, read as a stream."""
     return FileEntry(sha256=sha256_of(file), size=file.stat().st_size)
 
 

@@ -94,11 +94,7 @@ _ContentT = TypeVar("_ContentT")
 
 
 def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_size: int) -> None:
-    """Add the files to a checkpoint by which `sentence-transformers` reads it, any version of it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Add the files by which any version of `sentence-transformers` reads a checkpoint."""
     modules = [("", "Transformer"), (_POOLING_FOLDER, "Pooling")]
     if vectors.normalize:
         modules.append(("2_Normalize", "Normalize"))
@@ -120,11 +116,7 @@ def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_siz
 
 
 def encoder_folder(folder: Path) -> Path:
-    """Return the folder of a checkpoint's encoder: itself, or the subfolder of `modules.json`.
-
-    Raises:
-        ConfigError: `modules.json` cannot be read.
-    """
+    """Return the folder of a checkpoint's encoder: itself, or the subfolder of `modules.json`."""
     modules = _read_modules(folder)
     return folder / modules[0].path if modules else folder
 

@@ -63,11 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command of serving.
-
-    Raises:
-        ConfigError: the extra `serve` is not installed.
-    """
+    """Return the parser of a command of serving."""
     make = getattr(_load(name, _SERVING, "serve"), f"{name}_parser")
     return cast("argparse.ArgumentParser", make(_SERVING[name][1]))
 

@@ -103,11 +103,7 @@ class EncoderPool:
         self._lock = threading.Lock()
 
     def open(self, bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
-        """Return the encoder of a bundle, shared with open bundles of the same weights.
-
-        Raises:
-            BundleCorruptError: the runtime refuses its graph.
-        """
+        """Return the encoder of a bundle, shared with open bundles of the same weights."""
         files = bundle.manifest.files
         graph = files[CUDA_ENCODER_FILE if device == "cuda" else ENCODER_FILE]
         key = (files[WEIGHTS_FILE].sha256, graph.sha256, device, options)

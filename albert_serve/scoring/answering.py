@@ -70,10 +70,6 @@ def answer_batches(
 
     Args:
         total: the counts of the parts before, to which those of each part are added.
-
-    Raises:
-        TooManyErrorsError: more rows are in error than are allowed.
-        JobError: the job cannot go on.
     """
     total = Counts() if total is None else total
     _check_errors(total, options.error_limit)

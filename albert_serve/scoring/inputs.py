@@ -60,12 +60,7 @@ class InputFile:
         delimiter: str | None = None,
         partition: Mapping[str, Any] | None = None,
     ) -> InputFile:
-        """Look at a file's format and columns.
-
-        Raises:
-            InvalidInputError: it is damaged, empty, or of a format that is not read.
-            OSError: it cannot be read.
-        """
+        """Look at a file's format and columns."""
         version = _version(path)
         kind = detect_type(path, chosen)
         options = ReadOptions(
@@ -160,12 +155,7 @@ class RowSelection:
 def read_batches(
     sources: Sequence[InputFile], selection: RowSelection, num_skipped: int = 0
 ) -> Iterator[RowBatch]:
-    """Yield the rows of several files, in order, after the first so many.
-
-    Raises:
-        InvalidInputError: a file cannot be read, is damaged or incomplete.
-        ChangedJobError: a file is not the one that was opened.
-    """
+    """Yield the rows of several files, in order, after the first so many."""
     num_bytes = 0
     for source in sources:
         prefix = f"{source.path}, " if len(sources) > 1 else ""

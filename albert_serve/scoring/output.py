@@ -64,11 +64,7 @@ class Layout:
         return self.reader.output_names(list(self.kept or ()))
 
     def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
-        """Return the values that are kept of each row, as JSON, by their names in the output.
-
-        Raises:
-            InvalidInputError: a row has a column that the table has not.
-        """
+        """Return the values that are kept of each row, as JSON, by their names in the output."""
         rows, names = self.reader.kept_rows(batch), self._names
         renamed = []
         for place, row in zip(batch.places, rows, strict=True):
@@ -81,9 +77,6 @@ class Layout:
         """Return a batch with the columns that Parquet keeps.
 
         A row with a value that is not of its column's type gets an error, and null in its place.
-
-        Raises:
-            InvalidInputError: a row has a column that the table has not.
         """
         if self.kept is None or self.type.format != "parquet" or batch.kept is not None:
             return batch
@@ -122,9 +115,6 @@ def make_layout(
 
     Args:
         first: the first rows, which decide the columns where no file has its own.
-
-    Raises:
-        InvalidInputError: a column has different types.
     """
     if not kind.has_columns:
         return Layout(type=kind, reader=reader, kept=None)
@@ -267,11 +257,7 @@ def _kept_columns(layout: Layout, batch: RowBatch) -> list[Any]:
 
 
 def join(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:
-    """Write parts, of which only the first has a header, as one file.
-
-    Raises:
-        OSError: a part cannot be read, or the file cannot be written.
-    """
+    """Write parts, of which only the first has a header, as one file."""
     if layout.type.format == "parquet":
         _join_parquet(files, target, layout)
         return

@@ -72,12 +72,6 @@ class PartFolder:
             job: what the parts depend on, as JSON.
             restart: whether the parts that there are, are removed.
             is_temporary: whether a folder without complete parts is removed.
-
-        Raises:
-            LockedOutputError: another job writes to it.
-            ChangedJobError: its parts are of another job.
-            InvalidInputError: the folder holds something else.
-            OutputError: it cannot be written to.
         """
         _check_ours(folder)
         with writing(folder):
@@ -101,11 +95,7 @@ class PartFolder:
         return self._folder / f"part-{number:06}{self._suffix}"
 
     def write(self, counts: Mapping[str, Any], content: Callable[[BinaryIO], None]) -> None:
-        """Write the next part.
-
-        Raises:
-            OutputError: it cannot be written; the part is not complete.
-        """
+        """Write the next part."""
         file = self._file(len(self.counts))
         with writing(self._folder):
             _write(file, self._folder / ".part.partial", content)
@@ -118,24 +108,14 @@ class PartFolder:
         self._hashes.append(sha256)
 
     def join(self, output: Path, content: Callable[[BinaryIO], None]) -> None:
-        """Write the whole output, which takes its place when it is complete; remove the parts.
-
-        Raises:
-            ChangedJobError: a part is not as it was written.
-            OutputError: it cannot be written; the parts stay.
-        """
+        """Write the whole output, which takes its place when it is complete; remove the parts."""
         self._check_files()
         with writing(output):
             _write(output, self._folder / ".joined.partial", content)
         _remove(self._folder)
 
     def finish(self) -> None:
-        """Mark a complete folder, and remove the files that it no longer needs.
-
-        Raises:
-            ChangedJobError: a part is not as it was written.
-            OutputError: it cannot be written to.
-        """
+        """Mark a complete folder, and remove the files that it no longer needs."""
         self._check_files()
         with writing(self._folder):
             write_atomically(self._folder / _SUCCESS_FILE, b"")

@@ -201,9 +201,6 @@ def _columns_of(
     Args:
         named: columns by field, in place of those that are known.
         names: of all columns.
-
-    Raises:
-        InvalidInputError: several columns differ only in case.
     """
     scored, given = SCORED_TASKS[task], dict(named)
     text, *others = scored.fields

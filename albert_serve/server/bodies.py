@@ -69,12 +69,6 @@ async def read_body(
 
     Args:
         count: called with the bytes so far; raises if they do not fit next to other bodies.
-
-    Raises:
-        UnsupportedMediaError: the content type is not JSON, or the body is compressed.
-        BodyTooLargeError: the body is over the limit; the rest of it is not read.
-        DeadlineExceededError: the body did not arrive in time.
-        MalformedRequestError: the connection closed within the body.
     """
     check_media_type(request.headers)
     return await finish_in_time(

@@ -16,11 +16,7 @@ _REPLY: TypeAdapter[FeatureExtractionReply] = TypeAdapter(FeatureExtractionReply
 
 
 def read_embed(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
-    """Read a request; see `task_requests.Reader`. Vectors have length 1, unless it says otherwise.
-
-    Raises:
-        InvalidInputError: it cannot be answered.
-    """
+    """Read a request; see `task_requests.Reader`. By default, vectors have length 1."""
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if value is not None}
         inputs, direction = body.get("inputs"), body.get("truncation_direction")

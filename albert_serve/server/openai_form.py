@@ -29,12 +29,7 @@ from albert_serve.tasks import Prepared
 
 
 def read_embeddings(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
-    """Read a request; see `task_requests.Reader`.
-
-    Raises:
-        NotFoundError: it names another model than the one that answers at its path.
-        InvalidInputError: it cannot be answered.
-    """
+    """Read a request; see `task_requests.Reader`."""
     if isinstance(body, dict) and not holds_token_ids(body.get("input")):
         model.check_num_items(body.get("input"), name="input")
     request = validate(EmbeddingsRequest, body)

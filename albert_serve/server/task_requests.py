@@ -53,10 +53,6 @@ async def answer_request(
 
     Args:
         read: reads the wire format; None for Hugging Face's.
-
-    Raises:
-        RequestError: the request cannot be answered.
-        EngineError: the model failed.
     """
     _check_task(model, task)
     settings = model.settings
@@ -74,12 +70,7 @@ async def answer_request(
 
 
 async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: Any) -> Any:
-    """Answer a call from Python with the values that a request has; return the reply's value.
-
-    Raises:
-        RequestError: the call cannot be answered.
-        EngineError: the model failed.
-    """
+    """Answer a call from Python with the values that a request has; return the reply's value."""
     _check_task(model, task)
     ends_s = time.monotonic() + model.settings.deadline_s
     request = _validate(model, task, {"inputs": inputs, "parameters": parameters})

@@ -43,9 +43,6 @@ class WorkerThread:
         Args:
             num_bytes: size of the request's body.
             ends_s: the deadline, on `time.monotonic`'s clock.
-
-        Raises:
-            DeadlineExceededError: the call did not end before the deadline.
         """
         if num_bytes <= SMALL_BYTES:
             return function(*args)

@@ -14,12 +14,7 @@ from albert_serve.tasks.zero_shot import ZeroShot
 
 
 def read_zero_shot(model: HostedModel, _task: str, body: Any) -> ParsedRequest:
-    """Read a request; see `task_requests.Reader`.
-
-    Raises:
-        NotFoundError: the model has no classifier for it.
-        InvalidInputError: it cannot be answered.
-    """
+    """Read a request; see `task_requests.Reader`."""
     task = ZeroShot.open(model.tasks)
     if isinstance(body, dict):
         model.check_num_items(body.get("inputs"))

@@ -31,12 +31,6 @@ def read_rows(
     Args:
         kind: format and compression; None to detect them.
         before: precedes the line or row in places; None for the file.
-
-    Raises:
-        InvalidInputError: the file is damaged, has no header, has several columns of one name, or
-            is of an unknown format.
-        ConfigError: pyarrow is needed and not installed.
-        OSError: the file cannot be read.
     """
     kind = kind or detect_type(file)
     for row in read_unchecked(file, kind, options, before):

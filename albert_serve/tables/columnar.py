@@ -68,10 +68,6 @@ def read_columns(
     Args:
         columns: those that are read; None for all.
         num_skipped: the rows that are passed over.
-
-    Raises:
-        InvalidInputError: the file is damaged.
-        OSError: it cannot be read.
     """
     if kind.format == "parquet":
         yield from _parquet_batches(path, columns, max_rows, max_bytes, num_skipped)
@@ -93,10 +89,6 @@ def read_rows(path: Path, kind: TableType, columns: Sequence[str] | None = None)
 
     Args:
         columns: those that are read; None for all.
-
-    Raises:
-        InvalidInputError: the file is damaged.
-        OSError: it cannot be read.
     """
     schema, _ = read_schema(path, kind)
     check_names(path, schema.names)

@@ -53,11 +53,7 @@ CHOICES: Final = ("choices", "options", "endings")
 def find_column(
     names: Collection[str], known: Sequence[str], named: str | None = None
 ) -> str | None:
-    """Return the first of the known columns that there is; or the named one, if there is.
-
-    Raises:
-        InvalidInputError: several columns differ only in case.
-    """
+    """Return the first of the known columns that there is; or the named one, if there is."""
     wanted = known if named is None else (named,)
     return next((name for each in wanted if (name := find_name(names, each)) is not None), None)
 
@@ -73,9 +69,6 @@ def find_texts(
     Args:
         known: of which the first are taken that there are.
         text, pair: the columns in their place.
-
-    Raises:
-        InvalidInputError: several columns differ only in case.
     """
     for first, second in known if text is None else ((text, None),):
         one, wanted = find_name(names, first), pair or second

@@ -34,11 +34,7 @@ _SEP_LINE: Final = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 def read_rows(
     path: Path, stream: io.BufferedReader, form: Format, options: ReadOptions
 ) -> Iterator[Row]:
-    """Yield the rows of a table that are not blank.
-
-    Raises:
-        InvalidInputError: as `read_cells` and `read_names`.
-    """
+    """Yield the rows of a table that are not blank."""
     delimiter, cells = read_cells(path, stream, form, options)
     number, names = read_names(path, cells, options)
     header = f"line {number}"
@@ -90,10 +86,6 @@ def read_cells(
 
     The delimiter, unless the options have one, is that which a line `sep=;` names or, of CSV, which
     divides the header into the most columns. Blank lines are left out.
-
-    Raises:
-        InvalidInputError: while rows are read, the quotes of one of CSV are wrong, so that the
-            next row is not known; or a line is too long.
     """
     lines = enumerate(text_lines(path, stream), start=1)
     number, first = next(((number, line) for number, line in lines if line.strip()), (1, ""))

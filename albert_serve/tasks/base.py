@@ -85,9 +85,6 @@ def finish_all(prepared: Sequence[Prepared[Any]], logits: Sequence[Logits]) -> l
     Args:
         prepared: the items.
         logits: of `inputs_of(prepared)`, in order.
-
-    Raises:
-        EngineError: a logit is not finite.
     """
     rest = iter(logits)
     return [item.finish([next(rest) for _ in item.inputs]) for item in prepared]
@@ -110,11 +107,7 @@ class Task(Protocol):
     """The logic of one endpoint, independent of the runtime."""
 
     def prepare(self, item: Any, parameters: Any) -> Prepared[Any]:
-        """Encode one item of a request.
-
-        Raises:
-            InvalidInputError: the item cannot be answered.
-        """
+        """Encode one item of a request."""
         ...
 
 

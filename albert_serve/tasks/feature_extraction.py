@@ -49,12 +49,7 @@ class FeatureExtraction:
     def prepare(
         self, item: str, parameters: FeatureExtractionParameters
     ) -> Prepared[FeatureExtractionAnswer]:
-        """Encode one text.
-
-        Raises:
-            TextTooLongError: it does not fit and may not be truncated.
-            InvalidInputError: it is empty.
-        """
+        """Encode one text."""
         defaults, max_length = self.setup.sentence_vectors, self.setup.max_positions
         pooling, normalize = parameters.pooling or defaults.pooling, parameters.normalize
         if pooling != "none":

@@ -42,11 +42,6 @@ class FillMask:
         """Encode one text.
 
         The answer is a list for one mask, or a list for each of several masks.
-
-        Raises:
-            NoMaskError: the text has no mask, or none before the cut.
-            InvalidInputError: no target has any token.
-            TextTooLongError: the text does not fit and may not be truncated.
         """
         tokenizer, targets = self.setup.tokenizer, parameters.targets
         # An embedding may have rows that the vocabulary has no token for.

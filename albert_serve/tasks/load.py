@@ -23,9 +23,6 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
 
     Args:
         tokenizer: the bundle's, if it has been read.
-
-    Raises:
-        BundleError: the bundle's tokenizer cannot be read.
     """
     tokenizer = tokenizer or AlbertTokenizer.from_file(bundle.tokenizer_file)
     entries = {str(name): entry for name, entry in bundle.manifest.tasks.items()}

@@ -10,11 +10,7 @@ from albert_serve.tasks.base import Logits
 
 
 def softmax(logits: Logits) -> NDArray[np.float64]:
-    """Return probabilities over the last axis; same shape.
-
-    Raises:
-        EngineError: a logit is not finite.
-    """
+    """Return probabilities over the last axis; same shape."""
     wide = finite(logits)
     exponentials = np.exp(wide - wide.max(axis=-1, keepdims=True))
     probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
@@ -22,11 +18,7 @@ def softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:
-    """Return the logarithms of `softmax`, finite for any probability; same shape.
-
-    Raises:
-        EngineError: a logit is not finite.
-    """
+    """Return the logarithms of `softmax`, finite for any probability; same shape."""
     wide = finite(logits)
     wide = wide - wide.max(axis=-1, keepdims=True)
     logs: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
@@ -34,11 +26,7 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def sigmoid(logits: Logits) -> NDArray[np.float64]:
-    """Return each logit's own probability; same shape.
-
-    Raises:
-        EngineError: a logit is not finite.
-    """
+    """Return each logit's own probability; same shape."""
     probabilities: NDArray[np.float64] = 0.5 * (1.0 + np.tanh(0.5 * finite(logits)))
     return probabilities
 

@@ -40,12 +40,7 @@ class SentenceOrder:
     def prepare(
         self, item: TextPair | Sentences, parameters: SentenceOrderParameters
     ) -> Prepared[SentenceOrderAnswer]:
-        """Encode one pair, or the neighbouring pairs of a list.
-
-        Raises:
-            InvalidInputError: a text is empty.
-            TextTooLongError: two texts do not fit together and may not be truncated.
-        """
+        """Encode one pair, or the neighbouring pairs of a list."""
         truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
         if isinstance(item, Sentences):
             return _prepare_sentences(item.sentences, truncator)

@@ -37,12 +37,7 @@ class TextClassification:
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
     ) -> Prepared[list[LabelScore]]:
-        """Encode one text or pair; the answer has the best label first.
-
-        Raises:
-            TextTooLongError: it does not fit and may not be truncated.
-            InvalidInputError: a text is empty, or parameters ask for a head that the model lacks.
-        """
+        """Encode one text or pair; the answer has the best label first."""
         task, head = self._head(parameters.head)
         texts = TextInput(text=item) if isinstance(item, str) else item
         check_not_empty("text", texts.text)

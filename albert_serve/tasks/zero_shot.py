@@ -65,12 +65,7 @@ class ZeroShot:
         )
 
     def prepare(self, item: str, parameters: ZeroShotParameters) -> Prepared[ZeroShotAnswer]:
-        """Encode the text with a sentence about each label.
-
-        Raises:
-            TextTooLongError: a pair does not fit and may not be truncated.
-            InvalidInputError: the text or a label is empty.
-        """
+        """Encode the text with a sentence about each label."""
         check_not_empty("text", item)
         setup, labels = self.classifier.setup, parameters.candidate_labels
         truncator = Truncator(setup.tokenizer, setup.max_positions, parameters.truncation)

@@ -74,11 +74,7 @@ class Worker:
         self._process.kill()
 
     def ask(self, message: Any) -> Any:
-        """Send a message, and wait for the answer.
-
-        Raises:
-            BenchmarkError: the process ended.
-        """
+        """Send a message, and wait for the answer."""
         time.sleep(_SETTLE_S)
         with contextlib.suppress(OSError):
             self._connection.send(message)

@@ -48,12 +48,7 @@ class StreamItem:
 
 
 def make_stream(checkpoint: Path, texts: Sequence[Path], num_requests: int) -> list[StreamItem]:
-    """Draw the requests, tasks by turns, lengths in random order; the same files give the same.
-
-    Raises:
-        BenchmarkError: there are no fitting texts.
-        CorpusError: a file cannot be read.
-    """
+    """Draw the requests, tasks by turns, lengths in random order; the same files give the same."""
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
     most = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
     draw = random.Random(_SEED)
@@ -98,9 +93,6 @@ class ServedModel:
 
         Yields:
             The port.
-
-        Raises:
-            BenchmarkError: it did not start.
         """
         folder.mkdir(parents=True, exist_ok=True)
         port, log_file = _free_port(), folder / "service.log"

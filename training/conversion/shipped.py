@@ -16,12 +16,7 @@ from training.model.checkpoint import label_keys, write_weights
 
 
 def write_from_int8(bundle: Path, folder: Path) -> None:
-    """Write an int8 bundle, with its rounding, as a checkpoint into a new folder.
-
-    Raises:
-        BundleError: the bundle cannot be read.
-        OSError: the folder cannot be written.
-    """
+    """Write an int8 bundle, with its rounding, as a checkpoint into a new folder."""
     folder.mkdir(parents=True)
     manifest = read_manifest(bundle)
     classifier = manifest.tasks.get(CLASSIFICATION)
@@ -33,11 +28,7 @@ def write_from_int8(bundle: Path, folder: Path) -> None:
 
 
 def restore_weights(file: Path, target: Path) -> None:
-    """Write a bundle's weights of any precision as fp32.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a bundle's weights of any precision as fp32."""
     stored = load_file(file)
     names = (name for name in stored if not name.endswith(SCALE_SUFFIX))
     write_weights({name: _restore(name, stored) for name in names}, target)

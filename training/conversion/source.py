@@ -69,10 +69,6 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
     Args:
         reference: a folder, or a model's id on the Hub, or `id@revision` (`files.local_path` says
             which). None for the default model.
-
-    Raises:
-        HubError, CheckpointError, ConfigError, BundleCorruptError, VocabError: it cannot be found
-            or read.
     """
     folder, name = _locate(shipped_bundle() if reference is None else reference)
     _check_files(folder)

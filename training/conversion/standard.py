@@ -53,14 +53,7 @@ _COPIED: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_conf
 
 
 def is_standard(folder: Path) -> bool:
-    """Whether a checkpoint is in the standard form.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it has another architecture, or it is a bundle
-            that is not fp32.
-        ConfigError: it is an embedding model with unsupported modules.
-        BundleCorruptError: its `model.safetensors` is damaged.
-    """
+    """Whether a checkpoint is in the standard form."""
     read_sentence_vectors(folder)  # raises here, before hours of training
     if encoder_folder(folder) != folder:
         return False
@@ -86,12 +79,7 @@ def _are_standard(weights: Path) -> bool:
 
 
 def write_standard(source: Path, folder: Path) -> None:
-    """Write a checkpoint of any format into a new folder, in the standard form.
-
-    Raises:
-        CheckpointError, BundleCorruptError, ConfigError, VocabError: the checkpoint cannot be read.
-        OSError: the folder cannot be written.
-    """
+    """Write a checkpoint of any format into a new folder, in the standard form."""
     folder.mkdir(parents=True)
     vectors, source = read_sentence_vectors(source), encoder_folder(source)
     if (source / "config.json").is_file():
@@ -139,10 +127,6 @@ def write_for_transformers(source: Path, folder: Path) -> None:
     """Write a checkpoint in standard form as one that `transformers` reads, into an empty folder.
 
     Each layer gets a copy of the shared modules that `transformers` cannot share.
-
-    Raises:
-        CheckpointError: `source` cannot be read, or its weights are not those of its config.
-        OSError: the folder cannot be written.
     """
     hf = read_config(source)
     sizes = check_config(hf, source)

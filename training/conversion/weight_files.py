@@ -88,9 +88,6 @@ def missing_files(weights: Path) -> list[str]:
 
     Args:
         weights: the result of `find_weights`; a file of weights has no missing files.
-
-    Raises:
-        CheckpointError: the index is damaged.
     """
     if weights.suffix != ".json":
         return []

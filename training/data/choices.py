@@ -114,11 +114,7 @@ def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple
 def choice_examples(
     texts: Sequence[ChoiceText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
 ) -> tuple[list[ChoiceExample], int]:
-    """Tokenise questions, and return how many have a context or choice that is cut.
-
-    Raises:
-        CorpusError: texts are longer than `length` tokens, and `truncation` is off; it lists them.
-    """
+    """Tokenise questions, and return how many have a context or choice that is cut."""
     examples, errors, num_truncated = [], [], 0
     context: tuple[str, Tokens] | None = None
     for text in progress(texts, title="tokenising questions", unit="questions"):

@@ -87,10 +87,6 @@ def read_documents(files: Sequence[Path], text_column: str | None = None) -> Ite
     Args:
         text_column: the field of JSON or column of a table that holds the documents; None for a
             usual name, or the only one of texts.
-
-    Raises:
-        CorpusError: a line is not JSON, a record has no text, the column of the texts is not
-            known, or a file is damaged or no text.
     """
     return (document.text for document in read_from(files, CorpusPosition(), text_column))
 
@@ -102,9 +98,6 @@ def read_from(
 
     Whole files before `start` are not opened; earlier documents of its own file are read and
     skipped.
-
-    Raises:
-        CorpusError: as `read_documents`.
     """
     num_bytes = sum(_size(file) for file in files[: start.num_files])
     num_skipped = start.num_documents
@@ -120,11 +113,7 @@ def read_from(
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """Yield the lines of a text file, decompressed according to its suffix.
-
-    Raises:
-        CorpusError: the file cannot be read, is damaged, or is not UTF-8.
-    """
+    """Yield the lines of a text file, decompressed according to its suffix."""
     with _corpus_errors():
         for line, _ in documents.read_lines(file, type_by_name(file.name)):
             yield line

@@ -112,11 +112,7 @@ class Plan:
                     rows = []
 
     def epoch(self, number: int) -> Iterator[list[Example]]:
-        """Yield the rows of one epoch.
-
-        Raises:
-            TrainingError: the corpus yields no example.
-        """
+        """Yield the rows of one epoch."""
         groups = self._groups(number)
         for index, parts in enumerate(groups):
             _, window = self._window((Position(epoch=number, window=index), parts))

@@ -110,10 +110,6 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
     `.parquet`, and what else `read_records` reads. In place of a folder stand its files.
     A question has no answer if it is marked `is_impossible`, or has no `answers`. One that is
     empty, or whose context is, is left out, and a line counts them.
-
-    Raises:
-        CorpusError: files cannot be read or are not in that format, or there is no question; all
-            of it is listed.
     """
     questions, errors = _read(files)
     raise_listed(errors)
@@ -125,9 +121,6 @@ def read_located(files: Sequence[Path]) -> tuple[list[Question], int]:
 
     Returns:
         The questions, and how many of them were repaired.
-
-    Raises:
-        CorpusError: as `read_squad` and `locate_answers`; all of it is listed.
     """
     questions, errors = _read(files)
     located, num_repaired = questions, 0
@@ -228,9 +221,6 @@ def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
 
     Returns:
         The questions, and how many of them were repaired.
-
-    Raises:
-        CorpusError: other answers do not stand at their offsets; all such questions are listed.
     """
     located: list[Question] = []
     errors: list[str] = []

@@ -173,10 +173,6 @@ class Shards:
         Args:
             folder: the `--output` of `albert-serve prepare`.
             tokenizer_file: the `tokenizer.json` to compare with that of the tokens.
-
-        Raises:
-            ShardError: it is incomplete, a file is missing or damaged, or the tokens are another
-                tokenizer's.
         """
         manifest = _read_manifest(folder)
         if tokenizer_file is not None:

@@ -252,11 +252,7 @@ class PackedStream:
         return (*self.tasks, *self.further_losses)
 
     def step(self) -> Sequence[MicroBatch]:
-        """Return this process' micro-batches of the next step.
-
-        Raises:
-            TrainingError: the corpus yields no example.
-        """
+        """Return this process' micro-batches of the next step."""
         if self._steps is None:
             self._steps = load_steps(
                 self.plan,
@@ -309,9 +305,6 @@ def labelled_examples(
     """Tokenise the texts, and return how many were truncated to `length` tokens.
 
     Of a pair, the longer text is truncated first.
-
-    Raises:
-        CorpusError: texts are longer, and `truncation` is off; it lists them.
     """
     examples, errors, num_truncated = [], [], 0
     truncator = Truncator(tokenizer, length, "truncate" if truncation else "error")

@@ -54,9 +54,6 @@ def tokenise(
         documents: read ahead by a bounded number.
         tokenizer_file: `tokenizer.json`.
         num_workers: worker processes; with 1 the work is done in this process.
-
-    Raises:
-        ShardError: a worker died.
     """
     chunks = _chunks(documents)
     if num_workers == 1:

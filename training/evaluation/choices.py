@@ -98,9 +98,6 @@ def choose(
     Args:
         length: maximum tokens of a choice with its context.
         truncation: whether longer ones are truncated.
-
-    Raises:
-        CorpusError: texts are longer, and `truncation` is off.
     """
     examples, num_truncated = choice_examples(
         questions, tokenizer, length=length, truncation=truncation

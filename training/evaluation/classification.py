@@ -176,9 +176,6 @@ def classify(
         truncation: whether longer texts are truncated.
         outputs: the model's output of each label; None if they are in the same order.
         head: the classifier.
-
-    Raises:
-        CorpusError: texts are longer, and `truncation` is off.
     """
     examples, num_truncated = labelled_examples(
         texts, tokenizer, length=length, truncation=truncation

@@ -63,12 +63,7 @@ class Embedder:
         return self.setup.sentence_vectors.max_length or self.setup.max_positions
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
-        """Return the embeddings of texts.
-
-        Raises:
-            CorpusError: texts are too long, and `truncation` is off; it lists them.
-            EngineError: the runner failed.
-        """
+        """Return the embeddings of texts."""
         task = FeatureExtraction(self.setup)
         parameters = FeatureExtractionParameters(
             normalize=True, truncation="truncate" if self.truncation else "error"

@@ -37,10 +37,6 @@ def classify_task(
         names: of the model's labels, in the order of its outputs.
         length, truncation: as in `classify`.
         head: the classifier.
-
-    Raises:
-        EvaluationError: the model's labels are not the task's.
-        CorpusError: as `classify`.
     """
     outputs = _outputs_of(task, names)
     return {
@@ -66,10 +62,6 @@ def read_for_model(
 
     Args:
         names: of the model's labels.
-
-    Raises:
-        EvaluationError: the model's labels are not the task's.
-        CorpusError: a file cannot be read.
     """
     outputs = _outputs_of(task, names)
     (texts,) = read_task(task, {"held-out": files}).texts.values()

@@ -30,9 +30,6 @@ def write_glue(
     Args:
         task: None for the user's own files, whose predictions are the names of labels, with
             commas between several, or scores.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     for split, answers in predictions.items():
@@ -68,9 +65,6 @@ def write_squad(
     Args:
         threshold: the null score over which the answer is empty; None if it never is. With one,
             the null scores are written, for `--na-prob-file` of the script of v2.0.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     contents: dict[str, dict[str, Any]] = {
         "": {

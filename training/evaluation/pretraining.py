@@ -34,9 +34,6 @@ def evaluate_text(
     Args:
         folder: of the checkpoint.
         length: maximum tokens of a sequence.
-
-    Raises:
-        CorpusError, ShardError: a file cannot be read, or there is no text.
     """
     tokenizer_file = folder / "tokenizer.json"
     masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer_file))

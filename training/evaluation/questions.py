@@ -144,9 +144,6 @@ def answer_questions(
 
     Args:
         max_answer_length, length: as in `question_parameters`.
-
-    Raises:
-        EvaluationError: as `question_parameters` and `lay_questions`.
     """
     max_positions = model.config.max_positions
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions)

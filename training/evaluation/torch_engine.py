@@ -58,9 +58,6 @@ def predict(
     Args:
         max_tokens_at_once: tokens whose logits are held in memory together.
         bar: to show the tokens that are done.
-
-    Raises:
-        EngineError: the runner failed.
     """
     lengths = [item.num_tokens for item in items]
     predictions: list[list[Any]] = [[]] * len(items)

@@ -34,11 +34,7 @@ HEADS_MEAN: Final = "mean_of_heads"
 def held_out(
     shards: Shards, masking: NgramMasking, settings: ExampleSettings, *, max_rows: int | None = None
 ) -> Iterator[PretrainBatch]:
-    """Yield batches of the packed rows of one epoch, or its first `max_rows`; deterministic.
-
-    Raises:
-        TrainingError: the corpus yields no example.
-    """
+    """Yield batches of the packed rows of one epoch, or its first `max_rows`; deterministic."""
     plan = Plan(shards=shards, settings=settings, seed=_SEED)
     collate = Collator(shards=shards, masking=masking, length=settings.length, seed=_SEED)
     rows = islice(plan.epoch(0), max_rows)

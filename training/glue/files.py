@@ -54,9 +54,6 @@ def training_files(task: GlueTask, folder: Path) -> _TrainingFiles:
     """Find the files of a task in a folder.
 
     Validation is on `val.tsv` if there is one, otherwise on the first official held-out split.
-
-    Raises:
-        CorpusError: some are missing; the message lists them.
     """
     train = _find(folder, (*task.train, _HUB_TRAIN))
     first = next(iter(task.dev))
@@ -69,11 +66,7 @@ def training_files(task: GlueTask, folder: Path) -> _TrainingFiles:
 
 
 def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
-    """Find the held-out files of each split of a task in a folder.
-
-    Raises:
-        CorpusError: the files of a split are missing.
-    """
+    """Find the held-out files of each split of a task in a folder."""
     files = {split: _find(folder, patterns) for split, patterns in _dev(task).items()}
     missing = [patterns for split, patterns in task.dev.items() if not files[split]]
     raise_listed([_missing(folder, "held-out", patterns) for patterns in missing])
@@ -81,11 +74,7 @@ def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
 
 
 def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSplits:
-    """Read the files of each split, the training split first, and report skipped rows.
-
-    Raises:
-        CorpusError: as `read_splits`.
-    """
+    """Read the files of each split, the training split first, and report skipped rows."""
     return read_splits(
         files, task.labels or None, task.columns, task.problem, task.scale or ANY_SCORE
     )
@@ -96,9 +85,6 @@ def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
 
     Rows without a text, of which QQP has a few, are included: GLUE's server requires an answer for
     every row.
-
-    Raises:
-        CorpusError: as `read_texts`.
     """
     columns = replace(task.columns, keeps_empty_texts=True)
     files = {split: _find(folder, patterns) for split, patterns in task.test.items()}

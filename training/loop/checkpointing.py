@@ -59,9 +59,6 @@ class Checkpoints:
             write: writes the model, its config and the tokenizer into a folder.
             state: the training state, which `load_state` returns.
             anew: replaces the checkpoint of a step that has one, which otherwise stays.
-
-        Raises:
-            RunError: it cannot be written; earlier checkpoints are unchanged.
         """
         if anew or not self.at(step).is_dir():
             self._save(step, write, state)

@@ -47,9 +47,6 @@ def run_precision(wanted: PrecisionName, folder: Path, world: World) -> Precisio
     A run that is resumed keeps the precision in its `run.json`. That of a new one is the wanted
     one; with `auto` the faster of the main process' device. A busy machine could measure otherwise
     at the next start, or in another process. All processes must call it.
-
-    Raises:
-        RunError: the run in the folder has another precision than the wanted one.
     """
     names: tuple[PrecisionName, ...] = ("fp32", "bf16", "fp16")
     number = 0

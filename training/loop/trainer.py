@@ -71,9 +71,6 @@ class Saver:
         """Write a checkpoint; all processes must call it.
 
         A step that has one gets another if it was validated since.
-
-        Raises:
-            RunError: it cannot be written; the last one is kept.
         """
         if run.world.is_main:
             self.checkpoints.save(
@@ -105,10 +102,6 @@ class Saver:
         """Restore the newest intact checkpoint; return whether there is one.
 
         All processes must call it. It locks the run's folder until `release`.
-
-        Raises:
-            RunError: all checkpoints are damaged, or an earlier version wrote it; another command
-                trains the run; or the folder is not the same for all processes.
         """
         newest = self._find_newest(run.world)
         if newest is None:
@@ -120,11 +113,7 @@ class Saver:
         return True
 
     def save_best(self, run: Run) -> None:
-        """Write a checkpoint, and link `best` to it; all processes must call it.
-
-        Raises:
-            RunError: as `save`.
-        """
+        """Write a checkpoint, and link `best` to it; all processes must call it."""
         self.save(run)
         if run.world.is_main:
             self.checkpoints.link_best(run.progress.step)

@@ -253,9 +253,6 @@ class Albert(nn.Module):
         Args:
             read: gathered positions, (R,) indices into the flattened (T,); the hidden states are
                 then (R, H), and cost less.
-
-        Raises:
-            ValueError: the rows are longer than the model has positions.
         """
         hidden_BSH: Tensor = self.encoder(*self._inputs(batch), read)
         return hidden_BSH

@@ -79,9 +79,6 @@ def find_tasks(
         shapes: by Hugging Face name.
         architectures: of `config.json`. They say whether a `classifier` is of tokens and, if it
             has one output, of multiple choice; else it is of texts.
-
-    Raises:
-        CheckpointError: an architecture is none of those whose heads are known.
     """
     _check_architectures(architectures)
     keys: dict[Task, str] = {
@@ -215,21 +212,13 @@ def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, 
 
 
 def read_tokenizer(folder: Path) -> dict[str, bytes]:
-    """Return the content of `tokenizer.json` and of vocabularies by name, of those there are.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Return the content of `tokenizer.json` and of vocabularies by name, of those there are."""
     files = (folder / name for name in _TOKENIZER_FILES)
     return {file.name: file.read_bytes() for file in files if file.is_file()}
 
 
 def write_tokenizer(files: Mapping[str, bytes], config: AlbertConfig, folder: Path) -> None:
-    """Write what `read_tokenizer` returned, and `tokenizer_config.json`.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write what `read_tokenizer` returned, and `tokenizer_config.json`."""
     for name, content in files.items():
         write_atomically(folder / name, content)
     if "tokenizer.json" in files:
@@ -241,10 +230,6 @@ def write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
 
     Its class is the one that reads `tokenizer.json` as it is: those of ALBERT and BERT make the
     normaliser anew from settings. Without it `transformers` 5 omits the token types of pairs.
-
-    Raises:
-        BundleCorruptError: the `tokenizer.json` is none of an ALBERT.
-        OSError: the file cannot be written.
     """
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     named = {
@@ -318,11 +303,7 @@ def _refuse_lower_precision(folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint by Hugging Face name, without tied copies.
-
-    Raises:
-        CheckpointError: the file is missing, truncated, or not safetensors.
-    """
+    """Read the tensors of a checkpoint by Hugging Face name, without tied copies."""
     with _opened_weights(folder) as stored:
         names = [name for name in stored.offset_keys() if name not in _TIED]
         tensors = {name: stored.get_tensor(name) for name in names}
@@ -334,20 +315,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tasks(folder: Path) -> dict[Task, int]:
-    """Read which heads a checkpoint has, and the outputs of each, without its weights.
-
-    Raises:
-        CheckpointError: as `read_weights` and `find_tasks`.
-    """
+    """Read which heads a checkpoint has, and the outputs of each, without its weights."""
     return find_tasks(read_shapes(folder), read_config(folder).get("architectures") or ())
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of a checkpoint's weights by name.
-
-    Raises:
-        CheckpointError: as `read_weights`.
-    """
+    """Read the shapes of a checkpoint's weights by name."""
     with _opened_weights(folder) as stored:
         names = stored.offset_keys()
         shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
@@ -376,10 +349,6 @@ def load_checkpoint(
         tasks: heads of the model; those that the file lacks, or has with another number of
             outputs, are newly initialised. By default the file's heads.
         new_heads: those that are newly initialised in any case.
-
-    Raises:
-        CheckpointError: a file cannot be read, a weight of the backbone or of one of the file's
-            heads is missing, or a shape contradicts the config.
     """
     hf = read_config(folder)
     config = check_config(hf, folder)

@@ -46,11 +46,7 @@ HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 
 
 def hf_name(ours: str, config: AlbertConfig) -> str:
-    """Return the Hugging Face name of a parameter.
-
-    Raises:
-        KeyError: there is no parameter of that name.
-    """
+    """Return the Hugging Face name of a parameter."""
     stem, _, kind = ours.rpartition(".")
     head = stem.removeprefix("heads.").removesuffix(".output")
     if is_further(head):

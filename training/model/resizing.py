@@ -43,10 +43,6 @@ def expand_for_hf(source: Path, folder: Path) -> None:
     """Write a checkpoint of any sharing for `transformers`, which can share whole layers only.
 
     Shared weights are repeated: the copy has one group per layer.
-
-    Raises:
-        CheckpointError: `source` cannot be read.
-        OSError: the folder cannot be written.
     """
     model = load_checkpoint(source)
     config = replace(model.config, sharing="all", num_groups=model.config.num_layers)

@@ -67,11 +67,7 @@ class _Kind(NamedTuple):
     is_list: bool
 
     def check(self, value: Any) -> Any:
-        """Return a value, or the values of a list, in the field's type.
-
-        Raises:
-            argparse.ArgumentTypeError: it is not of the type, or not allowed.
-        """
+        """Return a value, or the values of a list, in the field's type."""
         if not self.is_list:
             return self._check(value)
         if self.value is Path:
@@ -169,11 +165,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Options]) -> None:
 
 
 def read_flags(config: type[_OptionsT], values: argparse.Namespace, **others: Any) -> _OptionsT:
-    """Return the configuration of parsed flags and other fields.
-
-    Raises:
-        RunError: flags contradict each other.
-    """
+    """Return the configuration of parsed flags and other fields."""
     names = [option.name for option in flags_of(config)]
     return config(**{name: getattr(values, name) for name in names}, **others)
 

@@ -60,11 +60,7 @@ def parse_with_heads(
 
 
 def read_heads(head: type[_HeadT], heads: Sequence[argparse.Namespace]) -> tuple[_HeadT, ...]:
-    """Return the configurations of further classifiers.
-
-    Raises:
-        RunError: flags contradict each other.
-    """
+    """Return the configurations of further classifiers."""
     return tuple(read_flags(head, own, head=own.head) for own in heads)
 
 

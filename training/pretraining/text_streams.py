@@ -63,11 +63,7 @@ class TextStreams:
         )
 
     def masked(self) -> PackedStream:
-        """Return the task stream of masked rows.
-
-        Raises:
-            RunError: the rows are not divisible.
-        """
+        """Return the task stream of masked rows."""
         return PackedStream(
             plan=Plan(shards=self.shards, settings=self.examples, seed=self.seed),
             collate=self.collator,
@@ -90,9 +86,6 @@ class TextStreams:
             length: maximum tokens of a pair; None for 512, or the model's positions.
             num_rows: rows per step; None for about the tokens of a masked step, divisible by the
                 processes.
-
-        Raises:
-            RunError: the rows are not divisible.
         """
         length = length or min(_ORDER_LENGTH, max_positions)
         settings = ExampleSettings(

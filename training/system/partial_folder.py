@@ -16,9 +16,6 @@ def partial_folder(target: Path) -> Iterator[Path]:
     """Create a folder beside `target`, to be put in its place; if it is not, it is removed.
 
     A killed process leaves it, as `.TARGET.*.partial`, to be deleted by hand.
-
-    Raises:
-        OSError: it cannot be created.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))

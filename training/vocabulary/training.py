@@ -43,9 +43,6 @@ def train_vocab(
 
     Args:
         folding: whether text loses its case and its accents before it is read, as ALBERT's does.
-
-    Raises:
-        VocabError: the corpus has no sentence, or too little text for that many pieces.
     """
     normalizer = folding.normalizer()
     sentences = (

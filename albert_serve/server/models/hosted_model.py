@@ -87,11 +87,7 @@ class HostedModel:
                 self._unused.set()
 
     def prepare(self, task: Task, request: TaskRequest) -> list[Prepared[Any]]:
-        """Return the encoder inputs of a valid request.
-
-        Raises:
-            InvalidInputError: an item cannot be answered; for a list the message has its index.
-        """
+        """Return the encoder inputs of a valid request."""
         return prepare_request(task, request, max_tokens=self.settings.max_queue_tokens)
 
     async def answer(
@@ -109,10 +105,6 @@ class HostedModel:
             encode: is called with the reply's value.
             num_bytes: the size of the request's body, which decides where the reply is made.
             ends_s: the deadline, on `time.monotonic`'s clock.
-
-        Raises:
-            RequestError: the queue is full, or the deadline has passed.
-            EngineError: the model failed.
         """
         logits = await self.batcher.run(inputs_of(prepared), ends_s - time.monotonic())
 

@@ -55,11 +55,7 @@ class Models:
 
     @classmethod
     def load(cls, settings: Settings, metrics: Metrics) -> Models:
-        """Open and warm up the models that the settings name; the log says which cannot be.
-
-        Raises:
-            ConfigError: none can be opened and run.
-        """
+        """Open and warm up the models that the settings name; the log says which cannot be."""
         models = cls(settings, metrics)
         catalogue = read_catalogue(settings)
         models._served = {model.name: model for model in models._open_each(catalogue)}
@@ -112,11 +108,7 @@ class Models:
             self._trimming.cancel()
 
     def _open_each(self, catalogue: Catalogue) -> Iterator[HostedModel]:
-        """Yield each model of the catalogue that can be opened and run.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Yield each model of the catalogue that can be opened and run."""
         bundles, errors = catalogue.open_bundles()
         options = _shared_options(self.settings, bundles)
         for name, bundle in bundles.items():

@@ -80,9 +80,6 @@ def find_spans(
         offsets: the characters of each of the N tokens.
         max_answer_len: tokens of the longest span.
         top_k: the number of spans to return, if it is over `NUM_BEST`.
-
-    Raises:
-        EngineError: a logit is not finite.
     """
     wide = finite(logits)
     top_k = max(top_k, NUM_BEST)

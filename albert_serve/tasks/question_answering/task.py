@@ -127,11 +127,6 @@ class QuestionAnswering:
 
         A question is cut only if the caller allows it: to `max_question_len`, or with `truncation`
         to half of the sequence.
-
-        Raises:
-            InvalidInputError: the question or the context is empty, the lengths contradict each
-                other or the model, or need too many windows.
-            TextTooLongError: the question leaves no room for the context.
         """
         asked = self.ask(item, parameters)
         return Prepared(

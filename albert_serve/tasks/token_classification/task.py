@@ -53,11 +53,7 @@ class TextInWindows:
         return find_words(self.text, self.encoding.offsets)
 
     def scores(self, logits: Sequence[Logits]) -> NDArray[np.float64]:
-        """Return the probabilities (N, K) of the labels of each token.
-
-        Raises:
-            EngineError: a logit is not finite.
-        """
+        """Return the probabilities (N, K) of the labels of each token."""
         return softmax(self.windows.stitch(logits))
 
 
@@ -70,11 +66,7 @@ class TokenClassification:
     def prepare(
         self, item: str, parameters: TokenClassificationParameters
     ) -> Prepared[TokenClassificationAnswer]:
-        """Encode one text; one input a window.
-
-        Raises:
-            InvalidInputError: the text is empty, or the windows share too many tokens.
-        """
+        """Encode one text; one input a window."""
         laid = self.lay(item, parameters.stride)
         return Prepared(
             inputs=laid.inputs,

@@ -21,11 +21,7 @@ class LabelFormError(ValueError):
 
 
 def cell_text(value: Any) -> str | None:
-    """Return a cell as text without surrounding spaces; None if it is empty or nested.
-
-    Raises:
-        ValueError: it holds bytes that are not UTF-8.
-    """
+    """Return a cell as text without surrounding spaces; None if it is empty or nested."""
     if not isinstance(value, str | int | float | Decimal | bytes) or _is_gap(value):
         return None
     if isinstance(value, bytes):

@@ -64,11 +64,6 @@ def read_choices(
     Args:
         columns: of the context (`text`), the question (`pair`) and the answer (`label`).
         choices: the columns of the choices; none for those that data sets commonly have.
-
-    Raises:
-        CorpusError: a file cannot be read or lacks columns; a row has no text, fewer than two
-            choices, or an answer that is none of them; or there is no question. All of it is
-            listed.
     """
     return read_choice_splits({_ONLY: files}, columns, choices)[_ONLY]
 

@@ -87,10 +87,6 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
 
     Of entities that overlap, the first and longest stays. An entity whose own `text` is not at its
     offsets is repaired if it can be located.
-
-    Raises:
-        CorpusError: files cannot be read or are not in such a form, or there is no text; all of it
-            is listed.
     """
     errors: list[str] = []
     rows: list[_TaggedWords | _Spans] = gather_rows(find_files(files), _read, "texts", errors)

@@ -38,9 +38,6 @@ def labelled_files(
 
     If names in a folder tell splits, only the files of the first of these splits that it has are
     taken; files without a split's name are of training. If none do, all files are taken.
-
-    Raises:
-        CorpusError: a folder has no such file.
     """
     files: list[Path] = []
     for path in paths:

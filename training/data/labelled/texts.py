@@ -101,9 +101,6 @@ def read_labelled(
     """Read the examples of classification files, and the names of the labels in order.
 
     As `read_splits` of one split.
-
-    Raises:
-        CorpusError: as `read_splits`.
     """
     splits = read_splits({_ONLY: files}, label_names, columns, problem)
     return splits.texts[_ONLY], splits.names
@@ -133,11 +130,6 @@ def read_splits(
         problem: of a regression, labels are numbers; of several labels, a text may have none. None
             for one label a text, unless labels are many numbers, which is an error.
         scale: of a regression.
-
-    Raises:
-        CorpusError: files cannot be read or lack columns, a split is empty, labels are not among
-            the names or the scale, or a label of another split is in no row of the first; all of
-            it is listed.
     """
     kind = problem or "single_label_classification"
     _check_columns(columns, label_names, kind)
@@ -370,9 +362,6 @@ def read_texts(
 
     Files are as for `read_labelled`, but need no column of labels.
     Rows with an empty text are left out, unless `columns` keeps them.
-
-    Raises:
-        CorpusError: a file cannot be read or has no column of texts, or there is no text.
     """
     errors: list[str] = []
     rows: list[tuple[str, str | None] | _LeftOut] = gather_rows(
@@ -434,11 +423,7 @@ def _labelled_rows(
 
 
 def _classes(row: Row, names: ColumnNames, label_names: Sequence[str]) -> Sequence[str]:
-    """Return the names that a file has for the numbers of its labels, as `label_names` have them.
-
-    Raises:
-        LabelFormError: the file has other names.
-    """
+    """Return a file's names of its numbered labels, in the spelling of `label_names`."""
     classes = row.classes.get(names.labels[0], ()) if names.labels else ()
     return _renamed(tuple(classes), tuple(label_names)) if classes and label_names else classes
 
