@@ -81,15 +81,11 @@ class World:
         distributed.all_gather_object(values, value)
         return values
 
-    def meet(self, number: float = 0.0) -> float:
-        """Wait for all processes within `setting_up`, and return the sum of a number of each.
-
-        If another process has failed, this one exits with status 1.
-        """
-        num_failed, _, total = self.sum_in_setup([0.0, 0.0, number])
+    def meet(self) -> None:
+        """Wait for all processes within `setting_up`; if one has failed, exit with status 1."""
+        num_failed, _ = self.sum_in_setup([0.0, 0.0])
         if num_failed:
             raise SystemExit(1)
-        return total
 
 
 @contextmanager
@@ -145,9 +141,7 @@ def setting_up(world: World) -> Iterator[None]:
     except REPORTED as caught:
         error = caught
     has_failed = error is not None
-    num_failed, main_has_failed, _ = world.sum_in_setup(
-        [has_failed, has_failed and world.is_main, 0.0]
-    )
+    num_failed, main_has_failed = world.sum_in_setup([has_failed, has_failed and world.is_main])
     if error is not None and (world.is_main or not main_has_failed):
         raise error
     if num_failed:

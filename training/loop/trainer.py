@@ -229,7 +229,7 @@ class Trainer:
             if run.num_skipped_in_a_row:
                 self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
             if run.progress.step % self.report_every == 0:
-                self._report(meter, decision.done, bar)
+                self._report(meter, bar)
                 meter, shown_at = Meter(), time.monotonic()
             if self._is_validation_due:
                 self._validate(stop, bar)
@@ -287,7 +287,7 @@ class Trainer:
         number = (stop.signal or signal.SIGTERM) if num_stops else None
         return _Decision(done, number, bool(num_saves))
 
-    def _report(self, meter: Meter, done: float, bar: tqdm[Any]) -> None:
+    def _report(self, meter: Meter, bar: tqdm[Any]) -> None:
         run = self.run
         figures = meter.figures(run.world) | run.optimizers.figures()
         if run.num_skipped:

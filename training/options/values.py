@@ -56,14 +56,12 @@ class Parsed:
 _COUNTS: Final = NumberRange(int, "whole number from 1", lambda number: number >= 1)
 _SEEDS: Final = NumberRange(int, "whole number from 0", lambda number: number >= 0)
 _POSITIVE: Final = NumberRange(float, "number above 0", lambda number: 0 < number < math.inf)
-_WEIGHTS: Final = NumberRange(float, "number from 0", lambda number: 0 <= number < math.inf)
 _PARTS: Final = NumberRange(float, "number from 0 to 1", lambda number: 0 <= number <= 1)
 _SHARES: Final = NumberRange(float, "number from 0 to below 1", lambda number: 0 <= number < 1)
 _FINITE: Final = NumberRange(float, "number that is finite", math.isfinite)
 
 parse_count: Final = _COUNTS.parse
 parse_positive: Final = _POSITIVE.parse
-parse_part: Final = _PARTS.parse
 
 
 def parse_duration(text: str) -> float:
@@ -85,7 +83,6 @@ def parse_duration(text: str) -> float:
 Count: TypeAlias = Annotated[int, _COUNTS]
 Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
-Weight: TypeAlias = Annotated[float, _WEIGHTS]
 Fraction: TypeAlias = Annotated[float, _PARTS]
 # A share is below 1, so that something is left of the whole.
 Share: TypeAlias = Annotated[float, _SHARES]
