@@ -10,8 +10,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values
 
@@ -128,30 +129,46 @@ class Metrics:
         self.given_up.labels(model, task, "shed").inc()
 
 
+class _TaskMetrics(NamedTuple):
+    """The metrics of one task of a model."""
+
+    requests: Counter
+    request_tokens: Counter
+    queue_delay_s: Histogram
+    shed: Counter
+    expired: Counter
+    cancelled: Counter
+
+    @classmethod
+    def find(cls, metrics: Metrics, model: str, task: str) -> Self:
+        """Return the metrics, which are 0 if they are new."""
+        return cls(
+            requests=metrics.requests.labels(model, task),
+            request_tokens=metrics.request_tokens.labels(model, task),
+            queue_delay_s=metrics.queue_delay_s.labels(model, task),
+            shed=metrics.given_up.labels(model, task, "shed"),
+            expired=metrics.given_up.labels(model, task, "expired"),
+            cancelled=metrics.given_up.labels(model, task, "cancelled"),
+        )
+
+
 class _PrometheusObserver(BatchObserver):
     """Counts the events of a model's batcher."""
 
     def __init__(self, metrics: Metrics, model: str, tasks: Iterable[str]) -> None:
-        self._metrics = metrics
-        self._model = model
         self._engine_s = metrics.engine_s.labels(model)
         self._batch_tokens = metrics.batch_tokens.labels(model)
         self._batch_inputs = metrics.batch_inputs.labels(model)
         self._padding_tokens = metrics.padding_tokens.labels(model)
+        # `labels` finds a metric under a lock, which is slow for each request.
+        self._of_task = cache(partial(_TaskMetrics.find, metrics, model))
         for task in tasks:
-            self._start(task)
-
-    def _start(self, task: str) -> None:
-        metrics = self._metrics
-        for metric in (metrics.requests, metrics.request_tokens, metrics.queue_delay_s):
-            metric.labels(self._model, task)
-        for reason in ("shed", "expired", "cancelled"):
-            metrics.given_up.labels(self._model, task, reason)
+            self._of_task(task)
 
     def queued(self, task: str, num_tokens: int) -> None:
         """Count a queued request."""
-        self._metrics.requests.labels(self._model, task).inc()
-        self._metrics.request_tokens.labels(self._model, task).inc(num_tokens)
+        self._of_task(task).requests.inc()
+        self._of_task(task).request_tokens.inc(num_tokens)
 
     def batch(self, report: BatchReport) -> None:
         """Count a batch."""
@@ -160,18 +177,17 @@ class _PrometheusObserver(BatchObserver):
         self._batch_inputs.observe(report.num_inputs)
         self._padding_tokens.inc(report.num_padded_tokens - report.num_tokens)
         for task, delays_s in report.queue_delays_s.items():
-            metric = self._metrics.queue_delay_s.labels(self._model, task)
             for delay_s in delays_s:
-                metric.observe(delay_s)
+                self._of_task(task).queue_delay_s.observe(delay_s)
 
     def shed(self, task: str) -> None:
         """Count a request refused because the queue is full."""
-        self._metrics.count_refusal(self._model, task)
+        self._of_task(task).shed.inc()
 
     def expired(self, task: str) -> None:
         """Count a request that missed its deadline, or would have."""
-        self._metrics.given_up.labels(self._model, task, "expired").inc()
+        self._of_task(task).expired.inc()
 
     def cancelled(self, task: str) -> None:
         """Count a request whose caller disconnected before the answer."""
-        self._metrics.given_up.labels(self._model, task, "cancelled").inc()
+        self._of_task(task).cancelled.inc()
