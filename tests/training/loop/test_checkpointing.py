@@ -252,7 +252,11 @@ def test_a_run_whose_newest_is_damaged_goes_on_to_the_same_weights(
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [
-        (30_000, "Error while serializing: I/O error: File too large (os error 27)"),  # weights
+        (
+            30_000,
+            "{folder}/checkpoints/step-00000005.partial/model.safetensors cannot be written: "
+            "Error while serializing: I/O error: File too large (os error 27)",
+        ),
         (300_000, "File too large"),  # tokenizer.json
     ],
 )
@@ -264,7 +268,7 @@ def test_a_disk_that_is_full_stops_the_run(
     ended = run_in_process(tiny_options, folder, *OFTEN, fate=fate)
     assert ended.status == 1
     assert ended.err == (
-        f"error: the checkpoint of step 5 could not be written: {reason}; "
+        f"error: the checkpoint of step 5 could not be written: {reason.format(folder=folder)}; "
         f"the last one, {folder}/checkpoints/step-00000004, is whole\n"
     )
     assert names(folder) == ["step-00000003", "step-00000004"]
