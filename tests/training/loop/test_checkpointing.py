@@ -254,8 +254,10 @@ def test_a_run_whose_newest_is_damaged_goes_on_to_the_same_weights(
     [
         (
             30_000,
-            "{folder}/checkpoints/step-00000005.partial/model.safetensors cannot be written: "
-            "Error while serializing: I/O error: File too large (os error 27)",
+            (
+                "{folder}/checkpoints/step-00000005.partial/model.safetensors cannot be written: "
+                "Error while serializing: I/O error: File too large (os error 27)"
+            ),
         ),
         (300_000, "File too large"),  # tokenizer.json
     ],
