@@ -72,7 +72,7 @@ class MultipleChoice:
         )
         return cls(
             streams=(stream,),
-            losses={cls.name: loss_function(cls.name, config)},
+            losses={cls.name: loss_function(cls.name, start)},
             tokenizer=start.tokenizer,
             figure=config.metric or "accuracy",
             held_out=examples.get(VALIDATION, ()),

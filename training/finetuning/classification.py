@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ from training.finetuning.data import (
     tokenise,
     validation_batches,
 )
-from training.finetuning.heads import ClassifierHead
 from training.finetuning.start import Start
 from training.glue.files import read_task
 from training.glue.tasks import TASKS, Metric
@@ -66,6 +65,13 @@ _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
         "regression": ("pearson", "spearman", "mse"),
     }
 )
+
+
+class ClassifierHead(NamedTuple):
+    """A classifier of a run: its head in the model, and the configuration of its data."""
+
+    task: Task
+    config: ClassifierConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +213,7 @@ def _read_labelled(texts: ClassifierConfig, config: FinetuneConfig, start: Start
         "examples": examples[TRAINING],
         "held_out": examples.get(VALIDATION, ()),
         "long_texts": long_texts,
-        "loss": _loss(problem, config, weights),
+        "loss": _loss(problem, weights, compiles=start.compiles),
         "class_weights": weights,
     }
 
@@ -243,11 +249,9 @@ def _print_labels(head: str | None, splits: LabelledSplits) -> None:
         print(f"labels with fewer than {_FEW} texts: {', '.join(few[:_MAX_SHOWN])}{more}")
 
 
-def _loss(
-    problem: ProblemType, config: FinetuneConfig, class_weights: Tensor | None
-) -> LossFunction:
+def _loss(problem: ProblemType, class_weights: Tensor | None, *, compiles: bool) -> LossFunction:
     """Return the loss function of labelled texts."""
-    logits = compile_logits(cls_logits) if config.compile else cls_logits
+    logits = compile_logits(cls_logits) if compiles else cls_logits
     losses: dict[ProblemType, LossFunction] = {
         "single_label_classification": partial(
             classification_loss, logits=logits, class_weights=class_weights

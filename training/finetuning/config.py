@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
@@ -16,7 +16,6 @@ from training.data.labelled.label_names import first_spellings
 from training.errors import RunError
 from training.finetuning.recipes import DEFAULTS, LR_HELP
 from training.glue.tasks import TASKS, Metric
-from training.optim.hyperparameters import Hyperparameters
 from training.options.config import (
     COMPILE_HELP,
     ObjectiveOptions,
@@ -260,13 +259,6 @@ class FinetuneConfig(
 
     def _has(self, name: str) -> bool:
         return getattr(self, name) not in (None, (), False)
-
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        """The hyperparameters; all parameters have the same rate."""
-        names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
-        values = {name: getattr(self, name) for name in names}
-        return Hyperparameters(**values, pooled_factor=1.0)
 
     def window_length(self, max_positions: int) -> int:
         """Return the maximum tokens of a question with a window of its context."""

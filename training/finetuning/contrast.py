@@ -21,8 +21,6 @@ from torch.nn import functional as F
 from albert_serve.progress import progress
 from training.data.collate import collate_examples
 from training.finetuning.classification import Classification
-from training.finetuning.config import FinetuneConfig
-from training.finetuning.tasks import FinetuningTask
 from training.loop.distributed import World
 from training.model.heads import AlbertForTasks
 from training.system.precision import PrecisionName, precision
@@ -40,16 +38,8 @@ _CLIP_NORM: Final = 1.0
 _SCALE: Final = 20.0
 
 
-def contrasts(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> bool:
-    """Whether a run has a contrast: its end is not given, and its one task has few texts."""
-    has_end = config.epochs or config.steps or config.budget or config.head_only
-    match tasks:
-        case [Classification() as data] if not has_end:
-            return data.problem == "single_label_classification" and _are_few(data)
-    return False
-
-
-def _are_few(data: Classification) -> bool:
+def has_few_texts(data: Classification) -> bool:
+    """Whether labels have few texts on average, and one has several."""
     counts = np.bincount([example.target for example in data.examples])
     return len(data.examples) <= _TEXTS_A_LABEL * len(data.names) and bool(counts.max() > 1)
 

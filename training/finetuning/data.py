@@ -18,6 +18,7 @@ from training.data.labelled.texts import LabelledText
 from training.data.streams import Division
 from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
+from training.finetuning.start import Start
 from training.loop.distributed import World
 from training.losses import LOSS_OF, LossFunction, compiled_losses
 from training.model.heads import Task
@@ -83,9 +84,9 @@ def tokenise(
     return examples, LongTexts(num_long, sum(map(len, texts.values())))
 
 
-def loss_function(task: str, config: FinetuneConfig) -> LossFunction:
+def loss_function(task: str, start: Start) -> LossFunction:
     """Return the loss function of a task's micro-batches, compiled or not."""
-    return (compiled_losses() if config.compile else LOSS_OF)[task]
+    return (compiled_losses() if start.compiles else LOSS_OF)[task]
 
 
 def hold_out(texts: Sequence[_DividedT], part: float) -> dict[str, list[_DividedT]]:

@@ -167,7 +167,7 @@ class Embeddings:
             RunError: options do not fit the data.
         """
         texts = read_similar(config.embeddings, config.embedding_columns)
-        vectors = compile_logits(sentence_vectors) if config.compile else sentence_vectors
+        vectors = compile_logits(sentence_vectors) if start.compiles else sentence_vectors
         loss_name = _loss_name(texts[0].kind, config.embedding_loss)
         _check_scores(texts, loss_name)
         splits = {TRAINING: texts}

@@ -28,10 +28,10 @@ from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
 
 
-def label_config(
+def extra_config(
     start: Start, heads: Collection[Task], trained: Mapping[Task, Classification | TokenTags]
 ) -> dict[str, Any]:
-    """Return the keys of config.json that name the labels of all classifiers, and the default.
+    """Return the keys of config.json that name the sentence task, all labels and the default head.
 
     Labels of classifiers that are not trained are the checkpoint's, as is the default's name unless
     another is given, or its labels are others.
@@ -50,7 +50,8 @@ def label_config(
         before = _stored_names(start, CLASSIFICATION)
         has_same_labels = [*map(label_key, before)] == [*map(label_key, _names(default.labels))]
         name = default.head.config.head or (name if has_same_labels else None)
-    return labels_config(records, name)
+    sentence_task = {key: start.hf[key] for key in ("albert_sentence_task",) if key in start.hf}
+    return {**sentence_task, **labels_config(records, name)}
 
 
 def load_start(

@@ -68,7 +68,7 @@ class ContinuedPretraining:
             seed=config.seed,
             rows_option=rows_option,
         )
-        losses = {cls.name: loss_function(cls.name, config)}
+        losses = {cls.name: loss_function(cls.name, start)}
         if not config.order_share:
             return cls(streams=(text.masked(),), losses=losses)
         short_rate = config.order_short_rate
@@ -78,7 +78,7 @@ class ContinuedPretraining:
             short_rate=recipe.short_rate if short_rate is None else short_rate,
             min_sentences=config.order_sentences or recipe.order_sentences,
         )
-        losses["sentence-order"] = order_loss(compiles=bool(config.compile))
+        losses["sentence-order"] = order_loss(compiles=start.compiles)
         return cls(streams=(text.masked(), pairs), losses=losses)
 
 

@@ -9,7 +9,7 @@ Shape legend: N texts, H hidden size, K labels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
@@ -23,8 +23,13 @@ from albert_serve.progress import progress
 from training.data.batch import TokenisedExample
 from training.evaluation.validation import evaluating
 from training.finetuning.classification import Classification
+from training.finetuning.config import FinetuneConfig
 from training.finetuning.contrast import contrast
 from training.finetuning.data import validation_batches
+from training.finetuning.model import new_classifiers
+from training.finetuning.start import Start
+from training.finetuning.steps import contrasts
+from training.finetuning.tasks import FinetuningTask, heads_of, labelled_of
 from training.loop.distributed import World
 from training.model.heads import AlbertForTasks, PooledHead, Task
 from training.system.precision import PrecisionName, precision
@@ -81,20 +86,25 @@ class Probing:
     def of(
         cls,
         model: AlbertForTasks,
-        data: Mapping[Task, Classification],
-        trained: Collection[Task],
-        *,
-        seed: int,
-        contrast_rate: float | None = None,
-    ) -> Self:
-        """Decide about the pooler, without which a head of sentence order is left out.
+        start: Start,
+        tasks: Sequence[FinetuningTask],
+        config: FinetuneConfig,
+        lr: float,
+    ) -> Self | None:
+        """Return the probing of the new classifiers, or of all if no step trains them.
 
-        Args:
-            data: of each new classifier.
-            trained: the heads that the run trains.
+        None without any. A head of sentence order that hinders whitening is left out.
         """
+        labels = {name: task.labels for name, task in labelled_of(tasks).items()}
+        new = new_classifiers(start, labels)
+        contrast_rate = lr if contrasts(tasks, config) else None
+        fits_all = config.head_only or contrast_rate is not None
+        classifiers = [task for task in tasks if isinstance(task, Classification)]
+        data = {task.name: task for task in classifiers if task.name in new or fits_all}
+        if not data:
+            return None
         readers = model.tasks.keys() - UNPOOLED_TASKS - data.keys()
-        replaces_pooler = bool(data) and readers <= {_ORDER} - set(trained)
+        replaces_pooler = readers <= {_ORDER} - set(heads_of(tasks))
         if replaces_pooler and readers:
             print(f"the checkpoint's head of {_ORDER} is left out (--pretraining trains it on)")
             del model.heads[_ORDER], model.tasks[_ORDER]
@@ -102,7 +112,7 @@ class Probing:
             model=model,
             data=data,
             replaces_pooler=replaces_pooler,
-            seed=seed,
+            seed=config.seed,
             contrast_rate=contrast_rate,
         )
 

@@ -79,7 +79,7 @@ class Questions:
             seed=config.seed,
             division=division_of(config, world),
         )
-        losses = {cls.name: loss_function(cls.name, config)}
+        losses = {cls.name: loss_function(cls.name, start)}
         return cls(streams=(stream,), losses=losses, **held_out)
 
     def validation(self, *, every: int, row_length: int) -> Validation:

@@ -15,7 +15,6 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "length": 128,
         "batch_size": (32,),
         "optimizer": "adamw",
-        "lr": 2e-4,
         "adamw_lr": 3e-4,
         "weight_decay": 0.01,
         "schedule": "wsd",
@@ -26,15 +25,15 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "seed": 0,
     }
 )
-# The hidden size of the default rate; of a wider model it is as much lower, as published ones are.
+# The default rate up to a hidden size; of a wider model it is as much lower, as published ones are.
+_RATE: Final = 2e-4
 _RATE_WIDTH: Final = 384
-LR_HELP: Final = f"{DEFAULTS['lr']:g}; of a hidden size over {_RATE_WIDTH} inversely as much"
+LR_HELP: Final = f"{_RATE:g}; of a hidden size over {_RATE_WIDTH} inversely as much"
 
 
 def default_rate(hidden_size: int) -> float:
     """Return the peak learning rate of a model where neither --lr nor a recipe gives one."""
-    rate: float = DEFAULTS["lr"]
-    return rate * min(1.0, _RATE_WIDTH / hidden_size)
+    return _RATE * min(1.0, _RATE_WIDTH / hidden_size)
 
 
 # Names of recipes: for questions that all have an answer, and for others.

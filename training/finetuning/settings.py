@@ -16,6 +16,8 @@ from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfi
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
 from training.glue.files import training_files
 from training.glue.tasks import TASKS
+from training.model.provenance import file_names
+from training.optim.hyperparameters import Hyperparameters
 from training.options.flags import flags_of
 from training.options.labelled import with_task_data
 from training.options.tables import identify
@@ -33,7 +35,7 @@ _NOT_RECORDED: Final = frozenset(
 _OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
 
 
-def record_of(config: FinetuneConfig) -> dict[str, str]:
+def record_of(config: FinetuneConfig, hyperparameters: Hyperparameters) -> dict[str, str]:
     """Return the content of `run.json` of a settled configuration, but for the precision.
 
     Lists are recorded as Python's, empty ones as None, one label column by its name, and tables in
@@ -41,6 +43,7 @@ def record_of(config: FinetuneConfig) -> dict[str, str]:
     """
     names = [field.name for field in flags_of(FinetuneConfig)]
     record = {name: _recorded(config, name) for name in names if name not in _NOT_RECORDED}
+    record["lr"] = str(hyperparameters.lr)
     if len(config.label_column) == 1:
         record["label_column"] = config.label_column[0]
     if config.question_answering:
@@ -55,6 +58,24 @@ def _recorded(config: ClassifierConfig, name: str) -> str:
         return str(value)
     items = [identify(item) if isinstance(item, Path) else item for item in value]
     return str(items if items or name == "choice_columns" else None)
+
+
+def data_names(config: FinetuneConfig, start: str) -> dict[str, list[str]]:
+    """Return the names of the data files without their folders."""
+    heads = config.classifiers
+    return {
+        "initialize_from": [start],
+        "data": file_names([head.data for head in heads if head.data is not None]),
+        "text_classification": file_names(
+            [file for head in heads for file in head.text_classification]
+        ),
+        "multiple_choice": file_names(config.multiple_choice),
+        "validation": file_names([file for head in heads for file in head.validation]),
+        "token_classification": file_names(config.token_classification),
+        "question_answering": file_names(config.question_answering),
+        "embeddings": file_names(config.embeddings),
+        "pretraining": file_names(config.pretraining),
+    }
 
 
 def settle(config: FinetuneConfig) -> FinetuneConfig:

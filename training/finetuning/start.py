@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
+
+import torch
 
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.examples import MIN_LENGTH
 from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
+from training.finetuning.recipes import default_rate
 from training.model.checkpoint import read_config, read_tasks
 from training.model.heads import Task
+from training.optim.hyperparameters import Hyperparameters
+from training.options.device import should_compile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +29,7 @@ class Start:
         hf: content of its `config.json`.
         heads: the outputs of each of its heads.
         architecture: its sizes, perhaps with fewer layers or positions, and other dropout.
+        compiles: whether the model and its losses are compiled.
     """
 
     folder: Path
@@ -31,15 +37,17 @@ class Start:
     heads: Mapping[Task, int]
     architecture: AlbertConfig
     tokenizer: AlbertTokenizer
+    compiles: bool
 
     @classmethod
-    def open(cls, folder: Path, config: FinetuneConfig) -> Self:
+    def open(cls, folder: Path, config: FinetuneConfig, device: torch.device) -> Self:
         """Read a checkpoint in the standard form, but its weights.
 
         Raises:
             CheckpointError: it cannot be read.
             RunError: the run's sequences are longer than its positions, or too short.
         """
+        compiles = should_compile(config.compile, device)
         hf = read_config(folder)
         return cls(
             folder=folder,
@@ -47,7 +55,17 @@ class Start:
             heads=read_tasks(folder),
             architecture=_architecture(config, hf),
             tokenizer=AlbertTokenizer.from_file(folder / "tokenizer.json"),
+            compiles=compiles,
         )
+
+
+def hyperparameters_of(config: FinetuneConfig, folder: Path) -> Hyperparameters:
+    """Return the hyperparameters of a run from a checkpoint; all parameters have the same rate."""
+    names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
+    values: dict[str, Any] = {name: getattr(config, name) for name in names}
+    if config.lr is None:
+        values["lr"] = default_rate(AlbertConfig.from_hf(read_config(folder)).hidden_size)
+    return Hyperparameters(**values, pooled_factor=1.0)
 
 
 def _architecture(config: FinetuneConfig, hf: Mapping[str, Any]) -> AlbertConfig:

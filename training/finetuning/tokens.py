@@ -75,7 +75,7 @@ class TokenTags:
         return cls(
             names=names,
             streams=(stream,),
-            losses={cls.name: loss_function(cls.name, config)},
+            losses={cls.name: loss_function(cls.name, start)},
             held_out=list(held_out),
         )
 

@@ -15,10 +15,10 @@ from training.data.labelled.folders import CHOICES, files_of_split
 from training.errors import RunError
 from training.evaluation.metrics import LOWEST
 from training.evaluation.validation import HEADS_MEAN, Validation
-from training.finetuning.build import steps_an_epoch
 from training.finetuning.classification import Classification
 from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.pretraining import ContinuedPretraining
+from training.finetuning.steps import steps_an_epoch
 from training.finetuning.tasks import FinetuningTask, ValidatedTask
 from training.loop.early_stopping import BestValidation
 from training.model.provenance import file_names

@@ -61,6 +61,53 @@ class TrainedRun:
         return [line for line in lines if any(name.startswith("validation/") for name in line)]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A run at step 0, its validation, and what its folder and checkpoints record.
+
+    Attributes:
+        record: content of the folder's `run.json`, whose settings `is_known_run` has compared.
+        program, stage, extra_config: as in `Saver`.
+        start: folder of the checkpoint whose weights the run starts from; None for new weights.
+        tokenizer_from: folder of the tokenizer.
+        sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
+        validation, validates_start, compiles: as in `Trainer`.
+    """
+
+    config: RunFolder
+    run: Run
+    record: Mapping[str, Any]
+    program: str
+    stage: Mapping[str, Any]
+    start: Path | None
+    tokenizer_from: Path
+    extra_config: Mapping[str, Any]
+    sentence_vectors: SentenceVectors | None = None
+    validation: Validation | None = None
+    validates_start: bool = False
+    compiles: bool = False
+
+    def saver(self) -> Saver:
+        """Return the writer of the run's checkpoints.
+
+        It reads the folders now: they may be temporary, or be removed in the days of a run.
+        """
+        start, stage, vectors = self.start, self.stage, self.sentence_vectors
+        if start is not None:
+            stage = {**stage, "before": read_figures(start)}
+            vectors = vectors or read_sentence_vectors(start)
+        return Saver(
+            checkpoints=Checkpoints(folder=self.config.output, num_kept=self.config.keep),
+            tokenizer=read_tokenizer(self.tokenizer_from),
+            every_s=self.config.save_every,
+            program=self.program,
+            stage=stage,
+            earlier_stages=read_stages(start) if start is not None else (),
+            extra_config=self.extra_config,
+            sentence_vectors=vectors,
+        )
+
+
 def build_run(
     model: AlbertForTasks,
     mixture: Mixture,
@@ -98,62 +145,28 @@ def build_run(
     )
 
 
-def train_run(
-    config: RunFolder,
-    run: Run,
-    record: Mapping[str, Any],
-    *,
-    program: str,
-    stage: Mapping[str, Any],
-    start: Path | None,
-    tokenizer_from: Path,
-    extra_config: Mapping[str, Any],
-    sentence_vectors: SentenceVectors | None = None,
-    validation: Validation | None = None,
-    validates_start: bool = False,
-    compiles: bool = False,
-) -> TrainedRun:
-    """Train a run to its end, resuming it from the output folder.
-
-    Args:
-        run: at step 0.
-        record: content of the folder's `run.json`, whose settings `is_known_run` has compared.
-        program, stage, extra_config: as in `Saver`.
-        start: folder of the checkpoint whose weights the run starts from; None for new weights.
-        tokenizer_from: folder of the tokenizer.
-        sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
-        validation, validates_start, compiles: as in `Trainer`.
+def train_run(prepared: PreparedRun) -> TrainedRun:
+    """Train a run to its end, resuming it from its folder.
 
     Raises:
         RunError: as `Saver.resume` and `Trainer.train`.
         KeyboardInterrupt: SIGINT stopped it, as a notebook sends it; its last step is saved.
     """
-    if sentence_vectors is None and start is not None:
-        sentence_vectors = read_sentence_vectors(start)
-    # Read now: the folders may be temporary, or be removed in the days that a run takes.
-    saver = Saver(
-        checkpoints=Checkpoints(folder=config.output, num_kept=config.keep),
-        tokenizer=read_tokenizer(tokenizer_from),
-        every_s=config.save_every,
-        program=program,
-        stage={**stage, "before": read_figures(start)} if start is not None else stage,
-        earlier_stages=read_stages(start) if start is not None else (),
-        extra_config=extra_config,
-        sentence_vectors=sentence_vectors,
-    )
+    config, run, saver = prepared.config, prepared.run, prepared.saver()
     is_main = run.world.is_main
     if saver.resume(run) and is_main:
         print(f"resuming from step {run.progress.step:,}")
     if is_main:
-        record_run(config.output, record)  # also if it is known: its end may be another one
+        # Also if it is known: its end may be another one.
+        record_run(config.output, prepared.record)
     trainer = Trainer(
         run=run,
         saver=saver,
         metrics=MetricsWriter(config.output, step=run.progress.step) if is_main else None,
         report_every=config.report_every,
-        validation=validation,
-        validates_start=validates_start,
-        compiles=compiles,
+        validation=prepared.validation,
+        validates_start=prepared.validates_start,
+        compiles=prepared.compiles,
     )
     status = trainer.train()
     if status == 128 + signal.SIGINT:

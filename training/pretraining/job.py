@@ -19,7 +19,7 @@ from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out
 from training.loop.distributed import World, join_world
-from training.loop.driver import TrainedRun, build_run, train_run
+from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
 from training.loop.progress import Progress, is_known_run
 from training.loop.reproducibility import run_precision
 from training.loop.step import Mixture, Run
@@ -239,19 +239,20 @@ def _open_shards(
 def _train(job: PretrainingJob, record: Mapping[str, Any]) -> TrainedRun:
     """Train a job's run; `record` is the content of `run.json`."""
     config, recipe, world, run = job.config, job.recipe, job.world, job.build()
+    sentence_task = "sop" if recipe.order_share else recipe.sentence_task
     trained = train_run(
-        config,
-        run,
-        record,
-        program="albert-serve pretrain",
-        stage=_stage(job, record),
-        start=job.start.folder,
-        tokenizer_from=job.start.tokenizer,
-        extra_config={
-            "albert_sentence_task": "sop" if recipe.order_share else recipe.sentence_task
-        },
-        compiles=job.compiles,
-        validation=_validation(job),
+        PreparedRun(
+            config=config,
+            run=run,
+            record=record,
+            program="albert-serve pretrain",
+            stage=_stage(job, record),
+            start=job.start.folder,
+            tokenizer_from=job.start.tokenizer,
+            extra_config={"albert_sentence_task": sentence_task},
+            validation=_validation(job),
+            compiles=job.compiles,
+        )
     )
     if world.is_main:
         print(

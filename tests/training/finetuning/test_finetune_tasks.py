@@ -190,7 +190,8 @@ def test_a_classifier_of_other_labels_is_new_and_said_to_be(
     ) in capsys.readouterr().out
     assert load_checkpoint(tmp_path / "stsb-run" / "checkpoint").tasks["text-classification"] == 1
     first_run = tmp_path / "mnli-run" / "checkpoint"
-    opened = Start.open(first_run, FinetuneConfig(output=tmp_path, length=16, steps=1))
+    config = FinetuneConfig(output=tmp_path, length=16, steps=1)
+    opened = Start.open(first_run, config, torch.device("cpu"))
     names = ["entailment", "neutral", "contradiction"]
     same, flipped, other = (
         load_start(opened, (TASK,), {TASK: label_keys(each)}).state_dict()

@@ -1,0 +1,99 @@
+"""A finetuning run from its configuration to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+
+from albert_serve.tasks.text_length import describe_long_texts
+from training.conversion.source import open_checkpoint
+from training.finetuning.config import FinetuneConfig
+from training.finetuning.embeddings import VECTORS
+from training.finetuning.model import extra_config, load_start
+from training.finetuning.probing import Probing
+from training.finetuning.settings import data_names, record_of, settle
+from training.finetuning.start import Start, hyperparameters_of
+from training.finetuning.steps import mixture_of, num_steps
+from training.finetuning.tasks import FinetuningTask, TextTask, heads_of, labelled_of, read_tasks
+from training.finetuning.validation import export_command, validating
+from training.loop.checkpointing import Checkpoints
+from training.loop.distributed import join_world, setting_up
+from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
+from training.loop.progress import Progress, is_known_run
+from training.loop.reproducibility import run_precision
+from training.loop.step import Run
+
+
+def run_finetuning(config: FinetuneConfig) -> TrainedRun:
+    """Train the run of a configuration to its end, or resume it."""
+    with join_world(config.device) as world, ExitStack() as stack:
+        with setting_up(world):
+            config = settle(config)
+            checkpoint = stack.enter_context(open_checkpoint(config.initialize_from))
+            folder = checkpoint.folder
+            hyperparameters = hyperparameters_of(config, folder)
+            record = record_of(config, hyperparameters)
+            is_known_run(config.output, record)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        precision = record["precision"] = run_precision(config.precision, config.output, world)
+        with setting_up(world):
+            start = Start.open(folder, config, world.device)
+            tasks = read_tasks(config, start, world)
+            validation, selection = validating(tasks, config, start.architecture)
+            mixture = mixture_of(tasks, config, hyperparameters.loss_weights)
+            progress = Progress(num_steps=num_steps(tasks, config), budget_s=config.budget)
+            torch.manual_seed(config.seed)
+            labels = {name: task.labels for name, task in labelled_of(tasks).items()}
+            model = load_start(start, heads_of(tasks), labels)
+            probing = Probing.of(model, start, tasks, config, hyperparameters.lr)
+        if probing is not None and not (config.output / "checkpoint").exists():
+            probing.fit(world, precision)
+        run = build_run(
+            model,
+            mixture,
+            {name: loss for task in tasks for name, loss in task.losses.items()},
+            hyperparameters,
+            progress=progress,
+            world=world,
+            precision=precision,
+            selection=selection,
+        )
+        trained = train_run(
+            PreparedRun(
+                config=config,
+                run=run,
+                record=record,
+                program="albert-serve finetune",
+                stage={"settings": {**record, **data_names(config, checkpoint.name)}},
+                start=folder,
+                tokenizer_from=folder,
+                extra_config=extra_config(start, model.tasks, labelled_of(tasks)),
+                sentence_vectors=VECTORS if config.embeddings else None,
+                validation=validation,
+                validates_start=probing is not None,
+                compiles=start.compiles,
+            )
+        )
+        if trained.status == 0 and world.is_main and not _has_best(run):
+            Checkpoints(folder=config.output, num_kept=config.keep).link_best(trained.num_steps)
+        _report(trained, tasks, config)
+        return trained
+
+
+def _has_best(run: Run) -> bool:
+    """Whether a validation of the run, or of its part before a resumption, selected the best."""
+    is_selected = run.selection is not None and run.selection.best_step is not None
+    return is_selected or bool(run.earlier_selection)
+
+
+def _report(trained: TrainedRun, tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> None:
+    print(f"{trained.checkpoint}: {trained.num_steps:,} steps")
+    counts = [task.long_texts for task in tasks if isinstance(task, TextTask)]
+    if num_long := sum(count.num_long for count in counts):
+        num_texts = sum(count.num_texts for count in counts)
+        print(describe_long_texts(num_long, num_texts, config.length, truncation=True))
+    if trained.status == 0 and (command := export_command(config)):
+        print(f"to export and measure it on the validation files: {command}")
