@@ -30,13 +30,11 @@ from albert_serve.bundle.manifest import (
 )
 from albert_serve.bundle.weights import read_header
 from albert_serve.progress import progress
-from export.config import ExportConfig
+from export.config import ExportConfig, ExportError
 from export.encoder import build_encoder
-from export.errors import ExportError
 from export.graph import CUDA_FORM, Form
 from export.heads import build_head
-from export.precision import write_weights
-from export.smoothing import largest_inputs
+from export.precision import largest_inputs, write_weights
 from export.source import HUGGING_FACE_FILES, Source
 from export.verify import (
     MAX_CUDA_SHARE,

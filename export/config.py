@@ -1,4 +1,4 @@
-"""Configuration of an export, by the names of the command's flags."""
+"""Configuration of an export, by the names of the command's flags, and its error."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 
 from albert_serve.bundle.manifest import ComputePrecision, Part, Precision
 from albert_serve.bundle.weights import TaskName
+from training.errors import TrainingError
 from training.options.flags import flag
 from training.options.labelled import ENTITIES_HELP, LabelledTexts
 from training.options.values import Finite
+
+
+class ExportError(TrainingError):
+    """A checkpoint that cannot be exported, or a bundle that is worse than its checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from export.bundle import (
 )
 from export.card import model_card
 from export.config import ExportConfig as ExportConfig
-from export.errors import ExportError
+from export.config import ExportError
 from export.labelled import read_labelled_items, tasks_with_data
 from export.quality import Comparison, check_quality, compare
 from export.selection import select_tasks

@@ -5,76 +5,70 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from statistics import fmean
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, TaskName
-from albert_serve.tasks.base import EncoderInput, Logits
+from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.text_length import text_length
 from albert_serve.tokenizer import AlbertTokenizer
-from export.config import ExportConfig
-from export.errors import ExportError
+from export.config import ExportConfig, ExportError
 from export.source import Source
 from training.data.labelled.entities import read_tagged
 from training.data.labelled.folders import RACE, labelled_files
-from training.data.labelled.texts import Label, LabelledText, read_labelled
+from training.data.labelled.texts import LabelledText, read_labelled
 from training.data.questions import Question, read_squad
 from training.data.streams import labelled_examples
 from training.evaluation.glue import read_for_model
-from training.evaluation.metrics import metric_figures
+from training.evaluation.metrics import metric_figures, predictions_of
 from training.evaluation.questions import PredictedAnswer, question_items, question_parameters
 from training.evaluation.squad import score_answer, version_of
 from training.evaluation.tokens import Entities, entity_figures, entity_items
 from training.evaluation.torch_engine import EngineItem
 from training.glue.files import dev_files
-from training.glue.tasks import TASKS
+from training.glue.tasks import TASKS, Metric
 from training.model.checkpoint import read_config
 from training.model.labels import find_head
 from training.options.labelled import LabelledTexts, with_task_data
 
-_Scores: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], list[float]]
-_Metric: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], float]
+# The name of the metric of labelled texts, and its key.
+_METRICS: Final[Mapping[ProblemType, tuple[str, Metric]]] = {
+    "single_label_classification": ("accuracy", "accuracy"),
+    "multi_label_classification": ("subset accuracy", "subset_accuracy"),
+    "regression": ("Pearson", "pearson"),
+}
 
 
-def _score_equal(answers: Sequence[Any], rights: Sequence[Any]) -> list[float]:
-    """Return 1 for each right answer, 0 for each wrong one."""
-    return [float(answer == right) for answer, right in zip(answers, rights, strict=True)]
+class Scored(NamedTuple):
+    """A metric in percent, and the score of each answer, the higher the better."""
+
+    percent: float
+    scores: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledItems:
-    """The labelled texts of a head.
+    """The labelled data of a head.
 
     Attributes:
         metric: its name.
-        items: inputs with their right answers.
+        items: the inputs.
         files: their names.
-        scores: the score of each answer, the higher the better.
-        combined: the metric in percent; None for the mean of the scores.
+        score: scores the answers to all items.
     """
 
     metric: str
     items: list[EngineItem]
     files: Sequence[Path]
-    scores: _Scores = _score_equal
-    combined: _Metric | None = None
-
-    @property
-    def rights(self) -> list[Any]:
-        """The right answers of all items."""
-        return [right for item in self.items for right in item.rights or ()]
-
-    def percent(self, answers: Sequence[Any]) -> float:
-        """Return the metric of the answers to all items, in percent."""
-        if self.combined is not None:
-            return self.combined(answers, self.rights)
-        scores = self.scores(answers, self.rights)
-        return 100 * sum(scores) / len(scores)
+    score: Callable[[list[Any]], Scored]
 
 
 def tasks_with_data(config: ExportConfig) -> set[TaskName]:
@@ -145,19 +139,26 @@ def _read_texts(
     examples, num_long = labelled_examples(texts, tokenizer, length=length, truncation=True)
     if num_long:
         print(f"{head}: {num_long:,} texts were truncated to {length} tokens", file=sys.stderr)
-    metric, read = _READ[problem]
     items = [
         EngineItem(
             inputs=[EncoderInput(ids=example.ids, types=example.types, task=head, rows=[0])],
-            read=read,
-            rights=[_right(text.label)],
+            read=lambda logits: [logits[0][0]],
         )
-        for example, text in zip(examples, texts, strict=True)
+        for example in examples
     ]
-    labelled = LabelledItems(metric=metric, items=items, files=files)
-    if problem == "regression":
-        return replace(labelled, scores=_score_near, combined=_pearson)
-    return labelled
+    targets = np.array([text.label for text in texts])
+    name, metric = _METRICS[problem]
+    score = partial(_score_texts, targets=targets, metric=metric)
+    return LabelledItems(metric=name, items=items, files=files, score=score)
+
+
+def _score_texts(logits: list[NDArray[Any]], targets: NDArray[Any], metric: Metric) -> Scored:
+    logits_NK = np.stack(logits)
+    several = targets.ndim > 1
+    errors = np.abs(predictions_of(logits_NK, several=several) - targets)
+    scores = -errors if metric == "pearson" else 1 - errors.reshape(len(errors), -1).any(-1)
+    value = metric_figures((metric,), logits_NK, targets)[metric]
+    return Scored(0.0 if math.isnan(value) else 100 * value, scores.tolist())
 
 
 def _labelled_texts(
@@ -170,11 +171,6 @@ def _labelled_texts(
         return files, read_labelled(files, names, data.columns, problem)[0]
     files = [file for split in dev_files(task, data.data).values() for file in split]
     return files, read_for_model(task, files, names)
-
-
-def _right(label: Label) -> Any:
-    """Return a label as `_READ` reads answers."""
-    return tuple(np.flatnonzero(label).tolist()) if isinstance(label, tuple) else label
 
 
 def _read_questions(
@@ -194,9 +190,19 @@ def _read_questions(
             f"{num_left_out:,} questions are left out: they are empty, or too long for the model",
             file=sys.stderr,
         )
-    return LabelledItems(
-        metric="F1", items=items, files=config.question_answering, scores=_score_f1
-    )
+    score = partial(_score_questions, questions=_rights(items))
+    return LabelledItems(metric="F1", items=items, files=config.question_answering, score=score)
+
+
+def _rights(items: Sequence[EngineItem]) -> list[Any]:
+    return [right for item in items for right in item.rights or ()]
+
+
+def _score_questions(answers: list[PredictedAnswer], questions: Sequence[Question]) -> Scored:
+    version = version_of(questions)
+    pairs = zip(answers, questions, strict=True)
+    scores = [score_answer(question, answer.text, version).f1 for answer, question in pairs]
+    return Scored(100 * fmean(scores), scores)
 
 
 def _read_entities(
@@ -204,57 +210,14 @@ def _read_entities(
 ) -> LabelledItems:
     texts = read_tagged(config.token_classification)
     names = source.tasks[TOKENS].labels or []
-    return LabelledItems(
-        metric="entity F1",
-        items=list(entity_items(texts, tokenizer, names, length=source.config.max_positions)),
-        files=config.token_classification,
-        scores=_score_entities,
-        combined=_entity_f1,
-    )
+    items = list(entity_items(texts, tokenizer, names, length=source.config.max_positions))
+    score = partial(_score_entities, rights=_rights(items))
+    files = config.token_classification
+    return LabelledItems(metric="entity F1", items=items, files=files, score=score)
 
 
-def _score_f1(answers: Sequence[PredictedAnswer], questions: Sequence[Question]) -> list[float]:
-    version = version_of(questions)
-    pairs = zip(answers, questions, strict=True)
-    return [score_answer(question, answer.text, version).f1 for answer, question in pairs]
-
-
-def _score_entities(answers: Sequence[Entities], rights: Sequence[Entities]) -> list[float]:
-    """Return minus the number of entities that are missed or wrong."""
-    return [-float(len(answer ^ right)) for answer, right in zip(answers, rights, strict=True)]
-
-
-def _entity_f1(answers: Sequence[Entities], rights: Sequence[Entities]) -> float:
-    total, _ = entity_figures(list(zip(answers, rights, strict=True)))
-    return 100 * total["f1"]
-
-
-def _score_near(answers: Sequence[float], rights: Sequence[float]) -> list[float]:
-    return [-abs(answer - right) for answer, right in zip(answers, rights, strict=True)]
-
-
-def _pearson(answers: Sequence[float], rights: Sequence[float]) -> float:
-    """Return Pearson's correlation, in percent; 0 without one."""
-    scores_N1 = np.array(answers)[:, None]
-    correlation = metric_figures(("pearson",), scores_N1, np.array(rights, float))["pearson"]
-    return 0.0 if math.isnan(correlation) else 100 * correlation
-
-
-def _read_best(logits: list[Logits]) -> list[int]:
-    return [int(logits[0][0].argmax())]
-
-
-def _read_positive(logits: list[Logits]) -> list[tuple[int, ...]]:
-    return [tuple(np.flatnonzero(logits[0][0] > 0).tolist())]
-
-
-def _read_score(logits: list[Logits]) -> list[float]:
-    return [float(logits[0][0, 0])]
-
-
-# The metric of labelled texts, and the reader of an answer from their logits.
-_READ: Final[dict[ProblemType, tuple[str, Callable[[list[Logits]], list[Any]]]]] = {
-    "single_label_classification": ("accuracy", _read_best),
-    "multi_label_classification": ("subset accuracy", _read_positive),
-    "regression": ("Pearson", _read_score),
-}
+def _score_entities(answers: list[Entities], rights: Sequence[Entities]) -> Scored:
+    """Return entity F1, and minus the number of entities that are missed or wrong."""
+    pairs = list(zip(answers, rights, strict=True))
+    total, _ = entity_figures(pairs)
+    return Scored(100 * total["f1"], [-float(len(answer ^ right)) for answer, right in pairs])

@@ -30,7 +30,7 @@ from albert_serve.tasks.base import Logits, Runner
 from albert_serve.tasks.probability import sigmoid, softmax
 from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
-from export.errors import ExportError
+from export.config import ExportError
 from export.labelled import LabelledItems
 from export.source import Source
 from training.data.corpus import find_files, read_documents
@@ -172,17 +172,14 @@ def _predict(
     return predict(runner, items, max_tokens_at_once=size, bar=bar)
 
 
-def _measure(
-    labelled: LabelledItems, expected: Sequence[Any], got: Sequence[Any]
-) -> MeasuredQuality:
-    rights = labelled.rights
-    scores = [labelled.scores(answers, rights) for answers in (expected, got)]
-    pairs = list(zip(*scores, strict=True))
+def _measure(labelled: LabelledItems, expected: list[Any], got: list[Any]) -> MeasuredQuality:
+    ours, theirs = labelled.score(expected), labelled.score(got)
+    pairs = list(zip(ours.scores, theirs.scores, strict=True))
     return MeasuredQuality(
         quality=Quality(
             metric=labelled.metric,
-            torch=labelled.percent(expected),
-            bundle=labelled.percent(got),
+            torch=ours.percent,
+            bundle=theirs.percent,
             count=len(got),
             data=file_names(labelled.files),
         ),

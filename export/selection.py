@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from albert_serve.bundle.weights import TaskName
 from albert_serve.tasks.description import evaluated_quality
-from export.errors import ExportError
+from export.config import ExportError
 from export.source import Source
 from training.model.heads import MULTIPLE_CHOICE
 

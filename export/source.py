@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -37,10 +37,9 @@ from albert_serve.bundle.weights import (
     stored_name,
 )
 from albert_serve.config import AlbertConfig
-from export.errors import ExportError
+from export.config import ExportError
 from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.model.checkpoint import (
-    CheckpointError,
     check_config,
     find_tasks,
     read_config,
@@ -115,7 +114,8 @@ def read_source(folder: Path) -> Source:
     config = check_config(hf, folder)
     _check_files(folder)
     stored = read_header(folder / WEIGHTS_FILE)
-    heads = _find_heads(hf, stored)
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    heads = find_tasks(shapes, hf.get("architectures") or ())
     manifest = read_manifest(folder) if (folder / MANIFEST_FILE).is_file() else None
     tasks = _read_tasks(hf, heads)
     if manifest is not None:
@@ -148,18 +148,16 @@ def _with_settings(
     """Return the tasks with the temperatures and the threshold of a bundle's manifest."""
     heads = heads_of(settings)
 
-    def tuned(head: str, entry: _EntryT) -> _EntryT:
-        if head not in heads:
-            return entry
-        return entry.model_copy(update=heads[head].model_dump(include=_TUNED, exclude_unset=True))
+    def tuned(head: str, entry: _EntryT, **update: object) -> _EntryT:
+        if head in heads:
+            update |= heads[head].model_dump(include=_TUNED, exclude_unset=True)
+        return entry.model_copy(update=update)
 
     return {
-        task: tuned(task, entry).model_copy(
-            update={
-                "heads": {
-                    name: tuned(further_head(name), head) for name, head in entry.heads.items()
-                }
-            }
+        task: tuned(
+            task,
+            entry,
+            heads={name: tuned(further_head(name), head) for name, head in entry.heads.items()},
         )
         for task, entry in tasks.items()
     }
@@ -248,58 +246,36 @@ def _check_files(folder: Path) -> None:
         )
 
 
-def _find_heads(hf: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[Task, int]:
-    shapes = {name: tensor.shape for name, tensor in stored.items()}
-    return find_tasks(shapes, hf.get("architectures") or ())
-
-
 def _read_tasks(hf: Mapping[str, Any], heads: Mapping[Task, int]) -> dict[TaskName, TaskEntry]:
-    try:
-        return _entries(hf, heads)
-    except CheckpointError as error:
-        raise ExportError(str(error)) from error
-
-
-def _entries(hf: Mapping[str, Any], heads: Mapping[str, int]) -> dict[TaskName, TaskEntry]:
+    """Return the tasks of heads with these numbers of outputs."""
     tasks: dict[TaskName, TaskEntry] = {}
     for head, num_outputs in heads.items():
         if head == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
             continue  # the head tells whether a text follows, not in what order two stand
         if head == CLASSIFICATION:
-            tasks[CLASSIFICATION] = _classification(hf, heads)
-        elif head == TOKENS:
-            tasks[TOKENS] = TaskEntry(
-                graph=f"{TOKENS}.onnx",
-                num_outputs=num_outputs,
-                labels=read_labels(hf, num_outputs, TOKENS).names,
-            )
+            further = {
+                name.removeprefix(further_head("")): ClassifierEntry(**_classifier(hf, name, size))
+                for name, size in heads.items()
+                if is_further(name)
+            }
+            own = _classifier(hf, head, num_outputs)
+            tasks[head] = TaskEntry(**own, head=default_name(hf), heads=further)
         elif is_task(head):
-            tasks[head] = TaskEntry(graph=f"{head}.onnx", num_outputs=num_outputs)
+            names = read_labels(hf, num_outputs, head).names if head == TOKENS else None
+            graph = f"{head}.onnx"
+            tasks[head] = TaskEntry(graph=graph, num_outputs=num_outputs, labels=names)
     return tasks
 
 
-def _classification(hf: Mapping[str, Any], heads: Mapping[str, int]) -> TaskEntry:
-    further = {head: head.removeprefix(further_head("")) for head in heads if is_further(head)}
-    labels = {head: read_labels(hf, heads[head], head) for head in (CLASSIFICATION, *further)}
-    temperatures = {head: read_temperature(hf, head) for head in labels}
-    return TaskEntry(
-        graph=f"{CLASSIFICATION}.onnx",
-        num_outputs=heads[CLASSIFICATION],
-        labels=labels[CLASSIFICATION].names,
-        problem_type=labels[CLASSIFICATION].problem,
-        temperature=temperatures[CLASSIFICATION],
-        head=default_name(hf),
-        heads={
-            name: ClassifierEntry(
-                graph=f"{CLASSIFICATION}-{name}.onnx",
-                num_outputs=heads[head],
-                labels=labels[head].names,
-                problem_type=labels[head].problem,
-                temperature=temperatures[head],
-            )
-            for head, name in further.items()
-        },
-    )
+def _classifier(hf: Mapping[str, Any], head: Task, num_outputs: int) -> dict[str, Any]:
+    labels = read_labels(hf, num_outputs, head)
+    return {
+        "graph": f"{head.replace('/', '-')}.onnx",
+        "num_outputs": num_outputs,
+        "labels": labels.names,
+        "problem_type": labels.problem,
+        "temperature": read_temperature(hf, head),
+    }
 
 
 def _check_weights(
@@ -323,9 +299,7 @@ def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:
         name for name, tensor in tensors.items() if not np.isfinite(read_weight(file, tensor)).all()
     ]
     if bad:
-        raise ExportError(f"{file}: {_some(bad)} hold NaN or infinite numbers; nothing is exported")
-
-
-def _some(names: Iterable[str]) -> str:
-    first, *rest = names
-    return f"{first} and {len(rest)} more" if rest else first
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise ExportError(
+            f"{file}: {bad[0]}{more} hold NaN or infinite numbers; nothing is exported"
+        )

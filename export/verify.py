@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +34,7 @@ from albert_serve.runtime.encoders import Encoder, PaddedBatch
 from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
-from export.errors import ExportError
+from export.config import ExportError
 from export.graph import Compute, Form, rounded
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
@@ -63,8 +62,7 @@ def measure_parity(
     the comparison. A head is given its runtime's own hidden states, so its figure is end to end.
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
-    measured = _measure(folder / ENCODER_FILE, files, model, special_ids(folder))
-    return {name: result.share for name, result in measured.items()}
+    return _measure(folder / ENCODER_FILE, files, model, special_ids(folder))
 
 
 def measure_cuda_parity(
@@ -86,28 +84,9 @@ def measure_cuda_parity(
     graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
     onnx.save(rounded(graph, form), emulated)
     try:
-        measured = _measure(emulated, files, model, special_ids(folder))
-        return {name: result.share for name, result in measured.items()}
+        return _measure(emulated, files, model, special_ids(folder))
     finally:
         emulated.unlink()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Difference:
-    """The largest difference from torch, and torch's largest value; NaN if there is one."""
-
-    difference: float = 0.0
-    largest: float = 0.0
-
-    @property
-    def share(self) -> float:
-        return self.difference / max(1.0, self.largest)
-
-    def and_(self, other: _Difference) -> _Difference:
-        return _Difference(
-            difference=float(np.maximum(self.difference, other.difference)),  # NaN stays NaN
-            largest=max(self.largest, other.largest),
-        )
 
 
 def special_ids(folder: Path) -> SpecialIds:
@@ -124,9 +103,9 @@ def special_ids(folder: Path) -> SpecialIds:
 
 def _measure(
     encoder_file: Path, head_files: Mapping[str, Path], model: AlbertForTasks, special: SpecialIds
-) -> dict[str, _Difference]:
+) -> dict[str, float]:
     model.eval()
-    worst = dict.fromkeys(("encoder", *head_files), _Difference())
+    worst: dict[str, _Floats] = {}
     try:
         encoder = Encoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
@@ -134,12 +113,12 @@ def _measure(
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, difference in _differences(model, heads, batch, hidden_BSH):
-                worst[name] = worst[name].and_(difference)
+                worst[name] = np.maximum(worst.get(name, 0), difference)  # NaN stays NaN
     except AlbertServeError as error:
         raise ExportError(str(error)) from error
     except Exception as error:  # the runtime's exceptions share no base but this
         raise ExportError(f"the runtime cannot run the graphs: {error}") from error
-    return worst
+    return {name: float(value / max(1.0, largest)) for name, (value, largest) in worst.items()}
 
 
 def check_parity(
@@ -243,8 +222,8 @@ def _differences(
     heads: Mapping[str, onnxruntime.InferenceSession],
     batch: PaddedBatch,
     hidden_BSH: _Floats,
-) -> Iterator[tuple[str, _Difference]]:
-    """Return the largest difference from torch on this batch, of the encoder and each head."""
+) -> Iterator[tuple[str, _Floats]]:
+    """Yield the largest difference on this batch, and torch's largest value, of each graph."""
     expected_RH = model(torch_batch(batch)).flatten(0, 1)
     real = _real_rows(batch)
     got_RH = hidden_BSH.reshape(expected_RH.shape)
@@ -264,8 +243,6 @@ def torch_batch(batch: PaddedBatch) -> ModelInputs:
     )
 
 
-def _compare(expected: torch.Tensor, got: _Floats) -> _Difference:
-    return _Difference(
-        difference=float(np.abs(expected.numpy() - got).max()),
-        largest=float(expected.abs().max()),
-    )
+def _compare(expected: torch.Tensor, got: _Floats) -> _Floats:
+    reference = expected.numpy()
+    return np.array([np.abs(reference - got).max(), np.abs(reference).max()])

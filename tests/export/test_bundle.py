@@ -18,7 +18,7 @@ from albert_serve.tasks import EncoderInput, QuestionAnswering
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
-from export.errors import ExportError
+from export.config import ExportError
 from tests.export.exporting import ALL_TASKS, TINY, export_bundle, write_checkpoint
 from training.evaluation.questions import BEST_F1_THRESHOLD as KEY
 from training.model.checkpoint import CheckpointError, load_checkpoint

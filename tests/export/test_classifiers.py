@@ -18,12 +18,11 @@ from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.description import read_quality
 from export.__main__ import main
-from export.errors import ExportError
 from export.source import read_source
 from tests.export.exporting import export_bundle, randomize
 from training.conversion.shipped import restore_weights
 from training.evaluation.torch_engine import TorchEngine
-from training.model.checkpoint import load_checkpoint, read_config, save_checkpoint
+from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 
 pytestmark = pytest.mark.process
@@ -176,7 +175,7 @@ def test_labels_that_do_not_fit(
     folder = tmp_path / "checkpoint"
     shutil.copytree(checkpoint, folder)
     (folder / "config.json").write_text(json.dumps({**read_config(checkpoint), **changes}))
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         read_source(folder)
 
 

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from albert_serve.bundle.manifest import Bundle, Part
 from albert_serve.bundle.weights import SCALE_SUFFIX, check_shapes, expected_shapes, read_header
 from albert_serve.errors import BundleCorruptError
-from export.errors import ExportError
+from export.config import ExportError
 from export.precision import part_of, quantize, write_weights
 from export.source import read_source
 from tests.albert_serve.support import ROOT

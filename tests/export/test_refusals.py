@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from albert_serve.bundle.manifest import Bundle, TaskExample
 from export.__main__ import main
-from export.errors import ExportError
+from export.config import ExportError
 from export.job import read_examples
 from tests.export.exporting import write_checkpoint, write_tokenizer
 from training.evaluation.questions import BEST_F1_THRESHOLD

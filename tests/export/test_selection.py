@@ -14,7 +14,7 @@ from albert_serve.bundle.weights import TaskName
 from albert_serve.client import AlbertClient
 from albert_serve.errors import NotFoundError
 from export.__main__ import main
-from export.errors import ExportError
+from export.config import ExportError
 from export.selection import select_tasks
 from export.source import read_source
 from tests.export.exporting import ALL_TASKS, export_bundle, write_checkpoint

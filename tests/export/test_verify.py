@@ -21,8 +21,8 @@ from albert_serve.bundle.weights import (
 )
 from albert_serve.config import preset
 from albert_serve.tokenizer import SPECIAL_TOKENS
+from export.config import ExportError
 from export.encoder import build_encoder
-from export.errors import ExportError
 from export.graph import CUDA_FORM, Compute
 from export.heads import build_head
 from export.precision import part_of
