@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from albert_serve.api.model_card import (
     FIGURE_PREFIXES,
-    TrainingStage,
     figure_name,
     heads_of,
     quality_text,
@@ -36,7 +33,7 @@ _LONGEST_CELL: Final = 300
 
 
 def model_card(manifest: Manifest, name: str) -> str:
-    """Return the card: labels, held-out figures, cost of precision and depth, and training.
+    """Return the card: labels, held-out figures, and the cost of precision.
 
     The figures stand in the `model-index` too, by which the Hub shows and compares models.
 
@@ -44,7 +41,7 @@ def model_card(manifest: Manifest, name: str) -> str:
         name: of the model.
     """
     model = describe(manifest, name)
-    card, heads = model.card, heads_of(model.tasks)
+    heads = heads_of(model.tasks)
     results = list(_results(manifest.evaluation, heads))
     metadata: dict[str, Any] = {"library_name": "albert-serve", "tags": ["albert", *manifest.tasks]}
     if results:
@@ -70,8 +67,7 @@ def model_card(manifest: Manifest, name: str) -> str:
             for task, measured in manifest.head_quality.items()
         ]
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
-        lines += ["## What precision and depth cost", "", *_table(header, costs)]
-    lines += _training(card.training if card else [])
+        lines += ["## What precision costs", "", *_table(header, costs)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -79,38 +75,6 @@ def _measured(manifest: Manifest, head: str) -> str:
     """Return a head's quality and the data that it was measured on."""
     quality = read_quality(manifest, head)
     return "not on labelled data" if quality is None else quality_text(quality)
-
-
-def _training(stages: Sequence[TrainingStage]) -> list[str]:
-    """Return the section on the stages of training, which is empty where none is known."""
-    if not stages:
-        return []
-    rows = [
-        (
-            stage.program,
-            ", ".join(_without_numbers(stage.data)),
-            "" if stage.steps is None else stage.steps,
-            "" if stage.tokens is None else stage.tokens,
-            "" if stage.seconds is None else f"{stage.seconds / 3600:.1f}",
-        )
-        for stage in stages
-    ]
-    tokens = sum(stage.tokens or 0 for stage in stages)
-    hours = sum(stage.seconds or 0 for stage in stages) / 3600
-    total = f"These stages have {tokens:,} tokens and {hours:.1f} hours."
-    header = ["program", "data", "steps", "tokens", "hours"]
-    return ["## Training", "", *_table(header, rows), total, ""]
-
-
-def _without_numbers(names: Sequence[str]) -> list[str]:
-    """Return the names of files, those that differ in numbers alone as one: `train-*.jsonl`."""
-    patterns = [re.sub(r"\d+", "*", name) for name in names]
-    counts = Counter(patterns)
-    shown = [
-        pattern if counts[pattern] > 1 else name
-        for name, pattern in zip(names, patterns, strict=True)
-    ]
-    return list(dict.fromkeys(shown))
 
 
 def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:

@@ -43,7 +43,6 @@ _WORDS: Final[Mapping[str, str]] = {
     **{word: word.upper() for word in ("f1", "mrr", "mse")},
     **{word: word.capitalize() for word in ("matthews", "pearson", "spearman")},
 }
-_SHOWN_NAMES: Final = 3
 
 
 class ModelSizes(Reply):
@@ -59,16 +58,6 @@ class ModelSizes(Reply):
     vocab_size: int
 
 
-class TrainingStage(Reply):
-    """One stage of the model's training."""
-
-    program: str = Field(description="Such as albert-serve pretrain.")
-    steps: int | None = None
-    tokens: int | None = None
-    seconds: int | None = None
-    data: list[str] = Field(default_factory=list, description="The names of the files it read.")
-
-
 class ModelCard(Reply):
     """The content of a model card; a field is absent where the bundle does not have it."""
 
@@ -79,7 +68,6 @@ class ModelCard(Reply):
     evaluation: dict[str, float] = Field(
         default_factory=dict, description="Figures on held-out data, by name."
     )
-    training: list[TrainingStage] = Field(default_factory=list)
 
 
 def describe_model(model: ModelDescription) -> str:
@@ -88,7 +76,7 @@ def describe_model(model: ModelDescription) -> str:
     lines = [f"{model.model_id}: an ALBERT in {model.precision}, revision {revision}"]
     lines += _about(model.card) if model.card else []
     lines += ["tasks:", *(f"  {line}" for task in model.tasks for line in _task(task))]
-    lines += _history(model.card, heads_of(model.tasks)) if model.card else []
+    lines += _evaluation(model.card, heads_of(model.tasks)) if model.card else []
     return "\n".join(map(printable, lines))
 
 
@@ -167,22 +155,11 @@ def _head(head: TaskInfo | HeadInfo) -> str:
     return text
 
 
-def _history(card: ModelCard, heads: Iterable[str]) -> Iterator[str]:
+def _evaluation(card: ModelCard, heads: Iterable[str]) -> Iterator[str]:
     if card.evaluation:
         yield "evaluation:"
         for key, value in card.evaluation.items():
             yield f"  {figure_name(key, heads)} {_number(value)}"
-    if card.training:
-        yield "training:"
-        yield from (f"  {_stage(stage)}" for stage in card.training)
-
-
-def _stage(stage: TrainingStage) -> str:
-    counted = {"steps": stage.steps, "tokens": stage.tokens, "s": stage.seconds}
-    counts = [f"{value:,} {unit}" for unit, value in counted.items() if value is not None]
-    more = [f"{len(stage.data) - _SHOWN_NAMES} more"] if len(stage.data) > _SHOWN_NAMES else []
-    data = ", ".join([*stage.data[:_SHOWN_NAMES], *more])
-    return ", ".join([stage.program, *counts, *([f"on {data}"] if data else [])])
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeGuard
 import yaml  # type: ignore[import-untyped]
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.api.model_card import FIGURE_PREFIXES, ModelCard, ModelSizes, TrainingStage
+from albert_serve.api.model_card import FIGURE_PREFIXES, ModelCard, ModelSizes
 from albert_serve.api.schemas import (
     HeadInfo,
     InputExample,
@@ -37,11 +37,6 @@ _MAX_CARD_BYTES: Final = 1 << 20
 # Reading takes some 0.1 s. libyaml would be faster, but lists in lists end its process.
 _MAX_METADATA_CHARS: Final = 1 << 16
 _FENCE: Final = "---\n"
-# The keys of a training stage, and of its settings, that name data.
-_DATA_KEYS: Final = (
-    *("corpus", "data", "pretraining", "text_classification", "question_answering"),
-    *("multiple_choice", "token_classification"),
-)
 # By task: the name of the count among its figures, and what makes a percentage of a figure.
 _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
     "fill-mask": ("tokens", 100.0),
@@ -82,7 +77,6 @@ def describe(manifest: Manifest, name: str, folder: Path | None = None) -> Model
             evaluation={
                 key: float(value) for key, value in manifest.evaluation.items() if is_number(value)
             },
-            training=read_stages(manifest),
         ),
     )
 
@@ -171,47 +165,6 @@ def evaluated_quality(evaluation: Mapping[str, Any], head: str) -> TaskQuality |
                 data=data if isinstance(data, str) else None,
             )
     return None
-
-
-def read_stages(manifest: Manifest) -> list[TrainingStage]:
-    """Return the stages of training, with steps, tokens, seconds and data as far as known.
-
-    Before an average of several models stand the stages of all of them, each stage once.
-    """
-    return [_stage(stage) for stage in distinct_stages(manifest.provenance.get("training"))]
-
-
-def distinct_stages(history: object) -> list[Mapping[str, Any]]:
-    """Return the stages in a `training.json` and in those of averaged models, each stage once."""
-    stages: list[Mapping[str, Any]] = []
-    _add_stages(history, stages)
-    return stages
-
-
-def _add_stages(history: object, earlier: list[Mapping[str, Any]]) -> None:
-    recorded = history.get("stages") if isinstance(history, dict) else None
-    for stage in recorded if isinstance(recorded, list) else []:
-        if not isinstance(stage, dict) or stage in earlier:
-            continue
-        averaged = stage.get("averaged")
-        for other in averaged if isinstance(averaged, list) else []:
-            _add_stages(other, earlier)
-        earlier.append(stage)
-
-
-def _stage(stage: Mapping[str, Any]) -> TrainingStage:
-    counts = {
-        key: round(stage[key])
-        for key in ("steps", "tokens", "seconds")
-        if is_number(stage.get(key))
-    }
-    settings = stage.get("settings")
-    settings = settings if isinstance(settings, dict) else {}
-    data = [name for key in _DATA_KEYS for name in _names(stage.get(key) or settings.get(key))]
-    program = stage.get("program")
-    return TrainingStage(
-        program=program if isinstance(program, str) else "unknown", data=data, **counts
-    )
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:

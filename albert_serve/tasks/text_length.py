@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.weights import CLASSIFICATION
-from albert_serve.tasks.description import distinct_stages
 
 TRUNCATION_HELP: Final = (
     "truncate texts over the length of training (finetune's --length; all positions, if it is not "
@@ -28,7 +27,9 @@ def text_length(head: str, training: object, max_positions: int) -> int:
     """
     if head.partition("/")[0] not in _TASKS:
         return max_positions
-    lengths = [_length(stage) for stage in distinct_stages(training) if _has_trained(stage, head)]
+    stages = training.get("stages") if isinstance(training, dict) else None
+    stages = stages if isinstance(stages, list) else []
+    lengths = [_length(stage) for stage in stages if _has_trained(stage, head)]
     return min([max_positions, *lengths[-1:]])
 
 
@@ -45,9 +46,9 @@ def describe_long_texts(num_long: int, num_texts: int, length: int, *, truncatio
     )
 
 
-def _has_trained(stage: Mapping[str, Any], head: str) -> bool:
+def _has_trained(stage: Any, head: str) -> bool:
     """Whether a stage of training trained a head, or embeddings, which have none."""
-    if _length(stage) < 1:
+    if not isinstance(stage, dict) or _length(stage) < 1:
         return False
     if head == FEATURE_EXTRACTION:
         return stage["settings"].get("embeddings") not in (None, "None", [])

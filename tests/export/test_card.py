@@ -64,23 +64,3 @@ def test_requests_of_questions_have_the_figures() -> None:
     assert '`"parameters": {"handle_impossible_answer": true, "max_answer_len": 30}`' in line
     assert '`"null_score_diff_threshold": -1.25`' in line
     assert "The figures of question answering" not in model_card(manifest(), "rte")
-
-
-def test_the_card_sums_the_stages_of_training() -> None:
-    corpus = ["wiki-0.jsonl", "wiki-1.jsonl", "news-2.jsonl"]
-    stages = [
-        {"program": "albert-serve pretrain", "corpus": corpus, "steps": 10, "tokens": 4000},
-        {
-            "program": "albert-serve finetune",
-            "settings": {"text_classification": ["sst2.tsv"]},
-            "steps": 5,
-            "tokens": 1000,
-            "seconds": 5400,
-        },
-    ]
-    trained = manifest().model_copy(update={"provenance": {"training": {"stages": stages}}})
-    card = model_card(trained, "rte")
-    assert "| albert-serve pretrain | wiki-\\*.jsonl, news-2.jsonl | 10 | 4,000 |  |" in card
-    assert "| albert-serve finetune | sst2.tsv | 5 | 1,000 | 1.5 |" in card
-    assert "These stages have 5,000 tokens and 1.5 hours." in card
-    assert "## Training" not in model_card(manifest(), "rte")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from albert_serve.api.model_card import ModelCard, TrainingStage
+from albert_serve.api.model_card import ModelCard
 from albert_serve.bundle.manifest import Bundle, Manifest, Quality
-from albert_serve.tasks.description import describe, read_metadata, read_quality, read_stages
+from albert_serve.tasks.description import describe, read_metadata, read_quality
 from albert_serve.tasks.text_length import text_length
 from training.model.checkpoint import load_checkpoint
 
@@ -125,20 +125,6 @@ def test_a_task_has_the_figure_of_its_kind(
     assert (figure and (figure.metric, figure.percent, figure.count)) == expected
 
 
-def test_stages_have_their_counts_and_data() -> None:
-    stages = [
-        {"program": "albert-serve pretrain", "steps": 3, "corpus": ["a.txt"], "seconds": 1.6},
-        {"settings": {"text_classification": ["b.tsv"], "validation": ["c.tsv"]}, "tokens": "3"},
-        "nothing",
-    ]
-    assert read_stages(manifest_with(provenance={"training": {"stages": stages}})) == [
-        TrainingStage(program="albert-serve pretrain", steps=3, seconds=2, data=["a.txt"]),
-        TrainingStage(program="unknown", data=["b.tsv"]),
-    ]
-    assert read_stages(manifest_with(provenance={"training": 3})) == []
-    assert read_stages(manifest_with()) == []
-
-
 def test_parameters_are_counted_as_torch_counts_them(
     bundle_dir: Path, checkpoint_dir: Path
 ) -> None:
@@ -160,12 +146,12 @@ def test_parameters_are_counted_as_torch_counts_them(
     ],
 )
 def test_texts_have_the_length_of_the_last_training(head: str, length: int) -> None:
-    """Also of averaged models; without one, all positions."""
-    topic = {"tasks": ["text-classification/topic"], "settings": {"length": 96}}
+    """Without one, all positions."""
     settings = {"length": "64", "embeddings": ["pairs.csv"]}
-    stages: list[dict[str, object]] = [
+    stages: list[object] = [
         {"tasks": ["text-classification"], "settings": settings},
-        {"averaged": [{"stages": [topic]}, {"stages": 3}]},
+        {"tasks": ["text-classification/topic"], "settings": {"length": 96}},
+        "nothing",
         {"tasks": ["text-classification", "fill-mask"], "settings": {"length": "128"}},
         {"tasks": ["text-classification"], "settings": {"length": "none"}},
     ]
