@@ -7,12 +7,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from albert_serve.api.model_card import (
-    FIGURE_PREFIXES,
-    figure_name,
-    heads_of,
-    quality_text,
-)
+from huggingface_hub import EvalResult, ModelCardData
+
+from albert_serve.api.model_card import FIGURE_PREFIXES, figure_name, heads_of, quality_text
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.names import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
@@ -43,11 +40,13 @@ def model_card(manifest: Manifest, name: str) -> str:
     model = describe(manifest, name)
     heads = heads_of(model.tasks)
     results = list(_results(manifest.evaluation, heads))
-    metadata: dict[str, Any] = {"library_name": "albert-serve", "tags": ["albert", *manifest.tasks]}
-    if results:
-        metadata["model-index"] = [{"name": name, "results": results}]
-    # JSON is YAML.
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]
+    metadata = ModelCardData(
+        library_name="albert-serve",
+        tags=["albert", *manifest.tasks],
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+    lines = ["---", metadata.to_yaml(), "---", ""]
     lines += [f"# {name}", "", f"An ALBERT in {model.precision}.", ""]
     rows = [
         (task, entry.problem_type or "", listed(entry.labels or []), _measured(manifest, task))
@@ -92,23 +91,22 @@ def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
     return [f"{line}; the service's defaults are others.", ""]
 
 
-def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[EvalResult]:
     for head in heads:
         task, slash, name = head.partition("/")
         prefix = f"{FIGURE_PREFIXES[task]}{slash}{name}"
-        metrics = [
-            {"type": metric, "value": round(float(value), 4)}
-            for metric in _METRICS
-            if is_number(value := evaluation.get(f"{prefix}_{metric}"))
-        ]
-        if metrics:
-            names = (evaluation.get(f"{prefix}_{kind}") for kind in ("task", "data"))
-            data = next(map(str, filter(None, names)), "held-out data")
-            yield {
-                "task": {"type": _HUB_TASKS.get(task, task)},
-                "dataset": {"type": data.lower().replace(" ", "-"), "name": data},
-                "metrics": metrics,
-            }
+        names = (evaluation.get(f"{prefix}_{kind}") for kind in ("task", "data"))
+        unnamed = f"held-out data of {name}" if name else "held-out data"
+        data = next(map(str, filter(None, names)), unnamed)
+        for metric in _METRICS:
+            if is_number(value := evaluation.get(f"{prefix}_{metric}")):
+                yield EvalResult(
+                    task_type=_HUB_TASKS.get(task, task),
+                    dataset_type=data.lower().replace(" ", "-"),
+                    dataset_name=data,
+                    metric_type=metric,
+                    metric_value=round(float(value), 4),
+                )
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

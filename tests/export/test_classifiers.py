@@ -151,8 +151,8 @@ def test_each_is_measured_on_data_of_its_own(
     assert read_quality(manifest, HEADS[2]) is None
     card = (target / "README.md").read_text()
     assert "| text-classification/query |" in card
-    assert card.count('"task": {"type": "text-classification"}') == 2
-    assert '"value": 0.25' in card
+    assert card.count("      type: text-classification") == 2
+    assert "value: 0.25" in card
     shown = capsys.readouterr().out
     assert "text-classification-query.onnx" in shown
 
