@@ -8,7 +8,7 @@ with AlbertClient.local(exported.bundle.folder) as albert:
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -41,7 +41,7 @@ from export.bundle import (
 from export.card import model_card
 from export.config import ExportConfig as ExportConfig
 from export.config import ExportError
-from export.labelled import read_labelled_items, tasks_with_data
+from export.labelled import LabelledItems, read_labelled_items, tasks_with_data
 from export.quality import Comparison, check_quality, compare
 from export.selection import select_tasks
 from export.source import Source, read_json_object, read_source, with_threshold
@@ -90,6 +90,7 @@ def export(config: ExportConfig) -> ExportResult:
     with open_checkpoint(config.checkpoint) as opened, new_folder(target) as folder:
         source, left_out = _read_selected(config, opened.folder)
         vectors = read_sentence_vectors(opened.folder)
+        labelled = read_labelled_items(config, source) if config.quality else {}
         model = load_checkpoint(source.folder, source.num_outputs)
         unused = write_files(source, folder, model, config)
         parity, cuda_parity = measure_parity(source, folder, model, config)
@@ -108,9 +109,11 @@ def export(config: ExportConfig) -> ExportResult:
             sentence_vectors=vectors,
         )
         write_manifest(manifest, folder)
-        comparison = _compare(source, folder, model, config) if config.quality else Comparison()
-        manifest = manifest.with_quality(comparison.quality)
-        write_manifest(manifest, folder)
+        comparison = Comparison()
+        if config.quality:
+            comparison = _compare(source, folder, model, labelled, config)
+            manifest = manifest.with_quality(comparison.quality)
+            write_manifest(manifest, folder)
         if vectors is not None and config.precision == "fp32":  # for sentence-transformers
             write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
         if manifest.evaluation:
@@ -181,7 +184,11 @@ def _read_example(place: str, name: TaskName, item: object) -> TaskExample:
 
 
 def _compare(
-    source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
+    source: Source,
+    folder: Path,
+    model: AlbertForTasks,
+    labelled: Mapping[str, LabelledItems],
+    config: ExportConfig,
 ) -> Comparison:
     """Compare the bundle's answers with torch's.
 
@@ -189,7 +196,6 @@ def _compare(
         ExportError: a task loses too much, and `config.force` is off.
     """
     tokenizer = AlbertTokenizer.from_file(folder / TOKENIZER_FILE)
-    labelled = read_labelled_items(config, source, tokenizer)
     engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
     comparison = compare(source, tokenizer, reference, engine, labelled, config.text)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.bundle.manifest import ProblemType
+from albert_serve.bundle.manifest import TOKENIZER_FILE, ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, TaskName
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tasks.question_answering.task import QuestionAnswering
@@ -82,9 +82,7 @@ def tasks_with_data(config: ExportConfig) -> set[TaskName]:
     return {task for task, data in given.items() if data}
 
 
-def read_labelled_items(
-    config: ExportConfig, source: Source, tokenizer: AlbertTokenizer
-) -> dict[str, LabelledItems]:
+def read_labelled_items(config: ExportConfig, source: Source) -> dict[str, LabelledItems]:
     """Read the labelled data of each head that has some.
 
     Raises:
@@ -94,6 +92,7 @@ def read_labelled_items(
     if config.task == RACE:
         raise ExportError("--task RACE is multiple choice, which is not served. Leave it out")
     config = with_task_data(config)
+    tokenizer = AlbertTokenizer.from_file(source.folder / TOKENIZER_FILE)
     for task in tasks_with_data(config) - source.tasks.keys():
         raise ExportError(
             f"there is data for {task}, but the checkpoint has "

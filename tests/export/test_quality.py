@@ -88,7 +88,7 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     bundle = export_bundle(real_checkpoint, tmp_path / "bundle").bundle
     model = load_checkpoint(source.folder)
 
-    data = read_labelled_items(config, source, tokenizer)
+    data = read_labelled_items(config, source)
     compared = compare(source, tokenizer, TorchEngine(model), Engine.open(bundle), data)
 
     assert compared.quality.keys() == {TEXTS, "question-answering"}
@@ -109,7 +109,7 @@ def test_each_wrong_answer_costs_its_share(
     source: Source, tokenizer: AlbertTokenizer, labelled: Path
 ) -> None:
     config = ExportConfig(checkpoint="", bundle="", text_classification=(labelled,))
-    data = read_labelled_items(config, source, tokenizer)
+    data = read_labelled_items(config, source)
     texts = [tuple(item.inputs[0].ids) for item in data[TEXTS].items]
 
     def answer(encoded: EncoderInput, num_wrong: int) -> Logits:
