@@ -41,7 +41,7 @@ from export.bundle import (
 from export.card import model_card
 from export.config import ExportConfig as ExportConfig
 from export.config import ExportError
-from export.labelled import LabelledItems, read_labelled_items, tasks_with_data
+from export.labelled import LabelledData, read_labelled_data, tasks_with_data
 from export.quality import Comparison, check_quality, compare
 from export.selection import select_tasks
 from export.source import Source, read_json_object, read_source, with_threshold
@@ -90,7 +90,7 @@ def export(config: ExportConfig) -> ExportResult:
     with open_checkpoint(config.checkpoint) as opened, new_folder(target) as folder:
         source, left_out = _read_selected(config, opened.folder)
         vectors = read_sentence_vectors(opened.folder)
-        labelled = read_labelled_items(config, source) if config.quality else {}
+        labelled = read_labelled_data(config, source) if config.quality else {}
         model = load_checkpoint(source.folder, source.num_outputs)
         unused = write_files(source, folder, model, config)
         parity, cuda_parity = measure_parity(source, folder, model, config)
@@ -187,7 +187,7 @@ def _compare(
     source: Source,
     folder: Path,
     model: AlbertForTasks,
-    labelled: Mapping[str, LabelledItems],
+    labelled: Mapping[str, LabelledData],
     config: ExportConfig,
 ) -> Comparison:
     """Compare the bundle's answers with torch's.

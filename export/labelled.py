@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE, ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, TaskName
-from albert_serve.tasks.base import EncoderInput
+from albert_serve.tasks.base import Runner
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.text_length import text_length
 from albert_serve.tokenizer import AlbertTokenizer
@@ -24,18 +22,22 @@ from export.config import ExportConfig, ExportError
 from export.source import Source
 from training.data.labelled.entities import read_tagged
 from training.data.labelled.folders import RACE, labelled_files
-from training.data.labelled.texts import LabelledText, read_labelled
-from training.data.questions import Question, read_squad
-from training.data.streams import labelled_examples
-from training.evaluation.glue import read_for_model
+from training.data.labelled.texts import read_labelled
+from training.data.questions import read_squad
+from training.evaluation.classification import TextPredictions, classify
+from training.evaluation.glue import classify_task
 from training.evaluation.metrics import metric_figures, predictions_of
-from training.evaluation.questions import PredictedAnswer, question_items, question_parameters
-from training.evaluation.squad import score_answer, version_of
-from training.evaluation.tokens import Entities, entity_figures, entity_items
-from training.evaluation.torch_engine import EngineItem
-from training.glue.files import dev_files
+from training.evaluation.questions import (
+    answer_items,
+    lay_questions,
+    question_parameters,
+    score_answers,
+)
+from training.evaluation.tokens import entity_figures, entity_items, predict_entities
+from training.glue.files import dev_files, read_task
 from training.glue.tasks import TASKS, Metric
 from training.model.checkpoint import read_config
+from training.model.heads import Task
 from training.model.labels import find_head
 from training.options.labelled import LabelledTexts, with_task_data
 
@@ -52,23 +54,22 @@ class Scored(NamedTuple):
 
     percent: float
     scores: Sequence[float]
+    num_truncated: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LabelledItems:
+class LabelledData:
     """The labelled data of a head.
 
     Attributes:
         metric: its name.
-        items: the inputs.
         files: their names.
-        score: scores the answers to all items.
+        measure: scores the answers of a runner to all of the data.
     """
 
     metric: str
-    items: list[EngineItem]
     files: Sequence[Path]
-    score: Callable[[list[Any]], Scored]
+    measure: Callable[[Runner], Scored]
 
 
 def tasks_with_data(config: ExportConfig) -> set[TaskName]:
@@ -82,7 +83,7 @@ def tasks_with_data(config: ExportConfig) -> set[TaskName]:
     return {task for task, data in given.items() if data}
 
 
-def read_labelled_items(config: ExportConfig, source: Source) -> dict[str, LabelledItems]:
+def read_labelled_data(config: ExportConfig, source: Source) -> dict[str, LabelledData]:
     """Read the labelled data of each head that has some.
 
     Raises:
@@ -106,9 +107,6 @@ def read_labelled_items(config: ExportConfig, source: Source) -> dict[str, Label
         read["question-answering"] = _read_questions(config, source, tokenizer)
     if config.token_classification:
         read[TOKENS] = _read_entities(config, source, tokenizer)
-    for head, labelled in read.items():
-        if not labelled.items:
-            raise ExportError(f"{', '.join(map(str, labelled.files))}: no text for {head}")
     return read
 
 
@@ -129,94 +127,76 @@ def _classifiers(config: ExportConfig, source: Source) -> Mapping[str, LabelledT
 
 
 def _read_texts(
-    data: LabelledTexts, head: str, source: Source, tokenizer: AlbertTokenizer
-) -> LabelledItems:
+    data: LabelledTexts, head: Task, source: Source, tokenizer: AlbertTokenizer
+) -> LabelledData:
     entry = source.heads[head]
-    problem = entry.problem_type or "single_label_classification"
-    files, texts = _labelled_texts(data, entry.labels or [], problem)
+    names, problem = entry.labels or [], entry.problem_type or "single_label_classification"
     length = text_length(head, source.training, source.config.max_positions)
-    examples, num_long = labelled_examples(texts, tokenizer, length=length, truncation=True)
-    if num_long:
-        print(f"{head}: {num_long:,} texts were truncated to {length} tokens", file=sys.stderr)
-    items = [
-        EngineItem(
-            inputs=[EncoderInput(ids=example.ids, types=example.types, task=head, rows=[0])],
-            read=lambda logits: [logits[0][0]],
-        )
-        for example in examples
-    ]
-    targets = np.array([text.label for text in texts])
-    name, metric = _METRICS[problem]
-    score = partial(_score_texts, targets=targets, metric=metric)
-    return LabelledItems(metric=name, items=items, files=files, score=score)
-
-
-def _score_texts(logits: list[NDArray[Any]], targets: NDArray[Any], metric: Metric) -> Scored:
-    logits_NK = np.stack(logits)
-    several = targets.ndim > 1
-    errors = np.abs(predictions_of(logits_NK, several=several) - targets)
-    scores = -errors if metric == "pearson" else 1 - errors.reshape(len(errors), -1).any(-1)
-    value = metric_figures((metric,), logits_NK, targets)[metric]
-    return Scored(0.0 if math.isnan(value) else 100 * value, scores.tolist())
-
-
-def _labelled_texts(
-    data: LabelledTexts, names: Sequence[str], problem: ProblemType
-) -> tuple[list[Path], list[LabelledText]]:
-    """Return the files, and their texts with the numbers of the model's outputs as labels."""
     task = TASKS.get(data.task or "")
     if task is None or data.data is None:
         files = labelled_files(data.text_classification, "test", "validation")
-        return files, read_labelled(files, names, data.columns, problem)[0]
-    files = [file for split in dev_files(task, data.data).values() for file in split]
-    return files, read_for_model(task, files, names)
+        texts, _ = read_labelled(files, names, data.columns, problem)
+
+        def classify_all(runner: Runner) -> list[TextPredictions]:
+            return [classify(runner, tokenizer, texts, names, problem, length=length, head=head)]
+    else:
+        splits = dev_files(task, data.data)
+        files = [file for paths in splits.values() for file in paths]
+        read = {name: read_task(task, {name: paths}).texts[name] for name, paths in splits.items()}
+
+        def classify_all(runner: Runner) -> list[TextPredictions]:
+            run = classify_task(runner, tokenizer, task, names, read, length=length, head=head)
+            return [*run.values()]
+
+    name, metric = _METRICS[problem]
+
+    def measure(runner: Runner) -> Scored:
+        classified = classify_all(runner)
+        logits_NK, targets_N = (
+            np.concatenate([getattr(part, name) for part in classified])
+            for name in ("logits", "targets")
+        )
+        num_truncated = sum(part.num_truncated for part in classified)
+        return _score_texts(logits_NK, targets_N, metric)._replace(num_truncated=num_truncated)
+
+    return LabelledData(metric=name, files=files, measure=measure)
+
+
+def _score_texts(logits_NK: NDArray[Any], targets_N: NDArray[Any], metric: Metric) -> Scored:
+    several = targets_N.ndim > 1
+    errors = np.abs(predictions_of(logits_NK, several=several) - targets_N)
+    scores = -errors if metric == "pearson" else 1 - errors.reshape(len(errors), -1).any(-1)
+    value = metric_figures((metric,), logits_NK, targets_N)[metric]
+    return Scored(0.0 if math.isnan(value) else 100 * value, scores.tolist())
 
 
 def _read_questions(
     config: ExportConfig, source: Source, tokenizer: AlbertTokenizer
-) -> LabelledItems:
-    questions = read_squad(config.question_answering)
+) -> LabelledData:
     positions = source.config.max_positions
-    threshold = source.tasks["question-answering"].null_score_diff_threshold
-    task = QuestionAnswering(
-        tokenizer=tokenizer, max_positions=positions, null_score_diff_threshold=threshold
-    )
-    may_be_empty = any(question.start is None for question in questions)
-    parameters = question_parameters(positions, may_be_empty=may_be_empty)
-    items = [item for item in question_items(task, questions, parameters) if item is not None]
-    if num_left_out := len(questions) - len(items):
-        print(
-            f"{num_left_out:,} questions are left out: they are empty, or too long for the model",
-            file=sys.stderr,
-        )
-    score = partial(_score_questions, questions=_rights(items))
-    return LabelledItems(metric="F1", items=items, files=config.question_answering, score=score)
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=positions)
+    parameters = question_parameters(positions, may_be_empty=True)
+    items = lay_questions(task, read_squad(config.question_answering), parameters)
+    threshold = source.tasks["question-answering"].null_score_diff_threshold or 0.0
 
+    def measure(runner: Runner) -> Scored:
+        scores = [score.f1 for score in score_answers(answer_items(runner, items), threshold)]
+        return Scored(100 * fmean(scores), scores)
 
-def _rights(items: Sequence[EngineItem]) -> list[Any]:
-    return [right for item in items for right in item.rights or ()]
-
-
-def _score_questions(answers: list[PredictedAnswer], questions: Sequence[Question]) -> Scored:
-    version = version_of(questions)
-    pairs = zip(answers, questions, strict=True)
-    scores = [score_answer(question, answer.text, version).f1 for answer, question in pairs]
-    return Scored(100 * fmean(scores), scores)
+    return LabelledData(metric="F1", files=config.question_answering, measure=measure)
 
 
 def _read_entities(
     config: ExportConfig, source: Source, tokenizer: AlbertTokenizer
-) -> LabelledItems:
+) -> LabelledData:
     texts = read_tagged(config.token_classification)
     names = source.tasks[TOKENS].labels or []
     items = list(entity_items(texts, tokenizer, names, length=source.config.max_positions))
-    score = partial(_score_entities, rights=_rights(items))
-    files = config.token_classification
-    return LabelledItems(metric="entity F1", items=items, files=files, score=score)
 
+    def measure(runner: Runner) -> Scored:
+        answered = predict_entities(runner, items)
+        total, _ = entity_figures(answered)
+        # The entities of a text that are missed or wrong.
+        return Scored(100 * total["f1"], [-float(len(ours ^ right)) for ours, right in answered])
 
-def _score_entities(answers: list[Entities], rights: Sequence[Entities]) -> Scored:
-    """Return entity F1, and minus the number of entities that are missed or wrong."""
-    pairs = list(zip(answers, rights, strict=True))
-    total, _ = entity_figures(pairs)
-    return Scored(100 * total["f1"], [-float(len(answer ^ right)) for answer, right in pairs])
+    return LabelledData(metric="entity F1", files=config.token_classification, measure=measure)

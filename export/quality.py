@@ -12,6 +12,7 @@ Shape legend: R rows, K outputs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,13 +25,12 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle.manifest import HeadEntry, ProblemType, Quality
 from albert_serve.bundle.weights import TOKENS
-from albert_serve.progress import progress_bar
 from albert_serve.tasks.base import Logits, Runner
 from albert_serve.tasks.probability import sigmoid, softmax
 from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 from export.config import ExportError
-from export.labelled import LabelledItems
+from export.labelled import LabelledData
 from export.source import Source
 from training.data.corpus import find_files, read_documents
 from training.evaluation.torch_engine import EngineItem, predict
@@ -46,8 +46,6 @@ _QUESTION_WORDS: Final = 8
 MAX_DIFFERENCE: Final = 0.2
 # The probability, by chance alone, of a loss that is rejected.
 _LEVEL: Final = 0.01
-# Enough for batches of like lengths, few enough for the logits to fit into memory.
-_MOST_TOKENS_AT_ONCE: Final = 4096
 _ROUNDING: Final = 1e-9
 _ADVICE: Final = (
     "To write the bundle, leave the task out (--tasks with the others), keep parts in fp32 "
@@ -89,7 +87,7 @@ def compare(
     tokenizer: AlbertTokenizer,
     reference: Runner,
     engine: Runner,
-    labelled: Mapping[str, LabelledItems],
+    labelled: Mapping[str, LabelledData],
     texts: Sequence[Path] = (),
 ) -> Comparison:
     """Run a checkpoint in torch and from its bundle.
@@ -102,27 +100,17 @@ def compare(
     """
     others = {head: entry for head, entry in source.heads.items() if head not in labelled}
     files = find_files(texts or [_BUILT_IN]) if others else []
-    items = {head: labelled[head].items for head in source.heads if head in labelled}
-    if others:
-        lines = _read_lines(files)
-        for head, entry in others.items():
-            items[head] = _text_items(lines, head, entry, tokenizer, source.config.max_positions)
-    num_tokens = 2 * sum(item.num_tokens for its in items.values() for item in its)
-    measured: dict[str, MeasuredQuality] = {}
-    differences: dict[str, float] = {}
-    with progress_bar(title="quality", total=num_tokens, unit="tokens", unit_scale=True) as bar:
-        for head, its in items.items():
-            bar.set_description_str(head)
-            expected, got = (
-                predict(runner, its, max_tokens_at_once=_MOST_TOKENS_AT_ONCE, bar=bar)
-                for runner in (reference, engine)
-            )
-            if head in labelled:
-                measured[head] = _measure(labelled[head], expected, got)
-            else:
-                problem = others[head].problem_type
-                differences[head] = _mean_difference(expected, got, problem)
-    return Comparison(measured=measured, differences=differences, texts=file_names(files))
+    lines = _read_lines(files) if others else []
+    differences = {}
+    for head, entry in others.items():
+        items = _text_items(lines, head, entry, tokenizer, source.config.max_positions)
+        expected, got = (predict(runner, items, head) for runner in (reference, engine))
+        differences[head] = _mean_difference(expected, got, entry.problem_type)
+    return Comparison(
+        measured={head: _measure(data, reference, engine) for head, data in labelled.items()},
+        differences=differences,
+        texts=file_names(files),
+    )
 
 
 def check_quality(comparison: Comparison, max_cost: float) -> None:
@@ -166,16 +154,18 @@ def _is_chance(num_worse: int, num_better: int) -> bool:
     return bool(binomtest(num_worse, num_changed, alternative="greater").pvalue >= _LEVEL)
 
 
-def _measure(labelled: LabelledItems, expected: list[Any], got: list[Any]) -> MeasuredQuality:
-    ours, theirs = labelled.score(expected), labelled.score(got)
+def _measure(data: LabelledData, reference: Runner, engine: Runner) -> MeasuredQuality:
+    ours, theirs = data.measure(reference), data.measure(engine)
     pairs = list(zip(ours.scores, theirs.scores, strict=True))
+    if ours.num_truncated:
+        print(f"{ours.num_truncated:,} of {len(pairs):,} texts were truncated", file=sys.stderr)
     return MeasuredQuality(
         quality=Quality(
-            metric=labelled.metric,
+            metric=data.metric,
             torch=ours.percent,
             bundle=theirs.percent,
-            count=len(got),
-            data=file_names(labelled.files),
+            count=len(pairs),
+            data=file_names(data.files),
         ),
         num_worse=sum(in_bundle < in_torch for in_torch, in_bundle in pairs),
         num_better=sum(in_bundle > in_torch for in_torch, in_bundle in pairs),

@@ -19,7 +19,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.config import ExportError
 from export.job import ExportConfig
-from export.labelled import read_labelled_items
+from export.labelled import read_labelled_data
 from export.precision import quantize
 from export.quality import Comparison, MeasuredQuality, check_quality, compare
 from export.source import Source, read_source
@@ -27,6 +27,7 @@ from tests.export.conftest import WIKI
 from tests.export.exporting import export_bundle
 from training.data.labelled.texts import read_labelled
 from training.data.questions import read_squad
+from training.data.streams import labelled_examples
 from training.evaluation.classification import classify
 from training.evaluation.questions import answer_questions, question_figures
 from training.evaluation.torch_engine import TorchEngine
@@ -88,14 +89,14 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     bundle = export_bundle(real_checkpoint, tmp_path / "bundle").bundle
     model = load_checkpoint(source.folder)
 
-    data = read_labelled_items(config, source)
+    data = read_labelled_data(config, source)
     compared = compare(source, tokenizer, TorchEngine(model), Engine.open(bundle), data)
 
     assert compared.quality.keys() == {TEXTS, "question-answering"}
     assert all(quality.cost == pytest.approx(0) for quality in compared.quality.values())
     check_quality(compared, 0.0)
     texts, _ = read_labelled([labelled], source.tasks[TEXTS].labels)
-    predicted = classify(model, tokenizer, texts, ["a", "b"], length=64).figures()
+    predicted = classify(TorchEngine(model), tokenizer, texts, ["a", "b"], length=64).figures()
     of_texts = compared.quality[TEXTS]
     assert of_texts.torch == pytest.approx(100 * predicted["text_classification_accuracy"])
     assert (of_texts.count, of_texts.data) == (40, ["dev.tsv"])
@@ -109,11 +110,13 @@ def test_each_wrong_answer_costs_its_share(
     source: Source, tokenizer: AlbertTokenizer, labelled: Path
 ) -> None:
     config = ExportConfig(checkpoint="", bundle="", text_classification=(labelled,))
-    data = read_labelled_items(config, source)
-    texts = [tuple(item.inputs[0].ids) for item in data[TEXTS].items]
+    data = read_labelled_data(config, source)
+    texts, _ = read_labelled([labelled], source.tasks[TEXTS].labels)
+    examples, _ = labelled_examples(texts, tokenizer, length=64, truncation=True)
+    ids = [example.ids for example in examples]
 
     def answer(encoded: EncoderInput, num_wrong: int) -> Logits:
-        place = texts.index(tuple(encoded.ids))
+        place = ids.index(encoded.ids)
         return np.eye(2, dtype=np.float32)[[(place % 3 % 2 + (place < num_wrong)) % 2]]
 
     alone = replace(source, tasks={TEXTS: source.tasks[TEXTS]})

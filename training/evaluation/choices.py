@@ -19,7 +19,7 @@ from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.choices import ChoiceExample, choice_examples
 from training.data.labelled.choices import ChoiceText, groups_of
-from training.evaluation.torch_engine import EngineItem, predict_in_torch
+from training.evaluation.torch_engine import EngineItem, TorchEngine, predict
 from training.model.heads import AlbertForTasks
 
 # The names of the figures begin with it.
@@ -106,7 +106,7 @@ def choose(
         EngineItem(inputs=choice_inputs(example, tokenizer), read=_read_logits)
         for example in examples
     ]
-    logits = predict_in_torch(model, items, "questions")
+    logits = predict(TorchEngine(model), items, "questions")
     return ChoicePredictions(questions=questions, logits=logits, num_truncated=num_truncated)
 
 

@@ -19,16 +19,16 @@ from torch.nn import functional as F
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
-from albert_serve.tasks.base import EncoderInput
+from albert_serve.tasks.base import EncoderInput, Runner
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.labelled.texts import LabelledText
 from training.data.streams import labelled_examples
 from training.evaluation.calibration import calibration_error
 from training.evaluation.metrics import metric_figures, predictions_of
-from training.evaluation.torch_engine import EngineItem, predict_in_torch
+from training.evaluation.torch_engine import EngineItem, predict
 from training.glue.tasks import Metric
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import Task
 
 # The names of the figures begin with it.
 PREFIX: Final = "text_classification"
@@ -157,7 +157,7 @@ class TextPredictions:
 
 
 def classify(
-    model: AlbertForTasks,
+    runner: Runner,
     tokenizer: AlbertTokenizer,
     texts: Sequence[LabelledText],
     names: Sequence[str],
@@ -180,7 +180,7 @@ def classify(
     examples, num_truncated = labelled_examples(
         texts, tokenizer, length=length, truncation=truncation
     )
-    logits_NK = _logits(model, examples, head)
+    logits_NK = _logits(runner, examples, head)
     if outputs is not None:
         logits_NK = logits_NK[:, list(outputs)]
     return TextPredictions(
@@ -193,7 +193,7 @@ def classify(
 
 
 def _logits(
-    model: AlbertForTasks, examples: Sequence[TokenisedExample], head: Task
+    runner: Runner, examples: Sequence[TokenisedExample], head: Task
 ) -> NDArray[np.float32]:
     """Return the logits (N, K) of the examples."""
     items = [
@@ -203,4 +203,4 @@ def _logits(
         )
         for example in examples
     ]
-    return np.stack(predict_in_torch(model, items, "texts"))
+    return np.stack(predict(runner, items, "texts"))

@@ -33,7 +33,6 @@ PREFIX: Final = "embeddings"
 _RECALLS: Final = (1, 5, 10)
 _MRR: Final = 10
 _QUERIES_AT_ONCE: Final = 256
-_TOKENS_AT_ONCE: Final = 1 << 16
 _NUM_SHOWN_CHARS: Final = 60
 
 Vectors: TypeAlias = NDArray[np.float32]
@@ -83,7 +82,7 @@ class Embedder:
                 items.append(EngineItem(inputs=prepared.inputs, read=read))
         self.num_texts += len(texts)
         raise_listed(errors)
-        vectors = predict(self.runner, items, max_tokens_at_once=_TOKENS_AT_ONCE)
+        vectors = predict(self.runner, items, "embeddings")
         return np.array(vectors, np.float32)
 
 

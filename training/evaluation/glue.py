@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.names import listed
+from albert_serve.tasks.base import Runner
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.label_names import label_indices, label_key
-from training.data.labelled.texts import Label, LabelledText
+from training.data.labelled.texts import LabelledText
 from training.errors import EvaluationError
 from training.evaluation.classification import PREFIX, TextPredictions, classify
 from training.evaluation.metrics import COMBINED, mean_metric
-from training.glue.files import read_task
 from training.glue.tasks import GlueTask
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import Task
 
 
 def classify_task(
-    model: AlbertForTasks,
+    runner: Runner,
     tokenizer: AlbertTokenizer,
     task: GlueTask,
     names: Sequence[str],
@@ -41,7 +39,7 @@ def classify_task(
     outputs = _outputs_of(task, names)
     return {
         split: classify(
-            model,
+            runner,
             tokenizer,
             its_texts,
             task.labels or names,
@@ -53,26 +51,6 @@ def classify_task(
         )
         for split, its_texts in texts.items()
     }
-
-
-def read_for_model(
-    task: GlueTask, files: Sequence[Path], names: Sequence[str]
-) -> list[LabelledText]:
-    """Read the texts of a task's files, with the numbers of a model's outputs as labels.
-
-    Args:
-        names: of the model's labels.
-    """
-    outputs = _outputs_of(task, names)
-    (texts,) = read_task(task, {"held-out": files}).texts.values()
-    if task.scale is not None:
-        return texts
-    return [replace(text, label=outputs[int(_number(text.label))]) for text in texts]
-
-
-def _number(label: Label) -> float:
-    assert not isinstance(label, tuple)
-    return label
 
 
 def task_figures(task: GlueTask, classified: Mapping[str, TextPredictions]) -> dict[str, Any]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 from pydantic import ValidationError
 
 from albert_serve.api.schemas import (
-    Answer,
     QuestionAnsweringParameters,
     QuestionContext,
 )
 from albert_serve.api.wire import validate
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import Logits
+from albert_serve.tasks.base import Logits, Runner
 from albert_serve.tasks.question_answering.spans import NUM_BEST
 from albert_serve.tasks.question_answering.task import AskedQuestion, QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
@@ -31,7 +31,7 @@ from training.evaluation.squad import (
     score_answer,
     version_of,
 )
-from training.evaluation.torch_engine import EngineItem, predict_in_parts, predict_in_torch
+from training.evaluation.torch_engine import EngineItem, TorchEngine, predict, predict_in_parts
 from training.model.heads import AlbertForTasks, Task
 
 # The limits of the original's run_squad, in tokens.
@@ -42,21 +42,6 @@ BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
 # The least share of the questions that a threshold gives an answer, and gives none.
 _TELLING: Final = 0.01
 _SHOWN_IDS: Final = 5
-
-
-class PredictedAnswer(NamedTuple):
-    """An answer's position in the context, and its text."""
-
-    start: int
-    end: int
-    text: str
-
-
-def _read_answer(asked: AskedQuestion, logits: list[Logits]) -> list[PredictedAnswer]:
-    """Return the answer of the service."""
-    answer = asked.finish(logits)
-    assert isinstance(answer, Answer)
-    return [PredictedAnswer(answer.start, answer.end, answer.answer)]
 
 
 def question_parameters(
@@ -87,27 +72,6 @@ def question_parameters(
         return validate(QuestionAnsweringParameters, parameters)
     except InvalidInputError as error:
         raise EvaluationError(str(error)) from error
-
-
-def question_items(
-    task: QuestionAnswering,
-    questions: Iterable[Question],
-    parameters: QuestionAnsweringParameters,
-    read: Callable[[AskedQuestion, list[Logits]], list[Any]] = _read_answer,
-) -> Iterator[EngineItem | None]:
-    """Yield the item of each question; None where it cannot be asked.
-
-    Args:
-        read: the prediction from the logits of a question's windows.
-    """
-    for question in questions:
-        try:
-            item = QuestionContext(question=question.question, context=question.context)
-            asked = task.ask(item, parameters)
-        except (InvalidInputError, ValidationError):
-            yield None
-        else:
-            yield EngineItem(inputs=asked.inputs, read=partial(read, asked), rights=[question])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +114,7 @@ def answer_questions(
     parameters = question_parameters(
         max_positions, may_be_empty=True, max_answer_length=max_answer_length, length=length
     )
-    return _answer_items(model, lay_questions(task, questions, parameters))
+    return answer_items(TorchEngine(model), lay_questions(task, questions, parameters))
 
 
 def lay_questions(
@@ -164,21 +128,25 @@ def lay_questions(
         EvaluationError: questions cannot be asked, or several have the same id; all are listed.
     """
     errors = _repeated_ids(questions)
-    laid = question_items(task, questions, parameters, _read)
     items: list[EngineItem] = []
-    for question, item in zip(questions, laid, strict=True):
-        if item is None:
+    for question in questions:
+        try:
+            item = QuestionContext(question=question.question, context=question.context)
+            asked = task.ask(item, parameters)
+        except (InvalidInputError, ValidationError):
             place = question.place or f"question {question.id}"
             errors.append(f"{place}: it is empty, or too long for the model")
         else:
-            items.append(item)
+            read = partial(_read, asked)
+            items.append(EngineItem(inputs=asked.inputs, read=read, rights=[question]))
     if errors:
         raise EvaluationError(*errors)
     return items
 
 
-def _answer_items(model: AlbertForTasks, items: Sequence[EngineItem]) -> list[AnsweredQuestion]:
-    answers = predict_in_torch(model, items, "questions")
+def answer_items(runner: Runner, items: Sequence[EngineItem]) -> list[AnsweredQuestion]:
+    """Answer the questions of `lay_questions`."""
+    answers = predict(runner, items, "questions")
     return [
         AnsweredQuestion(
             question=question, n_best=n_best, no_answer=no_answer, null_score=null_score
@@ -199,7 +167,8 @@ class HeldOutQuestions:
         self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
     ) -> list[AnsweredQuestion] | None:
         """Answer a part of the questions; None if `should_stop` interrupted it."""
-        return predict_in_parts(self.items[own], partial(_answer_items, model), should_stop)
+        answer = partial(answer_items, TorchEngine(model))
+        return predict_in_parts(self.items[own], answer, should_stop)
 
     def figures(self, answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
         """Return exact match and F1 in percent; of v2.0 at their best thresholds."""
@@ -244,25 +213,28 @@ def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> 
     Args:
         threshold: the null score over which the answer is "no answer".
     """
-    version = version_of([reply.question for reply in answered])
-    if version == "1.1":
-        scores = [score_answer(reply.question, reply.best, version) for reply in answered]
+    scores = score_answers(answered, threshold)
+    if not may_be_empty(answered):
         return _named("", scores)
-    scores = [
-        score_answer(reply.question, predicted(reply, threshold), version) for reply in answered
-    ]
     figures = _named("", scores)
     parts: defaultdict[str, list[SquadScore]] = defaultdict(list)
     for reply, score in zip(answered, scores, strict=True):
         if reply.question.answers:
             parts["has_answer_"].append(score)
-            forced = score_answer(reply.question, reply.best, version)
+            forced = score_answer(reply.question, reply.best, "2.0")
             parts["has_answer_always_answered_"].append(forced)
         else:
             parts["no_answer_"].append(score)
     for name, some in parts.items():
         figures |= _named(name, some)
     return figures | _best_figures(answered)
+
+
+def score_answers(answered: Sequence[AnsweredQuestion], threshold: float) -> list[SquadScore]:
+    """Return exact match and F1 of each answer; where all questions have one, of the best."""
+    version = version_of([reply.question for reply in answered])
+    limit = threshold if version == "2.0" else math.inf
+    return [score_answer(reply.question, predicted(reply, limit), version) for reply in answered]
 
 
 def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:

@@ -46,6 +46,7 @@ from training.evaluation.questions import (
 )
 from training.evaluation.tokens import PREFIX as TOKEN_PREFIX
 from training.evaluation.tokens import evaluate_entities
+from training.evaluation.torch_engine import TorchEngine
 from training.glue.files import dev_files, read_task, read_test
 from training.glue.tasks import TASKS
 from training.model.checkpoint import load_checkpoint, read_config
@@ -363,8 +364,8 @@ def _classifiers(config: EvaluateConfig, opened: _Opened) -> dict[Task, Labelled
 def _classify(
     config: EvaluateConfig, own: LabelledTexts, head: Task, opened: _Opened
 ) -> dict[str, TextPredictions]:
-    model, tokenizer = opened.model, opened.tokenizer
-    names, problem = read_labels(read_config(opened.folder), model.tasks[head], head)
+    runner, tokenizer = TorchEngine(opened.model), opened.tokenizer
+    names, problem = read_labels(read_config(opened.folder), opened.model.tasks[head], head)
     task = TASKS.get(own.task or "")
     length = opened.text_length(head)
     if task is None or own.data is None:
@@ -375,7 +376,7 @@ def _classify(
             print(f"the labels are numbers, read in this order: {numbers}", file=sys.stderr)
         texts = read.texts[_ONLY]
         predictions = classify(
-            model,
+            runner,
             tokenizer,
             texts,
             names,
@@ -388,7 +389,7 @@ def _classify(
     else:
         run = partial(
             classify_task,
-            model,
+            runner,
             tokenizer,
             task,
             names,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
-from albert_serve.tasks.base import Logits
+from albert_serve.tasks.base import Logits, Runner
 from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
 from albert_serve.tasks.token_classification.task import TextInWindows
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.entities import TaggedText
 from training.data.tokens import token_task, word_tags, words_of
-from training.evaluation.torch_engine import EngineItem, predict_in_parts, predict_in_torch
+from training.evaluation.torch_engine import EngineItem, TorchEngine, predict, predict_in_parts
 from training.model.heads import AlbertForTasks, Task
 
 # The names of the figures begin with it.
@@ -65,7 +65,8 @@ class HeldOutEntities:
         self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
     ) -> list[tuple[Entities, Entities]] | None:
         """Return predicted and right entities of a part; None if `should_stop` interrupted it."""
-        return predict_in_parts(self.items[own], partial(predict_entities, model), should_stop)
+        answer = partial(predict_entities, TorchEngine(model))
+        return predict_in_parts(self.items[own], answer, should_stop)
 
     def figures(self, answered: Sequence[tuple[Entities, Entities]]) -> dict[str, float]:
         """Return precision, recall and F1 of all entities, and the F1 of each label."""
@@ -74,11 +75,11 @@ class HeldOutEntities:
 
 
 def predict_entities(
-    model: AlbertForTasks, items: Sequence[EngineItem]
+    runner: Runner, items: Sequence[EngineItem]
 ) -> list[tuple[Entities, Entities]]:
     """Return the predicted and the right entities of each text."""
     rights = [right for item in items for right in item.rights or ()]
-    return list(zip(predict_in_torch(model, items, "texts"), rights, strict=True))
+    return list(zip(predict(runner, items, "texts"), rights, strict=True))
 
 
 def entity_figures(
@@ -121,6 +122,6 @@ def evaluate_entities(
 ) -> dict[str, Any]:
     """Return the figures of a model on texts with entities, by name."""
     items = list(entity_items(texts, tokenizer, names, length=model.config.max_positions))
-    whole, classes = entity_figures(predict_entities(model, items))
+    whole, classes = entity_figures(predict_entities(TorchEngine(model), items))
     figures = {**whole, "texts": len(items), "classes": classes}
     return {f"{PREFIX}_{name}": value for name, value in figures.items()}

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 import torch
-from tqdm import tqdm
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.progress import progress_bar
@@ -21,6 +20,7 @@ from training.data.batch import pad
 from training.model.heads import AlbertForTasks
 
 _TOKENS_A_BATCH: Final = 8192
+# Tokens whose logits are held in memory together.
 _TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
 # Items between two looks at whether to stop.
 _ANSWERED_TOGETHER: Final = 256
@@ -46,27 +46,20 @@ class EngineItem:
         return sum(len(encoded.ids) for encoded in self.inputs)
 
 
-def predict(
-    runner: Runner,
-    items: Sequence[EngineItem],
-    *,
-    max_tokens_at_once: int,
-    bar: tqdm[Any] | None = None,
-) -> list[Any]:
+def predict(runner: Runner, items: Sequence[EngineItem], title: str) -> list[Any]:
     """Return the predictions of all items, in order; items of similar lengths run together.
 
     Args:
-        max_tokens_at_once: tokens whose logits are held in memory together.
-        bar: to show the tokens that are done.
+        title: of the progress bar.
     """
     lengths = [item.num_tokens for item in items]
     predictions: list[list[Any]] = [[]] * len(items)
-    for indices in group_by_length(lengths, max_tokens_at_once):
-        chunk = [items[index] for index in indices]
-        logits = iter(runner.run([encoded for item in chunk for encoded in item.inputs]))
-        for index, item in zip(indices, chunk, strict=True):
-            predictions[index] = item.read(list(islice(logits, len(item.inputs))))
-        if bar is not None:
+    with progress_bar(title=title, total=sum(lengths), unit="tokens", unit_scale=True) as bar:
+        for indices in group_by_length(lengths, _TOKENS_AT_ONCE):
+            chunk = [items[index] for index in indices]
+            logits = iter(runner.run([encoded for item in chunk for encoded in item.inputs]))
+            for index, item in zip(indices, chunk, strict=True):
+                predictions[index] = item.read(list(islice(logits, len(item.inputs))))
             bar.update(sum(item.num_tokens for item in chunk))
     return [prediction for batch in predictions for prediction in batch]
 
@@ -117,14 +110,3 @@ def predict_in_parts(
             return None
         answered += answer(items[begin : begin + _ANSWERED_TOGETHER])
     return answered
-
-
-def predict_in_torch(model: AlbertForTasks, items: Sequence[EngineItem], title: str) -> list[Any]:
-    """Return the predictions of all items, in order.
-
-    Args:
-        title: of the progress bar.
-    """
-    num_tokens = sum(item.num_tokens for item in items)
-    with progress_bar(title=title, total=num_tokens, unit="tokens", unit_scale=True) as bar:
-        return predict(TorchEngine(model), items, max_tokens_at_once=_TOKENS_AT_ONCE, bar=bar)
