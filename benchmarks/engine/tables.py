@@ -84,7 +84,7 @@ def markdown(report: EngineReport) -> str:
         sections += [_describe(report.lengths), _stream(report)]
     failures = [f"{one.contestant.name}: {one.failure}" for one in report.results if one.failure]
     sections += ["Processes:", _processes(report), bullets([*report.notes, *failures])]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(sections).rstrip() + "\n"
 
 
 def _shapes(report: EngineReport, shapes: Sequence[str]) -> str:
