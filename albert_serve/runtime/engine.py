@@ -47,7 +47,7 @@ from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tasks.grouping import group_by_length
 
-# The overhead of an encoder call, as tokens of compute (docs/decisions.md).
+# The overhead of an encoder call, as tokens of compute.
 _CALL_OVERHEAD_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
 

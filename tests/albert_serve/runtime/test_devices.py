@@ -32,7 +32,7 @@ from tests.albert_serve.runtime.inputs import some_inputs
 from tests.devices import each_device
 from tests.export.exporting import export_bundle
 
-# Of the largest logit; docs/decisions.md has the limits of export.
+# Largest difference over the largest logit, as in docs/measurements.md.
 LIMITS = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 
 
