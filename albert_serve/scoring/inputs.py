@@ -15,7 +15,7 @@ from albert_serve.errors import InvalidInputError, MalformedRequestError, Reques
 from albert_serve.scoring.errors import ChangedJobError
 from albert_serve.tables import ReadOptions, Row, read_rows
 from albert_serve.tables.columnar import plain_rows, read_columns, read_schema
-from albert_serve.tables.delimited import read_cells, read_names
+from albert_serve.tables.delimited import open_table
 from albert_serve.tables.formats import (
     Format,
     TableType,
@@ -63,12 +63,7 @@ class InputFile:
         """Look at a file's format and columns."""
         version = _version(path)
         kind = detect_type(path, chosen)
-        options = ReadOptions(
-            delimiter=delimiter,
-            has_quotes=has_quotes,
-            is_strict=True,
-            quotes_advice="; --no-quotes reads quotes as ordinary characters",
-        )
+        options = ReadOptions(delimiter=delimiter, has_quotes=has_quotes, is_strict=True)
         source = cls(
             path=path,
             type=kind,
@@ -84,9 +79,8 @@ class InputFile:
             columns = dict(zip(schema.names, schema.types, strict=True))
             return replace(source, columns={**columns, **by_folder}, num_rows=num_rows)
         if kind.has_columns and version is not None:
-            with open_lines(path, kind.compression) as (stream, _):
-                _, cells = read_cells(path, stream, kind.format, options)
-                _, names = read_names(path, cells, options)
+            with open_lines(path, kind.compression) as lines:
+                names = open_table(path, lines, kind.format, options).names
             return replace(source, columns={**dict.fromkeys(names), **by_folder})
         return source
 

@@ -6,12 +6,13 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+from pyarrow import dataset
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.tables.columnar import is_dataset_metadata
@@ -21,10 +22,6 @@ _STDIN: Final = "/dev/stdin"
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 # One slash of s3:// is left in a `Path`; a letter alone is a drive.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-# A null in the name of a folder of Hive.
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-_INTEGER: Final = re.compile(r"-?[0-9]{1,10}")
-_MAX_INTEGER: Final = (1 << 31) - 1
 
 
 def check_local(name: str | Path) -> None:
@@ -104,30 +101,32 @@ def partition_columns(files: Sequence[tuple[Path, Path | None]]) -> list[dict[st
     Args:
         files: paths, each with the folder below which folders name columns, if there is one.
     """
-    texts = [_texts(path, folder) for path, folder in files]
-    names = dict.fromkeys(name for values in texts for name in values)
-    types = {name: _type_of(values.get(name) for values in texts) for name in names}
-    return [{name: _scalar(text, types[name]) for name, text in values.items()} for values in texts]
+    folders = [Path() if above is None else path.parent.relative_to(above) for path, above in files]
+    names = {
+        unquote(part.partition("=")[0]): pa.string()
+        for folder in folders
+        for part in folder.parts
+        if "=" in part[1:]
+    }
+    rows = _partitions(folders, names)
+    types = {name: _type_of([row[name] for row in rows if name in row]) for name in names}
+    return [
+        {name: pa.scalar(value, types[name]) for name, value in row.items()}
+        for row in _partitions(folders, types)
+    ]
 
 
-def _texts(path: Path, folder: Path | None) -> dict[str, str | None]:
-    parts = () if folder is None else path.relative_to(folder).parts[:-1]
-    values: dict[str, str | None] = {}
-    for part in parts:
-        name, sign, text = part.partition("=")
-        if name and sign:
-            values[unquote(name)] = None if text == _NULL else unquote(text)
-    return values
+def _partitions(folders: Sequence[Path], types: Mapping[str, Any]) -> list[dict[str, Any]]:
+    hive = dataset.partitioning(pa.schema(types), flavor="hive")
+    # The last part is that of a file.
+    paths = [(folder / "_").as_posix() for folder in folders]
+    found = [dataset.get_partition_keys(hive.parse(path)) for path in paths]
+    return [{name: values[name] for name in types if name in values} for values in found]
 
 
-def _type_of(texts: Iterable[str | None]) -> Any:
-    known = [text for text in texts if text is not None]
-    return pa.int32() if known and all(map(_is_integer, known)) else pa.string()
-
-
-def _is_integer(text: str) -> bool:
-    return bool(_INTEGER.fullmatch(text)) and -_MAX_INTEGER - 1 <= int(text) <= _MAX_INTEGER
-
-
-def _scalar(text: str | None, kind: Any) -> Any:
-    return pa.scalar(int(text) if text is not None and kind == pa.int32() else text, kind)
+def _type_of(texts: Sequence[str | None]) -> Any:
+    try:
+        pa.array(texts, pa.string()).cast(pa.int32())
+    except pa.ArrowInvalid:
+        return pa.string()
+    return pa.int32() if any(texts) else pa.string()

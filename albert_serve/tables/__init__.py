@@ -34,7 +34,7 @@ def read_rows(
     """
     kind = kind or detect_type(file)
     for row in read_unchecked(file, kind, options, before):
-        yield row if kind.is_columnar else check_characters(row, is_text=kind.has_columns)
+        yield row if kind.is_columnar else check_characters(row)
 
 
 def read_unchecked(
@@ -43,12 +43,12 @@ def read_unchecked(
     """Yield the rows of a file, as `read_rows`, but texts may hold lone surrogates."""
     before = f"{file}, " if before is None else before
     if kind.is_columnar:
-        yield from (row.after(before) for row in columnar.read_rows(file, kind))
+        yield from columnar.read_rows(file, kind, before=before)
         return
-    with open_lines(file, kind.compression) as (stream, position):
+    with open_lines(file, kind.compression) as lines:
         if kind.format == "jsonl":
-            rows = jsonl.read_rows(stream, is_strict=options.is_strict)
+            rows = jsonl.read_rows(lines, before, is_strict=options.is_strict)
         else:
-            rows = delimited.read_rows(file, stream, kind.format, options)
+            rows = delimited.open_table(file, lines, kind.format, options).rows(before)
         for row in rows:
-            yield row.after(before)._replace(position=position())
+            yield row._replace(position=lines.position())

@@ -84,18 +84,22 @@ def read_columns(
             number += batch.num_rows
 
 
-def read_rows(path: Path, kind: TableType, columns: Sequence[str] | None = None) -> Iterator[Row]:
+def read_rows(
+    path: Path, kind: TableType, columns: Sequence[str] | None = None, *, before: str
+) -> Iterator[Row]:
     """Yield the rows of a file.
 
     Args:
         columns: those that are read; None for all.
+        before: precedes the row in places.
     """
     schema, _ = read_schema(path, kind)
     check_names(path, schema.names)
-    classes, size = class_names(schema), path.stat().st_size
+    classes, size, header = class_names(schema), path.stat().st_size, f"{before}the schema"
     for start, share, batch in read_columns(path, kind, columns):
         for number, values in enumerate(plain_rows(batch), start=start + 1):
-            yield Row(f"row {number}", values, None, "the schema", classes, round(share * size))
+            place = f"{before}row {number}"
+            yield Row(place, values, None, header, classes, round(share * size))
 
 
 def plain_rows(batch: Any) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from albert_serve.errors import ConfigError, InvalidInputError, how_to_install
 
@@ -50,11 +50,10 @@ _OPENERS: Final[dict[str, Callable[..., Any]]] = {
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 # UTF-16 is known by its mark, or by characters of ASCII at the beginning.
 _UTF_16: Final = {
-    "utf-16": re.compile(rb"\xff\xfe|\xfe\xff"),
-    "utf-16-le": re.compile(rb"([^\0]\0){4}"),
-    "utf-16-be": re.compile(rb"(\0[^\0]){4}"),
+    "utf-16": re.compile(rb"\xff\xfe|\xfe\xff").match,
+    "utf-16-le": re.compile(rb"([^\0]\0){4}").match,
+    "utf-16-be": re.compile(rb"(\0[^\0]){4}").match,
 }
-UTF_8_MARK: Final = b"\xef\xbb\xbf"
 _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 
@@ -138,14 +137,48 @@ def is_stream(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-@contextmanager
-def open_lines(
-    path: Path, compression: str = ""
-) -> Iterator[tuple[io.BufferedReader, Callable[[], int]]]:
-    """Open a file of lines: its content, and a function for how many bytes on disk were read.
+class Lines(NamedTuple):
+    """An open file of lines.
 
-    UTF-16 that begins with its mark, or with ASCII, is read as UTF-8, and line ends of CR alone as
-    LF.
+    Attributes:
+        stream: its text; bytes that are not UTF-8 are lone surrogates (`is_utf8`).
+        beginning: the first characters, which the stream has as well.
+        position: returns how many bytes on disk were read.
+    """
+
+    stream: io.TextIOWrapper
+    beginning: str
+    position: Callable[[], int]
+
+    def bounded(self) -> Iterator[str | None]:
+        """Yield the lines; None for one of more than `MAX_LINE_BYTES`, which is passed over."""
+        while line := self.stream.readline(MAX_LINE_BYTES + 1):
+            if len(line) <= MAX_LINE_BYTES:
+                yield line
+                continue
+            while line and not line.endswith("\n"):
+                line = self.stream.readline(MAX_LINE_BYTES)
+            yield None
+
+    def checked(self, path: Path) -> Iterator[str]:
+        """Yield the lines.
+
+        Raises:
+            InvalidInputError: a line has more than `MAX_LINE_BYTES`.
+        """
+        for number, line in enumerate(self.bounded(), start=1):
+            if line is None:
+                raise InvalidInputError(
+                    f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes"
+                )
+            yield line
+
+
+@contextmanager
+def open_lines(path: Path, compression: str = "") -> Iterator[Lines]:
+    """Open a file of lines in UTF-8, or in UTF-16 that begins with its mark or with ASCII.
+
+    Lines end in LF or CR LF; in CR where the file begins with lines of this kind.
 
     Raises:
         InvalidInputError: within the block, the file turns out to be damaged or incomplete.
@@ -153,8 +186,20 @@ def open_lines(
     """
     with path.open("rb") as raw:
         try:
-            stream = _normalized(_decompressed(raw, compression))
-            yield stream, raw.tell if raw.seekable() else lambda: 0
+            stream = _decompressed(raw, compression)
+            beginning = stream.peek(1)
+            encoding = next((name for name, is_it in _UTF_16.items() if is_it(beginning)), "")
+            has_cr = b"\r" in beginning[:-1] and b"\n" not in beginning
+            text = io.TextIOWrapper(
+                stream,
+                encoding or "utf-8-sig",
+                errors="strict" if encoding else "surrogateescape",
+                newline=None if has_cr and not encoding else "\n",
+            )
+            start = beginning.decode(text.encoding, errors="replace")
+            yield Lines(text, start, raw.tell if raw.seekable() else lambda: 0)
+        except UnicodeDecodeError as error:
+            raise damaged(path, f"it is not {encoding}: {error.reason}") from error
         except _DAMAGE as error:
             raise damaged(path, error) from error
         except OSError as error:
@@ -171,39 +216,10 @@ def _decompressed(raw: io.BufferedReader, compression: str) -> io.BufferedReader
     return io.BufferedReader(_OPENERS[compression](raw, "rb")) if compression else raw
 
 
-def _normalized(stream: io.BufferedReader) -> io.BufferedReader:
-    beginning = stream.peek(1)
-    for encoding, begins in _UTF_16.items():
-        if begins.match(beginning):
-            return io.BufferedReader(_AsUtf8(stream, encoding, newline=""))
-    if b"\r" in beginning[:-1] and b"\n" not in beginning:
-        return io.BufferedReader(_AsUtf8(stream, "utf-8", newline=None))
-    return stream
-
-
-class _AsUtf8(io.RawIOBase):
-    """Text of another encoding, or with other line ends; bytes that are not UTF-8 stay."""
-
-    def __init__(self, stream: io.BufferedReader, encoding: str, newline: str | None) -> None:
-        errors = "surrogateescape" if encoding == "utf-8" else "strict"
-        self._text = io.TextIOWrapper(stream, encoding, errors=errors, newline=newline)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            text = self._text.read(len(buffer) // 4)  # bytes of a character at most
-        except UnicodeDecodeError as error:
-            raise EOFError(f"it is not {self._text.encoding}: {error.reason}") from error
-        content = text.encode(errors="surrogateescape")
-        buffer[: len(content)] = content
-        return len(content)
-
-
-def damaged(path: Path, error: Exception) -> InvalidInputError:
+def damaged(path: Path, reason: Exception | str) -> InvalidInputError:
     """Return the error of a file whose content a library cannot read."""
-    return InvalidInputError(f"{path} is damaged or incomplete: {first_line(error)}")
+    text = reason if isinstance(reason, str) else first_line(reason)
+    return InvalidInputError(f"{path} is damaged or incomplete: {text}")
 
 
 def first_line(error: Exception) -> str:
@@ -221,31 +237,6 @@ def import_pyarrow(name: str, purpose: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{purpose} needs pyarrow: {how_to_install('score')}") from error
-
-
-def bounded_lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
-    """Yield the lines; None for one of more than `MAX_LINE_BYTES`, which is passed over."""
-    is_first = True
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        if len(line) > MAX_LINE_BYTES:
-            while line and not line.endswith(b"\n"):
-                line = stream.readline(MAX_LINE_BYTES)
-            yield None
-        else:
-            yield line.removeprefix(UTF_8_MARK) if is_first else line
-        is_first = False
-
-
-def text_lines(path: Path, stream: io.BufferedReader) -> Iterator[str]:
-    """Yield the lines as text; bytes that are not UTF-8 become lone surrogates (`is_utf8`).
-
-    Raises:
-        InvalidInputError: a line has more than `MAX_LINE_BYTES`.
-    """
-    for number, line in enumerate(bounded_lines(stream), start=1):
-        if line is None:
-            raise InvalidInputError(f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes")
-        yield line.decode("utf-8", errors="surrogateescape")
 
 
 def is_utf8(text: str) -> bool:

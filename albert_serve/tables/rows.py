@@ -17,6 +17,8 @@ from albert_serve.tables.formats import is_utf8
 # Maps the first row of a file to the names of its columns; to none if that row is a header.
 NamesByOrder: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+# Those that stand for bytes that are not UTF-8.
+_BYTE: Final = re.compile("[\udc80-\udcff]")
 
 
 class Row(NamedTuple):
@@ -38,12 +40,6 @@ class Row(NamedTuple):
     classes: Mapping[str, Sequence[str]] = MappingProxyType({})
     position: int = 0
 
-    def after(self, before: str) -> Row:
-        """Return the row with a text, such as the file, before its places."""
-        error = self.error and type(self.error)(f"{before}{self.error}")
-        place, header = before + self.place, before + self.header
-        return self._replace(place=place, error=error, header=header)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
@@ -55,14 +51,12 @@ class ReadOptions:
         names_by_order: returns the column names of CSV and TSV files that may lack a header.
         is_strict: whether a row that ends early, a column without a name and a number that JSON
             does not have are errors. Otherwise, the values are None and NaN.
-        quotes_advice: end of the message about a row with wrong quotes.
     """
 
     delimiter: str | None = None
     has_quotes: bool = True
     names_by_order: NamesByOrder | None = None
     is_strict: bool = False
-    quotes_advice: str = ""
 
 
 def check_names(file: Path, names: Sequence[str]) -> None:
@@ -76,18 +70,16 @@ def check_names(file: Path, names: Sequence[str]) -> None:
             raise InvalidInputError(f"{file} has several columns {name!r}; rename all but one")
 
 
-def check_characters(row: Row, *, is_text: bool) -> Row:
-    """Return a row without lone surrogates; if it had any, with U+FFFD and an error.
-
-    Args:
-        is_text: whether the values are fields of text, in which lone surrogates stand for bytes.
-    """
+def check_characters(row: Row) -> Row:
+    """Return a row without lone surrogates; if it had any, with U+FFFD and an error."""
     content = _json(row.values)
     if is_utf8(content):
         return row
-    name = next(name for name in row.values if not is_utf8(_json({name: row.values[name]})))
+    name, wrong = next(
+        (name, text) for name in row.values if not is_utf8(text := _json({name: row.values[name]}))
+    )
     reason = "holds half of a surrogate pair, which stands for no character"
-    if is_text:
+    if _BYTE.search(wrong):
         reason = "is not UTF-8; convert the file, as iconv -f CP1252 -t UTF-8 does"
     error = InvalidInputError(f"{row.place}: the column {name!r} {reason}")
     values = json.loads(_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", content))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tables import ReadOptions
-from albert_serve.tables.delimited import read_cells
+from albert_serve.tables.delimited import open_table
 from albert_serve.tables.formats import open_lines
 
 # A cell with tabs and line ends both would look like rows of its own.
@@ -21,9 +21,9 @@ ROWS = st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=5)
 
 def read(file: Path, content: str, *, has_quotes: bool = True) -> list[tuple[int, list[str]]]:
     file.write_bytes(content.encode())
-    with open_lines(file) as (stream, _):
-        _, rows = read_cells(file, stream, "tsv", ReadOptions(has_quotes=has_quotes))
-        return list(rows)
+    with open_lines(file) as lines:
+        table = open_table(file, lines, "tsv", ReadOptions(has_quotes=has_quotes))
+        return [(table.header, list(table.names)), *table.cells]
 
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])

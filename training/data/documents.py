@@ -25,14 +25,13 @@ from albert_serve.tables.formats import (
     has_known_suffix,
     is_utf8,
     open_lines,
-    text_lines,
 )
 
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
-_JSON: Final = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
+_JSON: Final = re.compile(r'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 # Of a name between delimiters, in the first line of a CSV file.
 _NAME: Final = re.compile(r'"?\w[\w.# -]{,40}"?')
-_WIKI: Final = re.compile(rb'\s*<doc id="')
+_WIKI: Final = re.compile(r'\s*<doc id="')
 _WIKI_TITLE: Final = re.compile(r'<doc id=.* title="(.*?)"')
 
 # A text, and the number of bytes of the file up to its end.
@@ -58,9 +57,9 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
     elif has_known_suffix(file):
         yield from _read_rows(file, kind, find)
     else:
-        with open_lines(file, kind.compression) as (stream, _):
-            beginning = stream.peek(1).removeprefix(b"\xef\xbb\xbf")
-        if b"\0" in beginning:
+        with open_lines(file, kind.compression) as lines:
+            beginning = lines.beginning
+        if "\0" in beginning:
             raise InvalidInputError(
                 f"{file} is not text: it has bytes of 0, as binary files and UTF-32 have"
             )
@@ -72,9 +71,9 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
             yield from (_read_wiki if _WIKI.match(beginning) else _read_text)(file, kind)
 
 
-def _is_table(beginning: bytes) -> bool:
+def _is_table(beginning: str) -> bool:
     """Whether text begins with a line of names of columns, of which one is usual for texts."""
-    line = beginning.decode(errors="replace").lstrip().partition("\n")[0].rstrip()
+    line = beginning.lstrip().partition("\n")[0].rstrip()
     delimiter = likely_delimiter(line)
     names = line.split(delimiter) if delimiter else []
     usual = {name.lower() for name, _ in SINGLES}
@@ -90,11 +89,11 @@ def read_lines(file: Path, kind: TableType) -> _Read:
         InvalidInputError: it is damaged, or not UTF-8.
         OSError: it cannot be read.
     """
-    with open_lines(file, kind.compression) as (stream, position):
-        for number, line in enumerate(text_lines(file, stream), start=1):
+    with open_lines(file, kind.compression) as lines:
+        for number, line in enumerate(lines.checked(file), start=1):
             if not is_utf8(line):
                 raise InvalidInputError(f"{file}, line {number} is not UTF-8")
-            yield line, position()
+            yield line, lines.position()
 
 
 def _read_text(file: Path, kind: TableType) -> _Read:
@@ -147,8 +146,8 @@ def _read_columnar(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     schema, _ = read_schema(file, kind)
     texts = [field.name for field in schema if "string" in str(field.type)]
     column = find(str(file), schema.names, texts)
-    for row in columnar.read_rows(file, kind, [column]):
-        yield _checked(row.after(f"{file}, "), column), row.position
+    for row in columnar.read_rows(file, kind, [column], before=f"{file}, "):
+        yield _checked(row, column), row.position
 
 
 def _text_column(named: str | None, place: str, names: Sequence[str], texts: Sequence[str]) -> str:
