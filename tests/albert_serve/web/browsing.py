@@ -12,14 +12,6 @@ from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 from playwright.sync_api import Request as Asked
 
 TIMEOUT_S: Final = 30
-TASKS: Final = (
-    "fill-mask",
-    "text-classification",
-    "question-answering",
-    "sentence-order",
-    "feature-extraction",
-)
-TOKEN_TASKS: Final = ("token-classification", "feature-extraction")
 # What Chromium writes for any reply that is not a success, or none; the page shows these.
 _REFUSED: Final = "Failed to load resource:"
 
@@ -40,13 +32,6 @@ def watch(page: Page, url: str, faults: list[str]) -> None:
     page.on("console", on_console)
     page.on("pageerror", lambda error: faults.append(f"error: {error}"))
     page.on("request", on_request)
-
-
-def show(page: Page, task: str) -> Locator:
-    """Turn to a task's panel, and wait for its answer."""
-    page.locator(f".tabs a[href='#{task}']").click()
-    expect(page.locator("[aria-busy]")).to_have_count(0)
-    return page.locator(f"#panel-{task}")
 
 
 def ask(client: httpx.Client, task: str, inputs: Any, parameters: Any = None) -> Any:

