@@ -17,10 +17,6 @@ from tests.albert_serve.support import running_service
 from tests.printed import printed_commands, run_printed
 
 README, PRETRAINING, GUIDE = "README.md", "docs/pretraining.md", "docs/own-model.md"
-FEWER = {
-    "pretrain": "--steps 20 --budget 1h --no-compile",
-    "finetune": "--steps 6 --budget 1h",
-}
 
 
 @pytest.mark.parametrize(
@@ -40,43 +36,6 @@ def test_a_document_leads_from_training_to_a_service(
         ["albert-serve", verb] for verb in verbs
     ]
     assert commands[-1].startswith("albert-serve serve --bundle bundles/")
-
-
-@pytest.mark.slow
-def test_pretraining_makes_a_bundle_of_all_tasks(tmp_path: Path) -> None:
-    *commands, serve = printed_commands(PRETRAINING, "serve vocab")[1:]
-    inspect = serve.replace("serve --bundle", "info")
-    outputs = run_printed([*commands, inspect], tmp_path, FEWER)
-    manifest = json.loads((tmp_path / "bundles/mine/manifest.json").read_text())
-    assert manifest["config"]["vocab_size"] == 2000
-    assert set(manifest["tasks"]) == {
-        "fill-mask",
-        "sentence-order",
-        "text-classification",
-        "question-answering",
-    }
-    assert manifest["tasks"]["text-classification"]["labels"] == ["negative", "positive"]
-    stages = manifest["provenance"]["training"]["stages"]
-    assert [(stage["program"], stage["steps"]) for stage in stages] == [
-        ("albert-serve pretrain", 20),
-        ("albert-serve finetune", 6),
-    ]
-    evaluation = json.loads((tmp_path / "runs/tasks/checkpoint/evaluation.json").read_text())
-    assert manifest["evaluation"] == evaluation
-    assert "question-answering" in outputs[-1]
-
-
-@pytest.mark.slow
-def test_the_guide_trains_a_better_classifier_than_chance(tmp_path: Path) -> None:
-    outputs = run_printed(printed_commands(GUIDE, "serve finetune")[1:5], tmp_path)
-    figures = json.loads((tmp_path / "runs/intents/best/evaluation.json").read_text())
-    assert figures["text_classification_accuracy"] > 0.6  # by chance it is 1/6
-    assert "validation of text-classification" in outputs[0]
-    manifest = json.loads((tmp_path / "bundles/intents/manifest.json").read_text())
-    assert manifest["evaluation"]["text_classification_macro_f1"] == pytest.approx(
-        figures["text_classification_macro_f1"]
-    )
-    assert "change_pin" in outputs[3]
 
 
 @pytest.mark.extended

@@ -200,8 +200,9 @@ def test_a_model_is_chosen_and_a_key_is_sent_but_not_stored(
     models.mkdir()
     for name in ("one", "two"):
         (models / name).symlink_to(bundle_dir)
-    settings = {"BUNDLE": "", "MODELS": str(models), "API_KEYS": KEY, "GUARD": "api"}
-    with served(bundle_dir, tmp_path, **settings) as service:
+    with served(
+        bundle_dir, tmp_path, BUNDLE="", MODELS=str(models), API_KEYS=KEY, GUARD="api"
+    ) as service:
         page = open_page(url=f"{service.url}/?model=one")
         field = page.get_by_label("API key")
         field.fill("wrong")

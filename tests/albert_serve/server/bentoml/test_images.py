@@ -198,21 +198,6 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
 
 
 @pytest.mark.slow
-def test_a_bento_serves_the_bundle_that_it_includes(
-    checkout: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    """`include:` names another bundle in `models/`, as in docs/bentoml.md."""
-    shutil.copytree(checkout / SHIPPED, checkout / "models/reviews")
-    text = (checkout / "bentofile.yaml").read_text().replace(SHIPPED, "models/reviews")
-    (checkout / "mine.yaml").write_text(text)
-    tag, _ = build(checkout, "mine.yaml", environment)
-    with served_elsewhere(tag, checkout, environment, tmp_path) as running:
-        assert httpx.get(f"{running.url}/info").json()["model_id"] == "reviews"
-        reply = httpx.post(f"{running.url}/fill-mask", json={"inputs": "a [MASK]."})
-        assert reply.status_code == 200, reply.text
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bentofile", "runtime"),
     [
