@@ -176,9 +176,6 @@ def pretrain_loss(
 
     Paper, sections 3.1 and 4.1. Logits, and the last layer after its attention, are computed at
     the gathered positions only.
-
-    Args:
-        sums: `_pretrain_sums`, optionally compiled.
     """
     reading = PretrainTargets.of(model, batch)
     if sums is not _pretrain_sums:

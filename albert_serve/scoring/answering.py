@@ -40,11 +40,7 @@ class Scorer(Protocol):
 
 
 def check_head(scorer: Scorer, parameters: Mapping[str, Any]) -> None:
-    """Check that the model has the classifier that the parameters of all rows name.
-
-    Raises:
-        InvalidInputError: it has not.
-    """
+    """Check that the model has the classifier that the parameters of all rows name."""
     name = parameters.get("head")
     if name is not None and name not in scorer.heads:
         raise no_head(name, scorer.heads)

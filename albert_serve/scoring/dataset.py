@@ -74,9 +74,6 @@ def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
 
     Args:
         schema: the table's, of pyarrow.
-
-    Raises:
-        InvalidInputError: an option is wrong, or the table has not the columns that are read.
     """
     reader = RowReader(task, options, in_table=True)
     reader.check("the table", schema.names)

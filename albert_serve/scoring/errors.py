@@ -51,11 +51,7 @@ class StoppedError(JobError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the output in errors of the file system.
-
-    Raises:
-        OutputError: within the block, a file could not be written.
-    """
+    """Name the output in errors of the file system."""
     try:
         yield
     except OSError as error:

@@ -90,11 +90,7 @@ class InputFile:
         return 0 if self.version is None else self.version[2]
 
     def check_unchanged(self) -> None:
-        """Check that the file is the one that was opened.
-
-        Raises:
-            ChangedJobError: it was written to, is another one, or is gone.
-        """
+        """Check that the file is the one that was opened."""
         if self.version is not None and _version(self.path) != self.version:
             raise ChangedJobError(
                 f"{self.path} changed while it was read; score a file that nothing writes to, with "

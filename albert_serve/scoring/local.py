@@ -46,9 +46,6 @@ class LocalScorer:
         setup: the model's tokenizer and labels.
         identity: the model's, such as its revision.
         training: a manifest's part about it, which has the length of texts.
-
-    Raises:
-        NotFoundError: there is no such task.
     """
 
     def __init__(
@@ -76,13 +73,7 @@ class LocalScorer:
     def open(
         cls, bundle: Bundle | Path | str, task: str, options: RuntimeOptions | None = None
     ) -> Self:
-        """Open the engine of a bundle for one of its tasks.
-
-        Raises:
-            BundleError: the bundle cannot be opened.
-            NotFoundError: it has no such task.
-            EngineError: it cannot be run here.
-        """
+        """Open the engine of a bundle for one of its tasks."""
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
         setups = load_setups(opened)
         if task not in setups:

@@ -155,11 +155,7 @@ class PartFolder:
         self._check_files()
 
     def _check_files(self) -> None:
-        """Check that each part is the file that was written, and so has all of its rows.
-
-        Raises:
-            ChangedJobError: one has other content, or is not there.
-        """
+        """Check that each part is the file that was written, and so has all of its rows."""
         for file, sha256 in zip(self.files, self._hashes, strict=True):
             _check_regular(file)
             if not file.exists():
@@ -169,11 +165,7 @@ class PartFolder:
 
 
 def _read_line(line: bytes) -> tuple[dict[str, Any], str]:
-    """Return the counts of a part, and the SHA-256 of its file.
-
-    Raises:
-        ValueError: the line does not have them.
-    """
+    """Return the counts of a part, and the SHA-256 of its file."""
     values = _OBJECT.validate_json(line)
     sha256 = values.pop(_SHA256, None)
     if not isinstance(sha256, str) or values.keys() != {field.name for field in fields(Counts)}:

@@ -25,11 +25,7 @@ _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def check_local(name: str | Path) -> None:
-    """Check that a name is not the address of an object store or a host.
-
-    Raises:
-        InvalidInputError: it is one.
-    """
+    """Check that a name is not the address of an object store or a host."""
     if _ADDRESS.match(str(name)):
         raise InvalidInputError(
             f"{name} is an address, but jobs read and write local files. Copy the data to this "
@@ -44,11 +40,6 @@ def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[tuple[Path
     format. What wildcards and folders find is without names that begin with a dot or `_`, the
     parts of jobs (`*.parts/`), and what lies in the output. It comes with the folder that was
     named, or the one above the first wildcard.
-
-    Raises:
-        InvalidInputError: a folder or a glob has no file, a file is named twice, or a name is an
-            address.
-        FileNotFoundError: a path does not exist.
     """
     files: list[tuple[Path, Path | None]] = []
     for pattern in map(str, patterns):

@@ -42,10 +42,6 @@ class RowReader:
         parameters: those of all rows, given or by default.
         answers: Arrow's types of the columns that a table has for an answer, by name.
         selection: what is read of an input.
-
-    Raises:
-        NotFoundError: there is no such task.
-        InvalidInputError: a parameter is wrong, or the task has no such field.
     """
 
     def __init__(self, task: str, options: ScoreOptions, *, in_table: bool) -> None:
@@ -82,9 +78,6 @@ class RowReader:
 
         Args:
             table: its name.
-
-        Raises:
-            InvalidInputError: it has not.
         """
         listed = ", ".join(columns)
         missing = [name for _, name in self._named if find_name(columns, name) is None]
@@ -122,11 +115,7 @@ class RowReader:
         return names
 
     def request(self, batch: RowBatch, index: int) -> TaskRequest:
-        """Return the request of a row.
-
-        Raises:
-            RequestError: the row cannot be read, or makes none.
-        """
+        """Return the request of a row."""
         if index in batch.errors:
             raise batch.errors[index]
         values = batch.values[index]

@@ -79,9 +79,6 @@ class AlbertScorer:
 
         Args:
             input_schema: that of the batches, of pyarrow.
-
-        Raises:
-            InvalidInputError: a batch of it has not the columns that are read.
         """
         return table_layout(self._task, input_schema, self._options).schema
 
@@ -91,11 +88,6 @@ class AlbertScorer:
         Args:
             batch: a table or record batch of pyarrow, a frame of pandas, or arrays of numpy by
                 column; the result is of the same kind.
-
-        Raises:
-            InvalidInputError: it has not the columns that are read, or the model has no such head.
-            TooManyErrorsError: a row cannot be answered, and errors is "fail".
-            AlbertServeError: the model cannot be opened; the message names the machine.
         """
         if isinstance(batch, pa.Table):
             return self._score(batch)

@@ -34,13 +34,7 @@ def is_dataset_metadata(file: Path) -> bool:
 
 
 def read_schema(path: Path, kind: TableType) -> tuple[Any, int]:
-    """Return the schema of a file, of pyarrow, and the number of its rows.
-
-    Raises:
-        InvalidInputError: it is damaged, or a pipe.
-        ConfigError: pyarrow is not installed.
-        OSError: it cannot be read.
-    """
+    """Return the schema of a file, of pyarrow, and the number of its rows."""
     if is_stream(path):
         form = kind.format.title()
         raise InvalidInputError(f"{form} cannot be read from a pipe; write {path} to a file")
@@ -107,9 +101,6 @@ def plain_rows(batch: Any) -> list[dict[str, Any]]:
 
     Columns of times in nanoseconds, which Python lacks, are text with nine decimals, whatever the
     value: 1970-01-01T00:00:00.000001000.
-
-    Raises:
-        InvalidInputError: a value is none of Python, such as text that is not UTF-8.
     """
     pa = import_pyarrow("pyarrow", _PURPOSE)
     for index, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):

@@ -61,11 +61,7 @@ class Table(NamedTuple):
 
 
 def open_table(path: Path, lines: Lines, form: Format, options: ReadOptions) -> Table:
-    """Return a table, whose first row names its columns unless the options have their names.
-
-    Raises:
-        InvalidInputError: it has no row, names are not UTF-8, or several are the same.
-    """
+    """Return a table, whose first row names its columns unless the options have their names."""
     delimiter, cells = _read_cells(path, lines, form, options)
     number, first = next(cells, (1, []))
     if not first:

@@ -85,9 +85,6 @@ def type_by_name(name: str, chosen: Format | None = None) -> TableType:
 
     Args:
         chosen: the format, whatever the name.
-
-    Raises:
-        ConfigError: Parquet or Arrow is named as compressed.
     """
     suffixes = [suffix.lower() for suffix in Path(name).suffixes[-2:]]
     compression = suffixes[-1] if suffixes and suffixes[-1] in _COMPRESSION_MAGIC.values() else ""
@@ -105,12 +102,7 @@ def has_known_suffix(path: Path) -> bool:
 
 
 def detect_type(path: Path, chosen: Format | None = None) -> TableType:
-    """Return the type of a file that is read, by its name and its first bytes.
-
-    Raises:
-        InvalidInputError: it is of a format that is not read.
-        OSError: the file cannot be read.
-    """
+    """Return the type of a file that is read, by its name and its first bytes."""
     named = type_by_name(path.name, chosen)
     if is_stream(path):
         return named
@@ -161,11 +153,7 @@ class Lines(NamedTuple):
             yield None
 
     def checked(self, path: Path) -> Iterator[str]:
-        """Yield the lines.
-
-        Raises:
-            InvalidInputError: a line has more than `MAX_LINE_BYTES`.
-        """
+        """Yield the lines."""
         for number, line in enumerate(self.bounded(), start=1):
             if line is None:
                 raise InvalidInputError(
@@ -179,10 +167,6 @@ def open_lines(path: Path, compression: str = "") -> Iterator[Lines]:
     """Open a file of lines in UTF-8, or in UTF-16 that begins with its mark or with ASCII.
 
     Lines end in LF or CR LF; in CR where the file begins with lines of this kind.
-
-    Raises:
-        InvalidInputError: within the block, the file turns out to be damaged or incomplete.
-        OSError: the file cannot be read.
     """
     with path.open("rb") as raw:
         try:
@@ -228,11 +212,7 @@ def first_line(error: Exception) -> str:
 
 
 def import_pyarrow(name: str, purpose: str) -> Any:
-    """Return a module of pyarrow.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return a module of pyarrow."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -60,11 +60,7 @@ class ReadOptions:
 
 
 def check_names(file: Path, names: Sequence[str]) -> None:
-    """Check that the columns of a file have different names.
-
-    Raises:
-        InvalidInputError: several have the same.
-    """
+    """Check that the columns of a file have different names."""
     for name, count in Counter(names).items():
         if count > 1:
             raise InvalidInputError(f"{file} has several columns {name!r}; rename all but one")

@@ -38,7 +38,7 @@ from benchmarks.harness.page import describe_machine, write_results
 from benchmarks.harness.process import BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
-from training.options.device import add_device
+from training.options.config import add_device
 from training.system.command_line import make_parser
 
 _NUM_CALIBRATION: Final = 64

@@ -28,7 +28,7 @@ from benchmarks.training.case import PretrainingCase, make_examples, sized_confi
 from benchmarks.training.sides import HfSettings, TrainerJob, TrainerTurn, serve
 from training.data.preparation import prepare
 from training.errors import report_errors
-from training.options.device import add_device
+from training.options.config import add_device
 from training.options.values import parse_count, parse_duration
 from training.system.command_line import make_parser
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from albert_serve.tokenizer import AlbertTokenizer
 from training.commands.vocab import main
 from training.data.corpus import read_documents
-from training.vocabulary.errors import VocabError
+from training.vocabulary.settings import VocabError
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import train_vocab
 

@@ -20,9 +20,8 @@ from training.errors import report_errors
 from training.options.flags import Options, add_flags, flag, read_flags
 from training.options.values import Count, Seed
 from training.system.command_line import make_parser
-from training.vocabulary.errors import TooFewPiecesError
 from training.vocabulary.normalization import Folding
-from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.settings import TooFewPiecesError, VocabularySettings
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import NUM_SENTENCES, VOCAB_SIZE, train_vocab
 

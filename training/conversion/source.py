@@ -51,12 +51,7 @@ _WEIGHTS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A checkpoint on this machine.
-
-    Attributes:
-        folder: a Hugging Face directory in the standard form (`training.conversion.standard`).
-        name: the folder's name, or the model's with its commit, for provenance.
-    """
+    """A checkpoint on this machine."""
 
     folder: Path
     name: str
@@ -97,11 +92,7 @@ def _naming(folder: Path, converted: Path) -> Iterator[None]:
 
 
 def _check_files(folder: Path) -> None:
-    """Check that no file is another one in its place.
-
-    Raises:
-        CheckpointError: one is.
-    """
+    """Check that no file is another one in its place."""
     for file in sorted(folder.glob("*")):
         if file.suffix in _TEXTS or not file.is_file():
             continue

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE
 from albert_serve.bundle.sentence_vectors import (
@@ -24,22 +24,23 @@ from albert_serve.bundle.sentence_vectors import (
 from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
 from albert_serve.files import write_atomically
-from training.conversion.cross_encoder import cross_encoder_keys
+from albert_serve.tokenizer import AlbertTokenizer, pair_type
 from training.conversion.tensorflow import (
     CONFIG_FILE,
     VOCABULARY_FILES,
     load_tensorflow_weights,
     read_tensorflow_config,
 )
-from training.conversion.token_types import drop_types, types_agree
 from training.conversion.weight_files import find_weights, is_current, load_weights
 from training.model.checkpoint import (
+    CheckpointError,
     check_config,
     load_checkpoint,
     read_config,
     write_tokenizer_config,
     write_weights,
 )
+from training.model.provenance import read_object
 from training.model.resizing import expand_for_hf
 from training.vocabulary.settings import read_settings
 from training.vocabulary.spiece import build_tokenizer
@@ -50,6 +51,10 @@ _WORDPIECE_FILE: Final = "vocab.txt"
 # Other files of a checkpoint, which are copied unchanged.
 _COPIED: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_config.json",
                 "training.json", "evaluation.json")  # fmt: skip
+# The kind of task with the same activation, by the end of the class's path.
+_PROBLEMS: Final = {"Sigmoid": "multi_label_classification", "Identity": "regression"}
+# Classes of `transformers` 5 that give no token types by default; its earlier versions did.
+_WITHOUT_TYPES: Final = ("Albert", "PreTrainedTokenizer", "TokenizersBackend")
 
 
 def is_standard(folder: Path) -> bool:
@@ -61,13 +66,13 @@ def is_standard(folder: Path) -> bool:
         return False
     hf = read_config(folder)
     check_config(hf, folder)
-    if not cross_encoder_keys(folder, hf).items() <= hf.items():
+    if not _cross_encoder_keys(folder, hf).items() <= hf.items():
         return False
     vocabularies = (_SPIECE_FILE, _WORDPIECE_FILE, *VOCABULARY_FILES)
     has_vocabulary = any((folder / name).is_file() for name in vocabularies)
     if has_vocabulary and not (folder / TOKENIZER_FILE).is_file():
         return False
-    if not types_agree(folder):
+    if not _types_agree(folder):
         return False
     weights = find_weights(folder)
     return weights is not None and weights.name == WEIGHTS_FILE and _are_standard(weights)
@@ -85,7 +90,7 @@ def write_standard(source: Path, folder: Path) -> None:
     if (source / "config.json").is_file():
         config, weights = read_config(source), load_weights(source)
         config = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
-        config |= cross_encoder_keys(source, config)
+        config |= _cross_encoder_keys(source, config)
     else:
         config, weights = read_tensorflow_config(source), load_tensorflow_weights(source)
     _write_config(config, folder)
@@ -95,7 +100,7 @@ def write_standard(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
     sizes = check_config(config, source)
     _add_tokenizer(source, folder, sizes)
-    drop_types(source, folder)
+    _drop_types(source, folder)
     if vectors is not None:
         write_sentence_vectors(vectors, folder, hidden_size=sizes.hidden_size)
 
@@ -146,3 +151,58 @@ def write_for_transformers(source: Path, folder: Path) -> None:
 
 def _write_config(config: Mapping[str, Any], folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _cross_encoder_keys(folder: Path, hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key of `config.json` for a cross-encoder's activation; none for other models."""
+    settings = read_object(folder / "config_sentence_transformers.json")
+    older = hf.get("sentence_transformers")  # versions 4 and 5; before them a key of its own
+    older = older if isinstance(older, dict) else {}
+    activation = hf.get("sbert_ce_default_activation_function") or older.get("activation_fn")
+    is_cross_encoder = settings.get("model_type") == "CrossEncoder" or activation is not None
+    if not is_cross_encoder or len(hf.get("id2label") or ()) != 1:
+        return {}
+    activation = str(settings.get("activation_fn") or activation or "Sigmoid")
+    problem = _PROBLEMS.get(activation.rpartition(".")[2])
+    if problem is None:
+        raise CheckpointError(
+            f"{folder} is a cross-encoder with the activation {activation}; those that are "
+            "computed here are Sigmoid and Identity. Save it with one of them"
+        )
+    return {"problem_type": problem}
+
+
+def _types_agree(folder: Path) -> bool:
+    """Whether `tokenizer.json` gives pairs the types that `tokenizer_config.json` asks for."""
+    file = folder / TOKENIZER_FILE
+    if not _omits_types(folder) or not file.is_file():
+        return True
+    return pair_type(AlbertTokenizer.read(file)) == 0
+
+
+def _drop_types(source: Path, folder: Path) -> None:
+    """Give both texts of a pair the type 0 in `tokenizer.json`, if the source's settings do."""
+    file = folder / TOKENIZER_FILE
+    if not _omits_types(source) or not file.is_file():
+        return
+    tokenizer = AlbertTokenizer.read(file)
+    albert = AlbertTokenizer(AlbertTokenizer.read(file))
+    cls, sep = albert.token(albert.cls_id), albert.token(albert.sep_id)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[cls, "$A", sep],
+        pair=[cls, "$A", sep, "$B:0", f"{sep}:0"],
+        special_tokens=[(cls, albert.cls_id), (sep, albert.sep_id)],
+    )
+    write_atomically(file, tokenizer.to_str().encode())
+
+
+def _omits_types(folder: Path) -> bool:
+    file = folder / "tokenizer_config.json"
+    settings: dict[str, Any] = read_object(file)
+    names = settings.get("model_input_names")
+    if names is not None or not file.is_file():
+        return isinstance(names, list) and "token_type_ids" not in names
+    version = str(read_object(folder / "config.json").get("transformers_version", ""))
+    major = version.partition(".")[0]
+    name = str(settings.get("tokenizer_class") or "Albert")
+    return major.isdigit() and int(major) >= 5 and name.startswith(_WITHOUT_TYPES)

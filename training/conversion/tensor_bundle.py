@@ -51,18 +51,10 @@ message_type { name: "Entry"
 
 
 class TensorBundle:
-    """A checkpoint of TensorFlow.
-
-    Attributes:
-        entries: the record of each tensor's range, by name.
-    """
+    """A checkpoint of TensorFlow."""
 
     def __init__(self, index: Path) -> None:
-        """Read an index.
-
-        Raises:
-            CheckpointError: it is damaged, or not an index.
-        """
+        """Read an index."""
         self._index = index
         try:
             table = dict(_read_table(index.read_bytes()))
@@ -80,11 +72,7 @@ class TensorBundle:
             ) from error
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return a tensor, memory-mapped.
-
-        Raises:
-            CheckpointError: its type is not a weight's, or the data file is missing or truncated.
-        """
+        """Return a tensor, memory-mapped."""
         entry = self.entries[name]
         if entry.dtype not in _DTYPES or entry.slices:
             raise CheckpointError(

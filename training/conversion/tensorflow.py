@@ -58,11 +58,7 @@ _TRAINING: Final = re.compile(r"global_step|.*/(adam_m|adam_v|AdamWeightDecayOpt
 
 
 def read_tensorflow_config(folder: Path) -> dict[str, Any]:
-    """Read `albert_config.json` as the keys of Hugging Face's `config.json`.
-
-    Raises:
-        CheckpointError: it cannot be read, or does not describe an ALBERT.
-    """
+    """Read `albert_config.json` as the keys of Hugging Face's `config.json`."""
     file = folder / CONFIG_FILE
     try:
         theirs = json.loads(file.read_bytes())
@@ -81,12 +77,7 @@ def read_tensorflow_config(folder: Path) -> dict[str, Any]:
 
 
 def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of the folder's checkpoint as fp32, by Hugging Face's names.
-
-    Raises:
-        CheckpointError: there is no checkpoint or more than one, it is damaged, or it has
-            variables that ALBERT does not have.
-    """
+    """Read the weights of the folder's checkpoint as fp32, by Hugging Face's names."""
     indices = sorted(folder.glob("*.index"))
     if len(indices) != 1:
         names = ", ".join(file.name for file in indices) or "none"

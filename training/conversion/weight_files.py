@@ -48,12 +48,7 @@ def find_weights(folder: Path) -> Path | None:
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all weights as fp32, by the names that `transformers` gives them today.
-
-    Raises:
-        CheckpointError: there are none, they are damaged, or they are something else.
-        BundleCorruptError: a safetensors file is damaged.
-    """
+    """Read all weights as fp32, by the names that `transformers` gives them today."""
     file = find_weights(folder)
     if file is None:
         raise CheckpointError(
@@ -84,11 +79,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
 
 
 def missing_files(weights: Path) -> list[str]:
-    """Return the names in an index whose files are missing from its folder.
-
-    Args:
-        weights: the result of `find_weights`; a file of weights has no missing files.
-    """
+    """Return the names in an index whose files are missing from its folder."""
     if weights.suffix != ".json":
         return []
     names = sorted(set(_read_index(weights).values()))

@@ -184,9 +184,6 @@ class Slicing:
         num_rows: rows per step, over all processes.
         rows_a_batch: rows per micro-batch.
         rank: of this process, which takes every `world_size`-th micro-batch.
-
-    Raises:
-        TrainingError: the rows are not divisible.
     """
 
     num_rows: int
@@ -224,11 +221,7 @@ def _ignore_stop_signals(worker: int) -> None:
 def load_steps(
     plan: Plan, collate: Collate, slicing: Slicing, start: Position, *, num_workers: int
 ) -> Iterator[tuple[list[MicroBatch], Position]]:
-    """Yield this process' micro-batches of each step, and the position of the next step.
-
-    Args:
-        num_workers: number of data loader workers; with 0, batches are collated in this process.
-    """
+    """Yield this process' micro-batches of each step, and the position of the next step."""
     loader: DataLoader[tuple[MicroBatch, Position]] = DataLoader(
         _Batches(collate),
         batch_size=None,

@@ -58,9 +58,6 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     """Return the given files and those in the given folders, each once and in a stable order.
 
     Hidden files and folders within folders are skipped, and what `datasets` saves beside its data.
-
-    Raises:
-        CorpusError: a path does not exist, or there is no file at all.
     """
     files: list[Path] = []
     for path in paths:

@@ -45,10 +45,6 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
 
     Args:
         text_column: the field of JSON or column of a table that holds them; None to find it.
-
-    Raises:
-        InvalidInputError: it is damaged, is no text, or its texts are in no known column.
-        OSError: it cannot be read.
     """
     kind = detect_type(file)
     find = partial(_text_column, text_column)
@@ -83,12 +79,7 @@ def _is_table(beginning: str) -> bool:
 
 
 def read_lines(file: Path, kind: TableType) -> _Read:
-    """Yield the lines of a text file, each with the number of bytes of the file read so far.
-
-    Raises:
-        InvalidInputError: it is damaged, or not UTF-8.
-        OSError: it cannot be read.
-    """
+    """Yield the lines of a text file, each with the number of bytes of the file read so far."""
     with open_lines(file, kind.compression) as lines:
         for number, line in enumerate(lines.checked(file), start=1):
             if not is_utf8(line):
@@ -156,9 +147,6 @@ def _text_column(named: str | None, place: str, names: Sequence[str], texts: Seq
     Args:
         named: the column in place of these.
         texts: the names of columns that hold texts.
-
-    Raises:
-        InvalidInputError: there is none, or several may be it.
     """
     column = find_column(names, [name for name, _ in SINGLES], named)
     if column is not None:

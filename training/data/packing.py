@@ -92,11 +92,7 @@ class Plan:
     seed: int
 
     def steps(self, num_rows: int, start: Position) -> Iterator[PlannedStep]:
-        """Yield steps of `num_rows` rows without end, from a position.
-
-        Raises:
-            TrainingError: the corpus yields no example.
-        """
+        """Yield steps of `num_rows` rows without end, from a position."""
         rows: list[list[Example]] = []
         num_empty = 0
         for at, window in self._windows(start):
@@ -218,10 +214,6 @@ def best_row_length(
     """Return the row length for which the packed batches cost the fewest operations.
 
     Longer rows have less padding, and attention over more pairs of positions.
-
-    Args:
-        batches: the lengths of the examples of each batch.
-        longest: length of the longest example of all.
     """
     most = config.max_positions
     least = shortest_row_length(longest, most=most, multiple=_ROW_MULTIPLE)

@@ -51,12 +51,6 @@ def prepare(
         num_workers: worker processes; with 1 the work is done in this process. Workers import the
             program's main module, which needs `if __name__ == "__main__"`.
         part_bytes: maximum size of a part's files; exceeded only by a single document.
-
-    Raises:
-        CorpusError: a file cannot be read.
-        ShardError: the corpus has no sentence, a worker died, or the folder cannot be written, is
-            being prepared by another process, or has another corpus.
-        AlbertServeError: the tokenizer is not an ALBERT's.
     """
     files = find_files(paths)
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)

@@ -34,14 +34,7 @@ _EMPTY_BYTES: Final = 3 * 128 + 2 * _BOUND_BYTES
 
 
 class ShardWriter:
-    """Gathers documents into parts of at most `part_bytes`, and writes these.
-
-    Attributes:
-        manifest: the parts written so far, also by an earlier process.
-
-    Raises:
-        ShardError: the folder has parts of another corpus.
-    """
+    """Gathers documents into parts of at most `part_bytes`, and writes these."""
 
     def __init__(
         self, folder: Path, manifest: CorpusManifest, *, part_bytes: int, vocab_size: int
@@ -65,11 +58,7 @@ class ShardWriter:
         return self.manifest.parts[-1].end if self.manifest.parts else CorpusPosition()
 
     def write(self, documents: Iterable[Tokenised]) -> None:
-        """Write documents, and mark the corpus as complete.
-
-        Raises:
-            ShardError: there is no sentence, or a part cannot be written; earlier ones are kept.
-        """
+        """Write documents, and mark the corpus as complete."""
         for document in documents:
             if not len(document.lengths):
                 continue
@@ -115,11 +104,7 @@ class ShardWriter:
 
 
 def check_same_corpus(folder: Path, known: CorpusManifest, fingerprint: str) -> None:
-    """Check that the parts in a folder are of a corpus.
-
-    Raises:
-        ShardError: they are of another.
-    """
+    """Check that the parts in a folder are of a corpus."""
     if known.fingerprint != fingerprint:
         raise ShardError(
             f"{folder} holds another corpus, or tokens of another tokenizer; delete it, or name a "

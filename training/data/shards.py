@@ -112,11 +112,7 @@ class CorpusManifest:
 
     @classmethod
     def read(cls, file: Path) -> CorpusManifest:
-        """Read a manifest that `to_json` serialised.
-
-        Raises:
-            ShardError: the file cannot be read, is damaged, or is of another format.
-        """
+        """Read a manifest that `to_json` serialised."""
         try:
             return TypeAdapter(cls).validate_json(file.read_bytes())
         except OSError as error:
@@ -148,11 +144,7 @@ class Shards:
         return sum(part.num_tokens for part in self.parts)
 
     def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
-        """Count the occurrences of each token; (vocab_size,) int64.
-
-        Raises:
-            ShardError: an id is not below `vocab_size`.
-        """
+        """Count the occurrences of each token; (vocab_size,) int64."""
         counts = np.zeros(vocab_size, np.int64)
         for tokens in chain.from_iterable(map(_pieces, self.parts)):
             highest = int(tokens.max())
@@ -169,10 +161,6 @@ class Shards:
         """Memory-map a folder that `albert-serve prepare` wrote, and check its parts.
 
         Sizes and bounds are checked.
-
-        Args:
-            folder: the `--output` of `albert-serve prepare`.
-            tokenizer_file: the `tokenizer.json` to compare with that of the tokens.
         """
         manifest = _read_manifest(folder)
         if tokenizer_file is not None:

@@ -125,9 +125,6 @@ class ExampleStream(Generic[_ExampleT]):
     Attributes:
         row_length: maximum tokens of the rows that examples are packed into.
         division: of a step's examples; the others' shares are skipped.
-
-    Raises:
-        TrainingError: a step has fewer examples than there are processes.
     """
 
     task: Task

@@ -48,13 +48,7 @@ class Tokenised:
 def tokenise(
     documents: Iterable[Document], tokenizer_file: Path, *, num_workers: int
 ) -> Generator[list[Tokenised]]:
-    """Tokenise documents in chunks; the result is the same for any number of workers.
-
-    Args:
-        documents: read ahead by a bounded number.
-        tokenizer_file: `tokenizer.json`.
-        num_workers: worker processes; with 1 the work is done in this process.
-    """
+    """Tokenise documents in chunks; the result is the same for any number of workers."""
     chunks = _chunks(documents)
     if num_workers == 1:
         return (_encode(tokenizer_file, chunk) for chunk in chunks)

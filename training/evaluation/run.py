@@ -53,7 +53,7 @@ from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import find_head, read_labels, read_temperature
 from training.model.provenance import file_names, read_stages
-from training.options.device import Device
+from training.options.config import Device
 from training.options.flags import flag
 from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
 from training.options.values import Count, Finite

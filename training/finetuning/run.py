@@ -21,8 +21,7 @@ from training.finetuning.validation import export_command, validating
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import join_world, setting_up
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
-from training.loop.progress import Progress, is_known_run
-from training.loop.reproducibility import run_precision
+from training.loop.progress import Progress, is_known_run, run_precision
 from training.loop.step import Run
 
 

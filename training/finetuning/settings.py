@@ -17,7 +17,7 @@ from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
 from training.glue.files import training_files
 from training.glue.tasks import TASKS
 from training.model.provenance import file_names
-from training.optim.hyperparameters import Hyperparameters
+from training.optim.optimizers import Hyperparameters
 from training.options.flags import flags_of
 from training.options.labelled import with_task_data
 from training.options.tables import identify

@@ -17,8 +17,8 @@ from training.finetuning.config import FinetuneConfig
 from training.finetuning.recipes import default_rate
 from training.model.checkpoint import read_config, read_tasks
 from training.model.heads import Task
-from training.optim.hyperparameters import Hyperparameters
-from training.options.device import should_compile
+from training.optim.optimizers import Hyperparameters
+from training.options.config import should_compile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -145,11 +145,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
 
 
 def task_name(text: str) -> str:
-    """Return the key of a task from its name in the literature, such as `SST-2`.
-
-    Raises:
-        ValueError: there is no such task.
-    """
+    """Return the key of a task from its name in the literature, such as `SST-2`."""
     name = text.lower().replace("-", "").replace("_", "")
     if name not in TASKS:
         raise ValueError(f"unknown task {text!r}; choose {', '.join(TASKS)}")

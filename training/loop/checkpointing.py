@@ -36,11 +36,7 @@ _UNWRITABLE: Final = (OSError, RuntimeError, safetensors.SafetensorError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoints:
-    """The checkpoints in a run's folder.
-
-    Attributes:
-        num_kept: number of newest checkpoints to keep.
-    """
+    """The checkpoints in a run's folder."""
 
     folder: Path
     num_kept: int = 2
@@ -113,9 +109,6 @@ class Checkpoints:
 
         Partial checkpoints of a killed process are removed. Damaged ones are reported, and removed
         if an older one is intact.
-
-        Raises:
-            RunError: there are checkpoints, and all are damaged.
         """
         self._clear_partial()
         damaged: list[Path] = []
@@ -182,9 +175,6 @@ def claim(folder: Path) -> FileLock:
 
     Two processes that train the same run, as after an early restart, would remove each other's
     partial checkpoints.
-
-    Raises:
-        RunError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Forked data loader workers, which may outlive this process, do not inherit it.
@@ -206,11 +196,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """Load the training state of a checkpoint.
-
-    Raises:
-        RunError: it is missing or damaged.
-    """
+    """Load the training state of a checkpoint."""
     file = checkpoint / _STATE
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)

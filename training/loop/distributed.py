@@ -191,11 +191,7 @@ def _report_to_torchrun(error: TrainingError) -> None:
 
 
 def replicate(objective: nn.Module, world: World, *, trains_all: bool = True) -> nn.Module:
-    """Wrap an objective for training by all processes.
-
-    Args:
-        trains_all: whether each step trains all parameters, as several tasks in turn do not.
-    """
+    """Wrap an objective for training by all processes."""
     if world.size == 1:
         return objective
     return DistributedDataParallel(objective, find_unused_parameters=not trains_all)

@@ -13,17 +13,16 @@ from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import World, replicate
-from training.loop.early_stopping import BestValidation
 from training.loop.metrics import MetricsWriter
 from training.loop.progress import Progress, record_run
 from training.loop.step import Mixture, Run
 from training.loop.trainer import Saver, Trainer
+from training.loop.validation import BestValidation
 from training.losses import LossFunction, Objective
 from training.model.checkpoint import read_tokenizer
 from training.model.heads import AlbertForTasks
 from training.model.provenance import read_figures, read_stages
-from training.optim.hyperparameters import Hyperparameters
-from training.optim.optimizers import build_optimizers
+from training.optim.optimizers import Hyperparameters, build_optimizers
 from training.options.config import RunFolder
 from training.system.gpu import support_of
 from training.system.precision import PrecisionName
@@ -119,12 +118,7 @@ def build_run(
     precision: PrecisionName,
     selection: BestValidation | None = None,
 ) -> Run:
-    """Build the run of a model at step 0.
-
-    Args:
-        loss_of: the loss function of each micro-batch's task.
-        selection: of the best validation.
-    """
+    """Build the run of a model at step 0."""
     model = model.to(world.device)
     support = support_of(world.device)
     model.albert.has_varlen = support is not None and support.has_varlen
@@ -133,7 +127,7 @@ def build_run(
     return Run(
         model=model,
         objective=replicate(objective, world, trains_all=trains_all),
-        optimizers=build_optimizers(model, hyperparameters.optimizer_settings, precision),
+        optimizers=build_optimizers(model, hyperparameters, precision),
         schedule=hyperparameters.rate_schedule,
         mixture=mixture,
         clip_norm=hyperparameters.clip_norm,

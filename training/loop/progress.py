@@ -1,16 +1,21 @@
-"""Progress of a run, and its settings in `run.json`."""
+"""Progress of a run, its settings in `run.json`, and the precision that it keeps."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from albert_serve.files import write_atomically
 from training.errors import RunError
+from training.loop.distributed import World
+from training.system.precision import DTYPES, PrecisionName, cpu_has_bf16, product_dtype
 
 # Settings of a run's end, which may be changed when it is resumed.
 _ENDS: Final = frozenset(
@@ -27,9 +32,6 @@ class Progress:
         budget_s: seconds of training of the whole run, without interruptions.
         step: steps done.
         elapsed_s: seconds of training before the clock was started.
-
-    Raises:
-        RunError: neither steps nor a budget is set.
     """
 
     num_steps: int | None
@@ -73,9 +75,6 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
 
     Settings that its `run.json` lacks are not compared, nor are those of the run's end: a run can
     be extended.
-
-    Raises:
-        RunError: the folder holds a run with other settings.
     """
     known = read_record(folder)
     changed = list(_differences(known, settings))
@@ -88,11 +87,7 @@ def is_known_run(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the settings that `record_run` wrote; none where the folder holds no run.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Read the settings that `record_run` wrote; none where the folder holds no run."""
     file = folder / "run.json"
     if not file.is_file():
         return {}
@@ -119,3 +114,24 @@ def record_run(folder: Path, settings: Mapping[str, Any]) -> None:
     """Create the run's folder and its `run.json`, which `is_known_run` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "run.json", json.dumps(dict(settings), indent=2).encode())
+
+
+def run_precision(wanted: PrecisionName, folder: Path, world: World) -> PrecisionName:
+    """Return the precision of a run, but not `auto`, which is the same in all its processes.
+
+    A run that is resumed keeps the precision in its `run.json`. That of a new one is the wanted
+    one; with `auto` the faster of the main process' device. A busy machine could measure otherwise
+    at the next start, or in another process. All processes must call it.
+    """
+    names: tuple[PrecisionName, ...] = ("fp32", "bf16", "fp16")
+    number = 0
+    if world.is_main:
+        if wanted != "auto":
+            is_known_run(folder, {"precision": wanted})
+        name = read_record(folder).get("precision", wanted)
+        dtype = product_dtype(world.device, name)
+        if dtype == torch.bfloat16 and world.device.type == "cpu" and not cpu_has_bf16():
+            print("warning: this CPU emulates bf16, which is very slow", file=sys.stderr)
+        number = next(index for index, each in enumerate(names) if DTYPES[each] == dtype)
+    (total,) = world.sum([number])
+    return names[int(total)]

@@ -7,7 +7,8 @@ an uninterrupted one end with the same weights.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.utils import deterministic
 
 from training.data.batch import LossName, MicroBatch
 from training.data.streams import TaskStream
 from training.errors import RunError
 from training.loop.distributed import World, accumulating
-from training.loop.early_stopping import BestValidation
 from training.loop.progress import Progress
-from training.loop.reproducibility import reproducible
+from training.loop.validation import BestValidation
 from training.losses import LossSums, Tally
 from training.model.heads import AlbertForTasks
 from training.model.hf_names import parameters
@@ -115,9 +116,6 @@ class Run:
         """Train one step on a task stream drawn at random; `done` is the run's progress before it.
 
         A gradient that is not finite leaves the weights as they are.
-
-        Raises:
-            RunError: no gradient was finite for several steps, or the device lacks memory.
         """
         stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
         try:
@@ -231,11 +229,7 @@ class Run:
         }
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore a saved state, and the weights by Hugging Face name that were saved with it.
-
-        Raises:
-            RunError: an earlier version saved it, or a run whose model has other weights.
-        """
+        """Restore a saved state, and the weights by Hugging Face name that were saved with it."""
         if state.get("version") != _STATE_VERSION:
             raise RunError("the run is an earlier version's; give another --output")
         own = parameters(self.model)
@@ -264,3 +258,29 @@ class Run:
         self.validated_step = state["validated_step"]
         for stream in self.mixture.streams:
             stream.restore(state["feeds"][stream.name])
+
+
+@contextmanager
+def reproducible(device: torch.device) -> Iterator[None]:
+    """Use torch's deterministic algorithms on a CPU; for `with`. A GPU's are left as they are.
+
+    The gradients of embeddings and of gathered rows are sums by index. Compiled by inductor,
+    threads add to them atomically, in the order in which they arrive, so that the rounding differs
+    from run to run. The deterministic sum takes the rows in their order, and less time, since no
+    thread waits for another (docs/decisions.md). With the same number of threads, all other
+    operations of a step are reproducible in any case.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    is_enabled = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    # Filling reveals reads of uninitialised memory; it would write each result twice.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(is_enabled, warn_only=only_warns)
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]

@@ -127,10 +127,6 @@ def save_checkpoint(
         tokenizer_from: a folder whose `tokenizer.json` and vocabulary are copied.
         sentence_vectors: their form, if the model is one of sentences.
         extra_config: additional keys of `config.json`, such as `id2label`.
-
-    Raises:
-        CheckpointError: a weight is not finite.
-        OSError: the folder cannot be written.
     """
     tensors = {name: tensor.detach().cpu() for name, tensor in parameters(model).items()}
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
@@ -182,11 +178,7 @@ def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
 
 
 def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors as safetensors, atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write tensors as safetensors, atomically."""
     partial = partial_path(file)
     try:
         save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
@@ -198,11 +190,7 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, Any]:
-    """Return the keys of `config.json` that name the labels of a classifier.
-
-    Args:
-        multi_label: whether a text can have several labels at once.
-    """
+    """Return the keys of `config.json` that name the labels of a classifier."""
     problem = "single_label_classification" if len(names) > 1 else "regression"
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},
@@ -250,12 +238,7 @@ def write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's `config.json`.
-
-    Raises:
-        CheckpointError: the file is missing or not a JSON object, or the folder is a bundle whose
-            weights are not fp32.
-    """
+    """Read a checkpoint's `config.json`."""
     file = folder / "config.json"
     if (folder / "adapter_config.json").is_file() and not file.is_file():
         raise CheckpointError(
@@ -273,14 +256,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_config(hf: Mapping[str, Any], source: object) -> AlbertConfig:
-    """Return the sizes in the keys of `config.json`.
-
-    Args:
-        source: the checkpoint, for the error.
-
-    Raises:
-        CheckpointError: they are another architecture's, or invalid.
-    """
+    """Return the sizes in the keys of `config.json`."""
     try:
         return AlbertConfig.from_hf(hf)
     except ConfigError as error:

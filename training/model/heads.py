@@ -115,9 +115,6 @@ class AlbertForTasks(nn.Module):
 
     Args:
         tasks: the number of outputs of each task's head; see `head_sizes`.
-
-    Raises:
-        ConfigError: a task is unknown, or its number of outputs is invalid.
     """
 
     def __init__(self, config: AlbertConfig, tasks: Mapping[Task, int]) -> None:

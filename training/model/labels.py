@@ -30,14 +30,7 @@ class Labels(NamedTuple):
 
 
 def default_name(hf: Mapping[str, Any]) -> str | None:
-    """Return the name of the default classifier; None if it is called `default`.
-
-    Args:
-        hf: content of `config.json`.
-
-    Raises:
-        CheckpointError: it is no name.
-    """
+    """Return the name of the default classifier; None if it is called `default`."""
     name = hf.get(_DEFAULT_KEY)
     if name is not None and not (isinstance(name, str) and re.fullmatch(HEAD_NAME, name)):
         raise CheckpointError(f"{_DEFAULT_KEY} of config.json is {reprlib.repr(name)}, not a name")
@@ -45,14 +38,7 @@ def default_name(hf: Mapping[str, Any]) -> str | None:
 
 
 def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
-    """Return the classifier of a name.
-
-    Args:
-        heads: of the checkpoint.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Return the classifier of a name."""
     default = default_name(hf) or DEFAULT_HEAD
     by_name = {
         default if head == CLASSIFICATION else _name_of(head): head
@@ -66,11 +52,7 @@ def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
 
 
 def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
-    """Return the keys of a classifier: those of `label_keys`, and its temperature.
-
-    Raises:
-        CheckpointError: they are no object.
-    """
+    """Return the keys of a classifier: those of `label_keys`, and its temperature."""
     record: Any = hf
     if is_further(head):
         records = hf.get(_HEADS_KEY) or {}
@@ -112,11 +94,7 @@ def with_temperatures(hf: Mapping[str, Any], temperatures: Mapping[Task, float])
 
 
 def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
-    """Read the temperature of a classifier; 1 if it has none.
-
-    Raises:
-        CheckpointError: it is not a positive number.
-    """
+    """Read the temperature of a classifier; 1 if it has none."""
     temperature = head_record(hf, head).get(TEMPERATURE_KEY, 1.0)
     if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
         raise CheckpointError(
@@ -130,14 +108,7 @@ def _name_of(head: Task) -> str:
 
 
 def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICATION) -> Labels:
-    """Read the labels of `id2label`; without it LABEL_0 and so on, as `transformers` does.
-
-    Args:
-        hf: content of `config.json`.
-
-    Raises:
-        CheckpointError: the keys are not the numbers of the outputs, or `problem_type` is none.
-    """
+    """Read the labels of `id2label`; without it LABEL_0 and so on, as `transformers` does."""
     hf = head_record(hf, head)
     id2label = hf.get("id2label") or {str(index): f"LABEL_{index}" for index in range(num_outputs)}
     if not isinstance(id2label, dict):

@@ -21,11 +21,7 @@ from training.model.hf_names import parameters
 
 
 def cut_positions(model: AlbertForTasks, num_positions: int) -> AlbertForTasks:
-    """Return the model with only its first `num_positions` positions.
-
-    Raises:
-        CheckpointError: it has fewer positions.
-    """
+    """Return the model with only its first `num_positions` positions."""
     if num_positions > model.config.max_positions:
         raise CheckpointError(
             f"{num_positions} positions cannot be cut from the model's {model.config.max_positions}"

@@ -23,13 +23,6 @@ class Muon(torch.optim.Muon):
     Torch's version always uses bf16, and a CPU that emulates it takes seconds for one layer. The
     step is torch's with Nesterov momentum and `match_rms_adamw` (Liu et al. 2025, arXiv 2502.16982,
     section 2.2).
-
-    Args:
-        params: matrices, or groups of them with their own `lr` or `weight_decay`.
-        precision: precision of the products.
-
-    Raises:
-        ValueError: a setting is out of range, or a parameter is not a matrix.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules."""
+"""Optimizers, learning-rate schedules, and the hyperparameters of a run."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ class Schedule:
             and the first step has rate 0. `wsd`: warm-up, constant, and a decay by 1 - sqrt.
         warmup: fraction of the run, at its start.
         decay: fraction of the run, at its end; only for `wsd`.
-
-    Raises:
-        OptimizerError: the fractions exceed one run.
     """
 
     kind: ScheduleName = "wsd"
@@ -69,12 +66,12 @@ class Schedule:
         return 1.0 - math.sqrt(min(1.0, (progress - 1 + self.decay) / self.decay))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
     """Settings of the optimizer.
 
     Attributes:
-        name: `lamb` is the paper's; `muon` updates the layers' matrices, and AdamW the rest.
+        optimizer: `lamb` is the paper's; `muon` updates the layers' matrices, and AdamW the rest.
         lr: peak learning rate; with Muon that of the layers' matrices.
         adamw_lr: with Muon the peak learning rate of the rest; otherwise unused.
         pooled_factor: learning-rate multiplier of the pooler and of the heads that read the [CLS]
@@ -83,11 +80,39 @@ class OptimizerSettings:
             decayed.
     """
 
-    name: OptimizerName = "muon"
+    optimizer: OptimizerName = "muon"
     lr: float = 1e-3
     adamw_lr: float = 3e-3
     pooled_factor: float = 0.1
     weight_decay: float = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters(OptimizerSettings):
+    """The optimizers of a run, their rates over its length, and its seed.
+
+    Attributes:
+        warmup: fraction of the run that is warm-up.
+        decay: fraction of the run that is decay (`wsd`).
+        sentence_weight: weight of the sentence task's loss.
+    """
+
+    schedule: ScheduleName
+    warmup: float
+    decay: float
+    sentence_weight: float
+    clip_norm: float
+    seed: int = 0
+
+    @property
+    def rate_schedule(self) -> Schedule:
+        """The learning-rate schedule."""
+        return Schedule(kind=self.schedule, warmup=self.warmup, decay=self.decay)
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The weights of the losses of sentence order."""
+        return {"sentence-order": self.sentence_weight, "paired-order": self.sentence_weight}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +150,7 @@ class Optimizers:
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
-        """Load the result of `state_dict`, with the peak learning rates.
-
-        Raises:
-            OptimizerError: the state is of other optimizers or of another model.
-        """
+        """Load the result of `state_dict`, with the peak learning rates."""
         if len(state) != len(self.parts):
             raise OptimizerError(
                 f"a state of {len(state)} optimizers for {len(self.parts)}; "
@@ -148,20 +169,16 @@ class Optimizers:
 def build_optimizers(
     model: AlbertForTasks, settings: OptimizerSettings, precision: PrecisionName = "auto"
 ) -> Optimizers:
-    """Build the optimizers of all parameters of a model.
-
-    Args:
-        precision: precision of Muon's products.
-    """
+    """Build the optimizers of all parameters of a model."""
     matrices: list[nn.Parameter] = []
     lr, decay = settings.lr, settings.weight_decay
-    if settings.name == "muon":
+    if settings.optimizer == "muon":
         matrices = [p for p in model.albert.encoder.parameters() if p.ndim == 2]
         lr = settings.adamw_lr
     pooled, unpooled = _split_pooled(model, matrices)
     rates = [(unpooled, lr), (pooled, lr * settings.pooled_factor)]
     rates = [(params, rate) for params, rate in rates if params]
-    if settings.name == "lamb":
+    if settings.optimizer == "lamb":
         groups = [{"params": params, "peak_lr": rate} for params, rate in rates]
         return Optimizers([Lamb(groups, lr=lr, weight_decay=decay)])
     adamws = [_adamw(params, lr=rate, weight_decay=decay) for params, rate in rates]

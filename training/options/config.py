@@ -1,19 +1,62 @@
-"""Parts of a run's configuration that several commands have."""
+"""Parts of a run's configuration that several commands have, and the option of a device."""
 
 from __future__ import annotations
 
+import argparse
+import os
+import shutil
+import sys
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, TypeAlias
+
+import torch
 
 from training.errors import RunError
 from training.optim.optimizers import OptimizerName, ScheduleName
-from training.options.device import DEVICE_HELP, Device
 from training.options.flags import Options, flag
-from training.options.values import Count, Duration, Fraction, Positive, Seed
+from training.options.values import Count, Duration, Fraction, Parsed, Positive, Seed
 from training.system.precision import PrecisionName
 
+DEVICE_HELP: Final = "auto, cpu, cuda, cuda:1, ...; auto takes the GPU if there is one"
 COMPILE_HELP: Final = "compile the model: faster steps after some minutes at the start"
+
+
+def parse_device(text: str) -> torch.device:
+    """Parse the name of a device that torch can use here; `auto` is the GPU, or else the CPU."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch may be built without it
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be used: {reason}; give auto, cpu, cuda, cuda:1, ..."
+        ) from error
+    return device
+
+
+Device: TypeAlias = Annotated[torch.device, Parsed(parse_device)]
+
+
+def add_device(group: argparse._ActionsContainer) -> None:
+    """Add the option of the device, which is read as a `torch.device`."""
+    help_ = f"{DEVICE_HELP} (%(default)s)"
+    group.add_argument("--device", type=parse_device, default="auto", help=help_)
+
+
+def should_compile(wanted: bool | None, device: torch.device) -> bool:
+    """Whether to compile: as `--compile` says, otherwise if it is possible."""
+    # The compiler that torch's inductor starts on a CPU.
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    is_possible = device.type != "cpu" or shutil.which(name) is not None
+    if is_possible or wanted is False:
+        return wanted is not False
+    if wanted:
+        raise RunError(f"--compile needs a C++ compiler on a CPU, and there is no {name}")
+    print(f"training is not compiled, and slower: there is no C++ compiler {name}")
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +115,7 @@ class Optimization(Options, title="optimization"):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(Options, title="masked tokens and sentence order"):
-    """Options of masked tokens and of sentence order.
-
-    Raises:
-        RunError: no step is left to masked tokens.
-    """
+    """Options of masked tokens and of sentence order."""
 
     mask_rate: Fraction | None = flag("fraction of the tokens that is predicted")
     order_share: Fraction | None = flag(

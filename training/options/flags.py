@@ -47,11 +47,7 @@ def flag(
     *,
     metavar: str | None = None,
 ) -> Any:
-    """Return a field that is a flag; its help ends with the default, unless it says it itself.
-
-    Args:
-        default: `MISSING` of a flag that must be given.
-    """
+    """Return a field that is a flag; its help ends with the default, unless it says it itself."""
     return field(default=default, metadata={_HELP: help_, _METAVAR: metavar})
 
 

@@ -33,10 +33,6 @@ def parse_with_heads(
 
     Flags after `--head NAME` that are none of a classifier's data are the command's. None may be
     abbreviated.
-
-    Args:
-        head: the configuration of a further classifier.
-        words: those of the process by default.
     """
     # An abbreviation after `--head` would be read as the default classifier's option.
     parser.allow_abbrev = False

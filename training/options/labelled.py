@@ -46,9 +46,6 @@ class LabelledTexts(Options, title="labelled texts"):
     Attributes:
         task: of GLUE, or RACE, which is multiple choice.
         head: name of a further classifier, after `--head`; None of the default one.
-
-    Raises:
-        RunError: the delimiter is not one character, or labels stand in one column and in several.
     """
 
     task: Annotated[str, Parsed(_parse_task)] | None = flag(
@@ -128,12 +125,7 @@ _TextsT = TypeVar("_TextsT", bound=LabelledTexts)
 
 
 def with_task_data(texts: _TextsT) -> _TextsT:
-    """Return the configuration with the folder of the task's files, downloaded if need be.
-
-    Raises:
-        RunError: a folder is given without a task, other files with one, a further classifier has
-            no texts, or the files must be given or cannot be downloaded.
-    """
+    """Return the configuration with the folder of the task's files, downloaded if need be."""
     _check_task(texts)
     source = _glue_of(texts.data) if texts.task in TASKS else None
     if source is None or texts.task is None:
@@ -176,11 +168,7 @@ def _glue_of(data: Path | None) -> HubModel | None:
 
 
 def _download_task(source: HubModel, task: str) -> Path:
-    """Download the files of a task of GLUE; return their folder.
-
-    Raises:
-        HubError, CheckpointError: they cannot be downloaded, or there are none.
-    """
+    """Download the files of a task of GLUE; return their folder."""
     patterns = [f"{task}/{name}" for name in patterns_of(TASKS[task])]
     # A commit's files never change; a branch's files may have changed.
     cached = find_cached(source, patterns) if source == GLUE else None

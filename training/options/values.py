@@ -11,22 +11,14 @@ from typing import Annotated, Any, Final, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """The numbers that an option allows.
-
-    Attributes:
-        words: what an error calls them, such as `number above 0`.
-    """
+    """The numbers that an option allows."""
 
     kind: type[int] | type[float]
     words: str
     allows: Callable[[float], bool]
 
     def parse(self, text: str) -> Any:
-        """Parse a number.
-
-        Raises:
-            argparse.ArgumentTypeError: the text is none of these numbers.
-        """
+        """Parse a number."""
         try:
             number = self.kind(text)
         except ValueError:
@@ -65,11 +57,7 @@ parse_positive: Final = _POSITIVE.parse
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration such as `90s`, `25m` or `1.5h` into seconds.
-
-    Raises:
-        argparse.ArgumentTypeError: the format is invalid.
-    """
+    """Parse a duration such as `90s`, `25m` or `1.5h` into seconds."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
         seconds = float(text[:-1]) * units[text[-1:]]

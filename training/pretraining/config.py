@@ -33,9 +33,6 @@ class _CorpusOptions(Options, title="data"):
 
     Attributes:
         tokenizer: folder that `albert-serve vocab` wrote; None for that of the initial checkpoint.
-
-    Raises:
-        OptionError: there is not exactly one of `corpus` and `shards`.
     """
 
     corpus: tuple[Path, ...] = flag("files of text, or folders", ())
@@ -153,11 +150,7 @@ class PretrainConfig(
     _CorpusOptions,
     title="recipe",
 ):
-    """Configuration of a pretraining run; the fields are the command's flags.
-
-    Raises:
-        RunError: a value is not allowed, options contradict each other, or the run has no end.
-    """
+    """Configuration of a pretraining run; the fields are the command's flags."""
 
     recipe: RecipeName = flag(
         "the paper's, or one for a few hours on a small machine (small)", "small"
@@ -194,12 +187,7 @@ class Start:
 
 @contextmanager
 def open_start(config: PretrainConfig) -> Iterator[Start]:
-    """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default.
-
-    Raises:
-        RunError: there is neither a tokenizer nor a checkpoint.
-        CheckpointError: the checkpoint cannot be found or read.
-    """
+    """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default."""
     if config.initialize_from is not None:
         with open_checkpoint(config.initialize_from) as initial:
             tokenizer = config.tokenizer or initial.folder
@@ -213,11 +201,7 @@ def open_start(config: PretrainConfig) -> Iterator[Start]:
 def architecture(
     config: PretrainConfig, recipe: Recipe, start: Start, tokenizer: AlbertTokenizer
 ) -> AlbertConfig:
-    """Return the sizes of the model.
-
-    Raises:
-        RunError: the checkpoint to start from has other sizes, or too few positions.
-    """
+    """Return the sizes of the model."""
     if start.folder is None:
         new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **config.given)
         pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
@@ -238,11 +222,7 @@ def architecture(
 
 
 def _check_sizes(config: PretrainConfig, initial: AlbertConfig, vocab_size: int) -> None:
-    """Check that no other sizes than the initial checkpoint's are given.
-
-    Raises:
-        RunError: some are.
-    """
+    """Check that no other sizes than the initial checkpoint's are given."""
     if config.preset is not None:
         raise RunError("--preset goes with new weights; --initialize-from has sizes of its own")
     if initial.vocab_size != vocab_size:

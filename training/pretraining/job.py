@@ -20,15 +20,14 @@ from training.data.streams import PackedStream
 from training.evaluation.validation import Validation, held_out
 from training.loop.distributed import World, join_world
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
-from training.loop.progress import Progress, is_known_run
-from training.loop.reproducibility import run_precision
+from training.loop.progress import Progress, is_known_run, run_precision
 from training.loop.step import Mixture, Run
 from training.losses import LOSS_OF, compiled_losses
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
 from training.model.initialization import start_local
 from training.model.provenance import file_names
-from training.options.device import should_compile
+from training.options.config import should_compile
 from training.order_losses import order_loss
 from training.pretraining.config import PretrainConfig, Start
 from training.pretraining.recipes import RECIPES, Recipe
@@ -45,13 +44,7 @@ _VALIDATION_TOKENS: Final = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingJob:
-    """A pretraining run with all decided that its configuration leaves open.
-
-    Attributes:
-        architecture: the sizes of the model.
-        precision: of matrix products.
-        compiles: whether the model and its losses are compiled.
-    """
+    """A pretraining run with all decided that its configuration leaves open."""
 
     config: PretrainConfig
     recipe: Recipe
@@ -108,11 +101,7 @@ class PretrainingJob:
         return model
 
     def pair_stream(self) -> PackedStream:
-        """Return the task stream of pairs in both orders.
-
-        Raises:
-            RunError: the rows are not divisible.
-        """
+        """Return the task stream of pairs in both orders."""
         return self.streams.pairs(
             length=self.recipe.order_length,
             max_positions=self.architecture.max_positions,
@@ -122,11 +111,7 @@ class PretrainingJob:
         )
 
     def build(self) -> Run:
-        """Build the run at step 0.
-
-        Raises:
-            RunError: the batch is not divisible.
-        """
+        """Build the run at step 0."""
         config, share = self.config, self.recipe.order_share
         stream, model = self.streams.masked(), self.model()
         model.albert.encoder.recomputes = config.recompute

@@ -10,7 +10,7 @@ from albert_serve.config import AlbertConfig, preset
 from training.data.examples import SentenceTask
 from training.model.heads import Task
 from training.model.initialization import Start
-from training.optim.hyperparameters import Hyperparameters
+from training.optim.optimizers import Hyperparameters
 
 # `v1` is 0.1, except in xxlarge; `v2` is none (section 4.8 and the original's README).
 Dropout = Literal["v1", "v2"]

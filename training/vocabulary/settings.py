@@ -1,4 +1,4 @@
-"""The settings of a vocabulary in `tokenizer_config.json`."""
+"""The settings of a vocabulary in `tokenizer_config.json`, and the errors of a vocabulary."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from typing import Any, Final
 
 from albert_serve.files import read_small_file
 from albert_serve.tokenizer import SPECIAL_NAMES
-from training.vocabulary.errors import VocabError
+from training.errors import TrainingError
 
 CONFIG_FILE: Final = "tokenizer_config.json"
 _MAX_BYTES: Final = 16 << 20
 _FLAGS: Final = ("do_lower_case", "keep_accents", "strip_accents", "tokenize_chinese_chars")
+
+
+class VocabError(TrainingError):
+    """A vocabulary that cannot be trained, or cannot be read with the ids of its own library."""
+
+
+class TooFewPiecesError(VocabError):
+    """A vocabulary with fewer pieces than its text has characters."""
+
+    def __init__(self, message: str, required: int) -> None:
+        super().__init__(message)
+        self.required = required
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +46,7 @@ class VocabularySettings:
 
 
 def read_settings(folder: Path) -> VocabularySettings:
-    """Read `tokenizer_config.json`; without the file, no setting is set.
-
-    Raises:
-        VocabError: it is not a JSON object, or a value has another type.
-    """
+    """Read `tokenizer_config.json`; without the file, no setting is set."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         return VocabularySettings()

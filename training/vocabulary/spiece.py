@@ -22,9 +22,8 @@ from tokenizers import (
 )
 
 from albert_serve.tokenizer import SPECIAL_NAMES
-from training.vocabulary.errors import VocabError
 from training.vocabulary.normalization import Folding
-from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.settings import VocabError, VocabularySettings
 
 _CLASSES: Final = (None, "AlbertTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # Values of SentencePiece's enumerations.
@@ -51,10 +50,6 @@ def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) ->
     Args:
         settings: of `tokenizer_config.json`; without settings of case and accents, the pieces
             show what the model was trained on.
-
-    Raises:
-        VocabError: the file is not a SentencePiece model, lacks special tokens, or segments text in
-            a way that `tokenizers` does not.
     """
     settings = settings or VocabularySettings()
     proto = _read(spiece)

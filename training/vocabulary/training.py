@@ -17,8 +17,8 @@ import sentencepiece
 from albert_serve.progress import progress
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from training.data.corpus import split_sentences
-from training.vocabulary.errors import TooFewPiecesError, VocabError
 from training.vocabulary.normalization import Folding
+from training.vocabulary.settings import TooFewPiecesError, VocabError
 
 VOCAB_SIZE: Final = 30000
 NUM_SENTENCES: Final = 10_000_000

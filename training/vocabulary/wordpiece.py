@@ -8,8 +8,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from training.vocabulary.errors import VocabError
-from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.settings import VocabError, VocabularySettings
 
 _CLASSES: Final = (None, "BertTokenizer", "AlbertTokenizer", "PreTrainedTokenizer",
                    "TokenizersBackend", "ElectraTokenizer")  # fmt: skip
@@ -23,10 +22,6 @@ def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer
 
     Args:
         settings: of `tokenizer_config.json`; text is lower-cased unless it says otherwise.
-
-    Raises:
-        VocabError: the file cannot be read, lacks special tokens or repeats a piece, or the
-            tokenizer's class splits words in another way.
     """
     from transformers import BertTokenizer  # slow to import
 

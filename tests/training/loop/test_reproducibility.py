@@ -16,7 +16,8 @@ from torch import Tensor
 from tests.training.support import TINY, pretend_bf16, stop_at
 from training.commands import pretrain
 from training.loop.distributed import World
-from training.loop.reproducibility import reproducible, run_precision
+from training.loop.progress import run_precision
+from training.loop.step import reproducible
 from training.model.albert import Embeddings
 from training.system import precision as precision_module
 from training.system.precision import cpu_has_bf16, cpu_is_faster_in_bf16, precision, product_dtype

@@ -116,7 +116,7 @@ def test_a_model_steps_as_the_original_which_leaves_out_by_name(
     expected = {name: as_array(p) for name, p in weights.items()}
     original = TfLamb(learning_rate=0.02)
     optimizers = build_optimizers(
-        model, OptimizerSettings(name="lamb", lr=0.02, pooled_factor=1.0, weight_decay=0.01)
+        model, OptimizerSettings(optimizer="lamb", lr=0.02, pooled_factor=1.0, weight_decay=0.01)
     )
     for step in range(NUM_STEPS):
         for number, (name, p) in enumerate(weights.items()):

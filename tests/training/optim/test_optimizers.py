@@ -84,7 +84,7 @@ def peak_rates(optimizers: Optimizers) -> dict[int, float]:
 def test_layers_matrices_the_rest_and_pooled_heads_have_rates_of_their_own(
     model: AlbertForTasks, name: OptimizerName
 ) -> None:
-    optimizer_settings = OptimizerSettings(name=name, lr=2.0, adamw_lr=1.0, pooled_factor=0.25)
+    optimizer_settings = OptimizerSettings(optimizer=name, lr=2.0, adamw_lr=1.0, pooled_factor=0.25)
     rates = peak_rates(build_optimizers(model, optimizer_settings))
     rest = 1.0 if name == "muon" else 2.0
     for each, parameter in model.named_parameters():
@@ -116,7 +116,7 @@ def test_adamw_steps_as_torch_s_own(model: AlbertForTasks) -> None:
         foreach=False,
     )
     optimizer_settings = OptimizerSettings(
-        name="adamw", lr=0.03, pooled_factor=1.0, weight_decay=0.2
+        optimizer="adamw", lr=0.03, pooled_factor=1.0, weight_decay=0.2
     )
     ours = build_optimizers(model, optimizer_settings)
     for step in range(5):
@@ -134,7 +134,7 @@ def test_a_state_that_comes_back_steps_the_same(name: OptimizerName) -> None:
     weights: list[dict[str, Tensor]] = []
     for is_interrupted in (False, True):
         model = our_model(TINY, ("sentence-order",))
-        optimizers = build_optimizers(model, OptimizerSettings(name=name, lr=0.02))
+        optimizers = build_optimizers(model, OptimizerSettings(optimizer=name, lr=0.02))
         for step in range(4):
             if is_interrupted and step == 2:
                 file = io.BytesIO()
@@ -143,7 +143,7 @@ def test_a_state_that_comes_back_steps_the_same(name: OptimizerName) -> None:
                 fresh = our_model(TINY, ("sentence-order",), seed=5)
                 fresh.load_state_dict(model.state_dict())
                 model = fresh
-                optimizers = build_optimizers(model, OptimizerSettings(name=name, lr=0.9))
+                optimizers = build_optimizers(model, OptimizerSettings(optimizer=name, lr=0.9))
                 optimizers.load_state_dict(torch.load(file, weights_only=True))
             set_gradients(model, step)
             optimizers.step(1 / (step + 1))
@@ -156,14 +156,16 @@ def test_a_state_that_comes_back_steps_the_same(name: OptimizerName) -> None:
 def test_a_state_of_another_optimizer_is_refused(
     model: AlbertForTasks, name: OptimizerName, other: OptimizerName
 ) -> None:
-    state = build_optimizers(model, OptimizerSettings(name=other)).state_dict()
-    optimizers = build_optimizers(model, OptimizerSettings(name=name))
+    state = build_optimizers(model, OptimizerSettings(optimizer=other)).state_dict()
+    optimizers = build_optimizers(model, OptimizerSettings(optimizer=name))
     with pytest.raises(OptimizerError, match="of the run"):
         optimizers.load_state_dict(state)
 
 
 def test_lamb_has_the_mean_trust_ratio_as_a_figure(model: AlbertForTasks) -> None:
-    optimizers = build_optimizers(model, OptimizerSettings(name="lamb", lr=0.01, weight_decay=0.0))
+    optimizers = build_optimizers(
+        model, OptimizerSettings(optimizer="lamb", lr=0.01, weight_decay=0.0)
+    )
     assert optimizers.figures() == {}
     matrices = [p for p in model.parameters() if p.ndim == 2]
     lengths = [p.norm().item() for p in matrices]

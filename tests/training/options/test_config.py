@@ -14,7 +14,7 @@ from tests.training.support import same_weights
 from training.commands.finetune import FinetuneConfig
 from training.commands.pretrain import PretrainConfig, pretrain
 from training.errors import TrainingError
-from training.options.device import parse_device
+from training.options.config import parse_device
 from training.options.flags import Options, add_flags
 
 

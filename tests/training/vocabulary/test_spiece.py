@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 from tests.training.vocabulary.oracle import preprocess_text
-from training.vocabulary.errors import VocabError
-from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.settings import VocabError, VocabularySettings
 from training.vocabulary.spiece import build_tokenizer
 
 LANGUAGES: Final = {

@@ -20,8 +20,7 @@ from training.commands.finetune import main as finetune
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
-from training.vocabulary.errors import VocabError
-from training.vocabulary.settings import VocabularySettings
+from training.vocabulary.settings import VocabError, VocabularySettings
 from training.vocabulary.wordpiece import build_wordpiece
 
 PIECES = [

@@ -72,11 +72,7 @@ def plain_number(label: str) -> str:
 
 
 def _label(value: Any, name: str) -> str | None:
-    """Return a label, in which 1.0 is 1; None if there is none.
-
-    Raises:
-        LabelFormError: the cell holds several values.
-    """
+    """Return a label, in which 1.0 is 1; None if there is none."""
     if isinstance(value, list | dict):
         raise LabelFormError(
             f"column {name} holds nested values; give a column with one label in each row"

@@ -130,12 +130,6 @@ def read_choice_columns(
     """Yield the records of a file with their columns; None for a record of RACE.
 
     Where records lack columns, there is one error.
-
-    Args:
-        choices: names of the columns of the choices, or of the one with the list; if any.
-
-    Raises:
-        CorpusError: the columns are of several labels.
     """
     if columns.has_several_labels:
         raise CorpusError(

@@ -97,9 +97,6 @@ def race_files(folder: Path, split: Literal["train", "dev"]) -> list[Path]:
 
     The official archive has a folder for each split, `train/middle/*.txt` and so on. The same
     passages may also be in files named after their split, such as `train.middle.jsonl`, one a line.
-
-    Raises:
-        CorpusError: there are none.
     """
     if not folder.is_dir():
         raise CorpusError(f"{folder} is not a folder; give that of the task's files")

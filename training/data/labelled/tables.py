@@ -30,10 +30,6 @@ def read_records(
     `.tsv`, `.csv`, `.jsonl`, `.ndjson` or `.json` (lines, or an array), optionally with `.gz`,
     `.bz2`, `.xz` or `.zst`; `.parquet`, or `.arrow` as `datasets` saves it. Files of other suffixes
     are TSV if the delimiter is given as a tab. A row that ends early has None in its last columns.
-
-    Args:
-        delimiter: delimiter of CSV and TSV files; None to detect it.
-        names_by_order: for CSV and TSV files that may lack a header.
     """
     is_named = has_known_suffix(file) or ".json" in file.suffixes
     chosen: Format | None = "tsv" if not is_named and delimiter == "\t" else None
@@ -65,11 +61,7 @@ def gather_rows(
     name: str,
     errors: list[str],
 ) -> list[_ReadT]:
-    """Return the rows of files, and append their errors.
-
-    Args:
-        name: of what is read; that there is none is an error.
-    """
+    """Return the rows of files, and append their errors."""
     rows: list[_ReadT] = []
     num_before = len(errors)
     for row in chain.from_iterable(map(read, files)):
