@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import runpy
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from albert_serve.client import AlbertClient
 from tests.albert_serve.support import ROOT, Running
 
 EXAMPLES = ROOT / "examples"
@@ -69,14 +67,6 @@ def test_a_script_runs_on_a_model_in_this_process(script: str, bundle_dir: Path,
     assert_output(script, run(script, "--local", str(bundle_dir)))
 
 
-def test_a_script_runs_against_a_service(
-    service: Running, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert_output("batch_stream", run("batch_stream", "--url", service.url))
-    monkeypatch.setenv("ALBERT_URL", service.url)
-    assert_output("fill_mask", run("fill_mask"))
-
-
 PAGE = (ROOT / "docs/client.md").read_text(encoding="utf-8")
 BATCH = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:3000"
@@ -84,17 +74,6 @@ PROGRAMS = [
     *re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL),
     *(text for text in re.findall(r"```python\n(.*?)```", BATCH, re.DOTALL) if ADDRESS in text),
 ]
-METHODS = [
-    name
-    for name, _ in inspect.getmembers(AlbertClient, inspect.isfunction)
-    if not name.startswith("_") and name != "close"
-]
-
-
-def row_of(name: str) -> list[str]:
-    """The cells of a table's row that begins with this name."""
-    [line] = re.findall(rf"^\| `{name}` \|(.*)\|$", PAGE, re.MULTILINE)
-    return [cell.strip() for cell in line.split(" | ")]
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
@@ -105,20 +84,3 @@ def test_a_program_runs_as_printed(
     assert ADDRESS in program
     exec(compile(program.replace(ADDRESS, service.url), f"program {number}", "exec"), {})
     assert capsys.readouterr().out.strip()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_a_row(method: str) -> None:
-    assert row_of(method)
-
-
-def test_the_options_of_the_client_have_their_defaults() -> None:
-    for name, parameter in inspect.signature(AlbertClient).parameters.items():
-        default = row_of(name)[0].strip("`")
-        assert default == (
-            ""
-            if parameter.default is parameter.empty
-            else f"{parameter.default:g}"
-            if isinstance(parameter.default, float)
-            else str(parameter.default)
-        )

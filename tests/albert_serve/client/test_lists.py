@@ -21,7 +21,6 @@ from albert_serve.errors import (
     InvalidInputError,
     NoMaskError,
     NotReadyError,
-    QueueFullError,
     RequestError,
 )
 from tests.albert_serve.client import twins
@@ -198,13 +197,6 @@ def test_a_429_is_no_retry_while_other_parts_are_answered(
         with pytest.raises(NotReadyError):
             client.sentence_order(pairs(20))
         assert service.sent.count([0]) == 3
-
-
-def test_a_429_is_counted_while_no_other_part_is_answered() -> None:
-    client, received = replying(limits(1), replies(0), *[refusal(429, "overloaded")] * 3)
-    with pytest.raises(QueueFullError):
-        client.sentence_order(pairs(2))
-    assert sent(received) == [[0], [1], [1], [1]]
 
 
 INTERRUPTED = """

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
-import json
-import os
-import pickle
 import re
 import signal
 import subprocess
@@ -92,21 +88,6 @@ def test_a_column_is_answered_as_the_list(column: Any, local: AlbertClient) -> N
         local.text_classification(gap)
 
 
-def test_values_of_numpy_are_options(bundle_dir: Path) -> None:
-    settings: Any = {"num_threads": np.int64(1), "timeout_s": np.float32(60)}
-    few: Any = {"top_k": np.uint8(2), "targets": np.array(["▁the", "▁of", "▁in"])}
-    empty: Any = {"handle_impossible_answer": np.True_, "null_score_diff_threshold": np.float32(-9)}
-    half: Any = {"top_k": np.float64(1.5)}
-    with AlbertClient.local(bundle_dir, **settings) as albert:
-        assert len(albert.fill_mask("a [MASK]", **few)) == 2
-        question = {"question": "Who came?", "context": "Ada came at noon."}
-        assert albert.question_answering(question, **empty) == albert.question_answering(
-            question, handle_impossible_answer=True, null_score_diff_threshold=-9.0
-        )
-        with pytest.raises(InvalidInputError, match=r"top_k must be a valid integer, not 1\.5"):
-            albert.fill_mask("a [MASK]", **half)
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_errors_are_those_of_the_service(
     name: str, local: AlbertClient, albert: AlbertClient
@@ -188,13 +169,6 @@ def test_a_fork_is_told_to_open_its_own_model(bundle_dir: Path) -> None:
     assert re.search(r"^(negative|positive)$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
-def test_a_client_cannot_be_pickled(copied: Call) -> None:
-    for kind in (AlbertClient, AsyncAlbertClient):
-        with pytest.raises(ConfigError, match=f"{kind.__name__} cannot be pickled.*; make one in"):
-            copied(kind("http://127.0.0.1:1"))
-
-
 def test_closing_answers_what_is_in_progress(bundle_dir: Path) -> None:
     albert = AlbertClient.local(bundle_dir, num_threads=1)
     with ThreadPoolExecutor(1) as threads:
@@ -231,55 +205,6 @@ def test_several_are_open_at_once_and_each_is_freed(bundle_dir: Path) -> None:
     assert engines() <= before
 
 
-STATE = """
-import json, logging, os, signal, sys
-import psutil
-import albert_serve.client as clients
-
-def state():
-    signals = [str(signal.getsignal(one)) for one in signal.valid_signals()]
-    return signals, dict(os.environ), os.getcwd(), logging.root.level, logging.root.handlers
-
-before = state()
-albert = clients.AlbertClient.local(sys.argv[1], num_threads=1)  # never closed
-[best, _] = albert.text_classification("a film")
-ports = psutil.Process().net_connections()
-print(json.dumps([best.label, before == state(), ports, "bentoml" in sys.modules]))
-"""
-
-
-def run_fresh(
-    code: str, *arguments: object, environment: dict[str, str] | None = None
-) -> list[str]:
-    """The lines that a program prints, which ends well and writes nothing else."""
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == ""
-    return ended.stdout.splitlines()
-
-
-def test_nothing_of_the_process_changes(bundle_dir: Path, tmp_path: Path) -> None:
-    """Nor does the environment: settings of a service, and a proxy, are not read."""
-    environment = {
-        "ALBERT_SERVE_MODELS": "/nowhere",
-        "ALBERT_SERVE_MAX_BODY_BYTES": "1",
-        "ALBERT_SERVE_NO_SUCH": "1",
-        "HTTP_PROXY": "http://127.0.0.1:9",
-        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
-    }
-    [line] = run_fresh(STATE, bundle_dir, environment=environment)
-    label, *state = json.loads(line)
-    assert label in ("negative", "positive")
-    assert state == [True, [], False]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_the_extra_the_error_names_it() -> None:
     code = """
 import sys
@@ -290,8 +215,10 @@ try:
 except ValueError as error:
     print(error)
 """
-    [line] = run_fresh(code)
-    assert line == (
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == (
         "onnxruntime is not installed, which a local model needs: "
         "pip install 'albert-serve[serve]', or in a clone pip install '.[serve]'"
     )
@@ -304,14 +231,8 @@ def test_what_cannot_be_opened_is_one_clear_error(
     threads_before = set(threading.enumerate())
     with pytest.raises(BundleMissingError, match=r"nowhere/manifest\.json is not there"):
         kind.local(tmp_path / "nowhere")
-    options: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"device": "gpu"}, "device is 'gpu'; allowed are auto, cpu, cuda"),
-        ({"num_threads": 0}, "num_threads is 0; it must be 1 or more"),
-        ({"timeout_s": 0}, "timeout_s is 0"),
-    )
-    for wrong, message in options:
-        with pytest.raises(ConfigError, match=message):
-            kind.local(bundle_dir, **wrong)
+    with pytest.raises(ConfigError, match="num_threads is 0; it must be 1 or more"):
+        kind.local(bundle_dir, num_threads=0)
     ends_s = time.monotonic() + 10
     while set(threading.enumerate()) - threads_before and time.monotonic() < ends_s:
         gc.collect()

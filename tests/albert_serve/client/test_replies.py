@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from albert_serve.api import schemas
 from albert_serve.client import AlbertClient
 from albert_serve.errors import (
     ConfigError,
@@ -189,9 +188,8 @@ def test_a_running_service_is_healthy_and_ready(service: Running) -> None:
 @pytest.mark.parametrize(
     "outcome",
     [
-        *(httpx.Response(status) for status in (429, 502, 503, 504)),
+        *(httpx.Response(status) for status in (429, 503)),
         httpx.ConnectError("refused"),
-        httpx.ReadTimeout(""),
     ],
     ids=str,
 )
@@ -211,17 +209,9 @@ def test_a_service_is_waited_for_until_it_has_started() -> None:
     assert len(received) == len(outcomes)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "seen"),
-    [
-        (httpx.ConnectError("refused"), f"cannot reach {URL}: refused; is the service running"),
-        (STARTING, "the service is starting"),
-        (httpx.ReadTimeout(""), "no reply in time"),
-    ],
-)
-def test_what_was_seen_last_is_in_the_error(outcome: httpx.Response | Exception, seen: str) -> None:
-    client, _ = replying(*[outcome] * 9)
-    message = f"^{URL} was not ready within 0.5 s; the last attempt: {seen}"
+def test_the_last_attempt_is_in_the_error() -> None:
+    client, _ = replying(*[STARTING] * 9)
+    message = f"^{URL} was not ready within 0.5 s; the last attempt: the service is starting"
     with pytest.raises(NotReadyError, match=message):
         client.wait_until_ready(0.5)
     with pytest.raises(ConfigError, match="timeout_s is 0; it must be over 0"):
@@ -259,7 +249,6 @@ def test_address_and_key_are_those_of_the_environment(
     ("variables", "message"),
     [
         ({}, "there is no address; pass base_url, such as .* or set ALBERT_URL"),
-        ({"ALBERT_URL": " "}, "there is no address"),
         ({"ALBERT_URL": "localhost:3000"}, "ALBERT_URL is 'localhost:3000'; it must begin with"),
         ({"ALBERT_URL": "http://a", "ALBERT_API_KEY": "s3cret\nmore"}, "ALBERT_API_KEY begins"),
     ],
@@ -281,8 +270,6 @@ def test_a_variable_that_cannot_be_is_refused_by_its_name(
     [
         ("localhost:3000", {}, "must begin with http"),
         ("http://", {}, "and a host"),
-        ("http://[::1", {}, "and a host"),
-        (URL, {"timeout_s": 0.0}, "timeout_s is 0.0"),
         (URL, {"timeout_s": float("nan")}, "timeout_s is nan"),
         (URL, {"num_retries": -1}, "num_retries is -1"),
         (URL, {"max_concurrency": 0}, "max_concurrency is 0"),
@@ -296,10 +283,3 @@ def test_an_option_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         AlbertClient(base_url, **options)
-
-
-@pytest.mark.parametrize("header", ["{not json", "1"])
-def test_a_malformed_warnings_header_is_ignored(header: str) -> None:
-    headers = {schemas.WARNINGS_HEADER: header}
-    client, _ = replying(httpx.Response(200, json={"in_order": 0.5}, headers=headers))
-    assert client.sentence_order(PAIR).in_order == 0.5
