@@ -251,7 +251,7 @@ def in_validation(happens: Fate) -> None:
         happens()
         return validation.measure(*arguments, **named)
 
-    patch("training.loop.validation.measure", measure).start()
+    patch("training.loop.validating.measure", measure).start()
 
 
 def spoil(attempts: Container[int]) -> None:

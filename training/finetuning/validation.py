@@ -20,7 +20,7 @@ from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.steps import steps_an_epoch
 from training.finetuning.tasks import FinetuningTask, ValidatedTask
-from training.loop.validation import BestValidation
+from training.loop.early_stopping import BestValidation
 from training.model.provenance import file_names
 from training.options.flags import flag_name
 from training.options.tables import is_table

@@ -13,11 +13,11 @@ from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_
 from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import World, replicate
+from training.loop.early_stopping import BestValidation
 from training.loop.metrics import MetricsWriter
 from training.loop.progress import Progress, record_run
 from training.loop.step import Mixture, Run
 from training.loop.trainer import Saver, Trainer
-from training.loop.validation import BestValidation
 from training.losses import LossFunction, Objective
 from training.model.checkpoint import read_tokenizer
 from training.model.heads import AlbertForTasks

@@ -22,8 +22,8 @@ from training.data.batch import LossName, MicroBatch
 from training.data.streams import TaskStream
 from training.errors import RunError
 from training.loop.distributed import World, accumulating
+from training.loop.early_stopping import BestValidation
 from training.loop.progress import Progress
-from training.loop.validation import BestValidation
 from training.losses import LossSums, Tally
 from training.model.heads import AlbertForTasks
 from training.model.hf_names import parameters

@@ -21,7 +21,7 @@ from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World
 from training.loop.metrics import Meter, MetricsWriter, describe, describe_validation
 from training.loop.step import Run, StepResult
-from training.loop.validation import validate
+from training.loop.validating import validate
 from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
 from training.model.heads import Task
 from training.model.labels import with_temperatures
@@ -324,14 +324,7 @@ class Trainer:
         """Report the figures on held-out data; return those that decide, None if interrupted."""
         run, validation = self.run, self.validation
         assert validation is not None
-        by_task = validate(
-            validation,
-            run.objective,
-            run.mixture.streams[0].tasks,
-            run.world,
-            run.precision,
-            should_stop=lambda: stop.signal is not None,
-        )
+        by_task = validate(run, validation, should_stop=lambda: stop.signal is not None)
         if by_task is None:
             return None
         figures: dict[str, float] = {}

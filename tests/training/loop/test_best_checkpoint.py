@@ -33,7 +33,7 @@ from tests.training.support import (
 from training.commands import evaluate
 from training.commands.finetune import main
 from training.loop.checkpointing import load_state
-from training.loop.validation import BestValidation
+from training.loop.early_stopping import BestValidation
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)

@@ -1,23 +1,15 @@
-"""Validation of a run, its best validation by one figure, and early stopping."""
+"""The best validation of a run by one figure, and early stopping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from torch import nn
-
-from albert_serve.progress import progress
 from training.errors import RunError
 from training.evaluation.metrics import LOWEST
-from training.evaluation.validation import Validation, evaluating, measure
-from training.loop.distributed import World, replica
-from training.losses import Objective, Tally
-from training.model.heads import Task
-from training.system.precision import PrecisionName, precision
 
 _STATE: Final = ("best_step", "best", "num_since")
 
@@ -101,62 +93,3 @@ class BestValidation:
 
 def _is_better(figure: str, value: float, other: float) -> bool:
     return value < other if figure in LOWEST else value > other
-
-
-def validate(
-    validation: Validation,
-    objective: nn.Module,
-    tasks: Sequence[Task],
-    world: World,
-    name: PrecisionName,
-    should_stop: Callable[[], bool],
-) -> dict[Task, dict[str, float]] | None:
-    """Return the figures of each task, the same in all processes; None if it was interrupted.
-
-    All processes must call it. Each measures every N-th batch, or answers every N-th item.
-
-    Args:
-        objective: the model and its losses, wrapped by `replicate`.
-        tasks: those of the batches, unless the validation has tasks of its own.
-        name: of the precision.
-        should_stop: whether a single process is interrupted; several finish it.
-    """
-
-    def is_stopped() -> bool:
-        return world.size == 1 and should_stop()
-
-    own = replica(objective)
-    if (held_out := validation.held_out) is not None:
-        assert isinstance(own, Objective)
-        with evaluating(objective), precision(world.device, name):
-            part = slice(world.rank, None, world.size)
-            answered = held_out.answer(own.model, part, should_stop=is_stopped)
-        if answered is None:
-            return None
-        every = [each for part in world.gather(answered) for each in part]
-        return {held_out.task: _agreed(held_out.figures(every), world)}
-    places = range(world.rank, len(validation.batches), world.size)
-    batches = (validation.batches[n] for n in progress(places, title="validation", unit="batches"))
-    tallies = measure(
-        own, batches, validation.tasks or tasks, world.device, name, should_stop=is_stopped
-    )
-    if tallies is None:
-        return None
-    return {
-        task: _agreed(validation.figures(task, tally), world)
-        for task, tally in _merged(world.gather(tallies)).items()
-    }
-
-
-def _merged(parts: list[dict[Task, Tally]]) -> dict[Task, Tally]:
-    whole, *others = parts
-    for part in others:
-        for task, tally in part.items():
-            whole[task].merge(tally)
-    return whole
-
-
-def _agreed(figures: dict[str, float], world: World) -> dict[str, float]:
-    """Return the main process' figures: another host may round otherwise, and decide otherwise."""
-    values = world.sum([value if world.is_main else 0.0 for value in figures.values()])
-    return dict(zip(figures, values, strict=True))
