@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -86,14 +86,13 @@ def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
     Rows without a text, of which QQP has a few, are included: GLUE's server requires an answer for
     every row.
     """
-    columns = replace(task.columns, keeps_empty_texts=True)
     files = {split: _find(folder, patterns) for split, patterns in task.test.items()}
     if not all(files.values()):
         return {}
     return {
         split: [
             LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
-            for index, (text, pair) in enumerate(read_texts(paths, columns))
+            for index, (text, pair) in enumerate(read_texts(paths, task.columns))
         ]
         for split, paths in files.items()
     }

@@ -71,16 +71,6 @@ def plain_number(label: str) -> str:
     return number[1] if number else label
 
 
-def _label(value: Any, name: str) -> str | None:
-    """Return a label, in which 1.0 is 1; None if there is none."""
-    if isinstance(value, list | dict):
-        raise LabelFormError(
-            f"column {name} holds nested values; give a column with one label in each row"
-        )
-    text = cell_text(value)
-    return None if text is None else plain_number(text)
-
-
 def _is_gap(value: Any) -> bool:
     """Whether a cell has no value, not even an empty text."""
     return value is None or (isinstance(value, float) and math.isnan(value))
@@ -94,56 +84,46 @@ def is_blank(value: Any) -> bool:
 def labels_in(
     values: Mapping[str, Any], names: Sequence[str], columns: Columns, problem: ProblemType
 ) -> tuple[str, ...] | None:
-    """Return the labels of a row: one or, where a text can have several, any number.
+    """Return the labels of a row, one or any number, in which 1.0 is 1; None if a cell is empty.
 
     Args:
-        values: by column.
         names: the column of the labels, or the columns of 0 and 1.
-
-    Returns:
-        None where a cell is empty.
 
     Raises:
         LabelFormError: lists stand where texts are read, or texts where lists are.
         ValueError: a cell is neither 0 nor 1, or holds bytes that are not UTF-8.
     """
+    cells = [values[name] for name in names]
     if columns.indicators:
-        marks = [_mark(values[name], name) for name in names]
+        marks = [cell_text(cell) for cell in cells]
+        for name, mark in zip(names, marks, strict=True):
+            if mark is not None and mark.lower() not in _IS_MARKED:
+                raise ValueError(f"column {name} holds {mark!r}, not 0 or 1")
         if None in marks:
             return None
-        return tuple(name for name, mark in zip(names, marks, strict=True) if mark)
-    (name,) = names
-    value = values[name]
+        return tuple(
+            name for name, mark in zip(names, marks, strict=True) if _IS_MARKED[str(mark).lower()]
+        )
+    (cell,), (name,) = cells, names
     if problem == "multi_label_classification":
-        return _several(value, name, columns.separator)
-    if isinstance(value, list):
+        if _is_gap(cell):
+            return None
+        if not isinstance(cell, list) and columns.separator is None:
+            raise LabelFormError(
+                f"column {name} holds no lists; --label-separator divides a text into labels"
+            )
+        if not isinstance(cell, list):
+            texts = (label.strip() for label in str(cell).split(columns.separator))
+            return tuple(dict.fromkeys(filter(None, texts)))
+        cells = cell
+    elif isinstance(cell, list):
         raise LabelFormError(
             f"column {name} holds lists; --problem-type multi_label_classification is for texts "
             "with several labels"
         )
-    label = _label(value, name)
-    return None if label is None else (label,)
-
-
-def _mark(value: Any, name: str) -> bool | None:
-    text = cell_text(value)
-    if text is None:
-        return None
-    try:
-        return _IS_MARKED[text.lower()]
-    except KeyError:
-        raise ValueError(f"column {name} holds {text!r}, not 0 or 1") from None
-
-
-def _several(value: Any, name: str, separator: str | None) -> tuple[str, ...] | None:
-    if _is_gap(value):
-        return None
-    if isinstance(value, list):
-        labels = [_label(label, name) for label in value]
-        return None if None in labels else tuple(dict.fromkeys(filter(None, labels)))
-    if separator is None:
+    if any(isinstance(label, list | dict) for label in cells):
         raise LabelFormError(
-            f"column {name} holds no lists; --label-separator divides a text into labels"
+            f"column {name} holds nested values; give a column with one label in each row"
         )
-    texts = (label.strip() for label in str(value).split(separator))
-    return tuple(dict.fromkeys(filter(None, texts)))
+    labels = list(map(cell_text, cells))
+    return None if None in labels else tuple(dict.fromkeys(map(plain_number, filter(None, labels))))

@@ -15,7 +15,7 @@ from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.columns import (
     COMMON_COLUMNS,
-    ChoiceColumns,
+    ColumnNames,
     Columns,
     read_choice_columns,
 )
@@ -153,10 +153,10 @@ def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Itera
             )
 
 
-def _question(row: Row, names: ChoiceColumns) -> _Read:
-    context = cell_text(row.values[names.context])
+def _question(row: Row, names: ColumnNames) -> _Read:
+    context = cell_text(row.values[names.text])
     if context is None:
-        return RowError(f"{row.place}: no text in column {names.context}")
+        return RowError(f"{row.place}: no text in column {names.text}")
     cells = [row.values[name] for name in names.choices]
     if None in cells:
         place = names.choices[cells.index(None)]
@@ -167,9 +167,9 @@ def _question(row: Row, names: ChoiceColumns) -> _Read:
         choices, labels = choices.get("text"), choices.get("label") or ()
     return _checked(
         context=context,
-        question=None if names.question is None else cell_text(row.values[names.question]),
+        question=None if names.pair is None else cell_text(row.values[names.pair]),
         choices=choices if isinstance(choices, Sequence) and not isinstance(choices, str) else [],
-        answer=row.values[names.label],
+        answer=row.values[names.labels[0]],
         labels=labels,
         place=row.place,
     )

@@ -7,7 +7,7 @@ The choices of multiple choice are one column with a list of them (`choices`), o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from albert_serve.tables.columns import (
     LABELS,
     PAIRS,
     SINGLES,
+    TextColumns,
     find_column,
     find_texts,
 )
@@ -32,6 +33,7 @@ from training.data.labelled.tables import RowError, read_records
 _NUMBERED: Final = re.compile(r"(?:ending|choice|option|answer|candidate)_?(?:\d+|[A-H])")
 # A record of RACE, whose one passage has several questions.
 _RACE: Final = frozenset({"article", "questions", "options", "answers"})
+_USUAL_CHOICES: Final = "choices, nor ending0, ending1, ..."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +46,6 @@ class Columns:
         headerless: names of the columns of CSV and TSV files that may lack a header.
         indicators: columns of 0 and 1, one for each label, in place of `label`.
         separator: of several labels in the column `label`.
-        keeps_empty_texts: whether rows with an empty text are kept where texts are read without
-            labels.
     """
 
     text: str | None = None
@@ -54,7 +54,6 @@ class Columns:
     delimiter: str | None = None
     needs_pair: bool = False
     headerless: tuple[str, ...] = ()
-    keeps_empty_texts: bool = False
     indicators: tuple[str, ...] = ()
     separator: str | None = None
 
@@ -73,60 +72,56 @@ COMMON_COLUMNS: Final = Columns()
 
 
 class ColumnNames(NamedTuple):
-    """The columns of a record's text, second text and labels: several if each has its own."""
+    """The columns of a record.
+
+    Attributes:
+        text: of the text, or of the context of a question.
+        pair: of the second text, or of the question.
+        labels: several if each label has its own.
+        choices: the column of each choice, or the one with the list of them.
+    """
 
     text: str
     pair: str | None
     labels: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
-class ChoiceColumns(NamedTuple):
-    """The columns of a record's context, question, answer and choices.
+class _Known(NamedTuple):
+    """The columns that data sets commonly have, and examples of them for an error."""
 
-    Attributes:
-        choices: the column of each choice, or the one with the list of them.
-    """
+    texts: Sequence[TextColumns]
+    labels: Sequence[str]
+    usual_text: str
+    usual_label: str
 
-    context: str
-    question: str | None
-    label: str
-    choices: tuple[str, ...]
+
+_ANY_TEXTS: Final = _Known(
+    (*PAIRS, *SINGLES), LABELS, "text or sentence or sentence1", "label or category"
+)
+_PAIRED_TEXTS: Final = _Known(
+    PAIRS, LABELS, "of a second text, such as sentence1 and sentence2", "label or category"
+)
+_QUESTIONS: Final = _Known(CONTEXTS, ANSWERS, "context, sent1 or question", "label or answer")
 
 
 class _LackingColumnsError(ValueError):
     """A record lacks columns; the message names them."""
 
 
-_Names = TypeVar("_Names")
-
-
 def read_columns(
     file: Path, columns: Columns, *, needs_label: bool
 ) -> Iterator[RowError | tuple[Row, ColumnNames]]:
     """Yield the records of a file with their columns; one error where records lack some."""
-
-    def find(row: Row) -> ColumnNames:
-        known = PAIRS if columns.needs_pair else [*PAIRS, *SINGLES]
-        texts = find_texts(row.values, known, columns.text, columns.pair)
-        usual = "text or sentence or sentence1"
-        if columns.needs_pair:
-            usual = "of a second text, such as sentence1 and sentence2"
-        labels = _label_columns(row.values, columns, LABELS)
-        asked = _asked(columns, needs_label=needs_label)
-        lacks = _lacking(row.values, asked) or [
-            *([] if texts else [_unknown("text", usual)]),
-            *([] if labels or not needs_label else [_unknown("label", "label or category")]),
-        ]
-        if lacks or texts is None:
-            raise _LackingColumnsError("; ".join(lacks))
-        return ColumnNames(*texts, labels if needs_label else ())
-
-    return _read_with(file, columns, find)
+    known = _PAIRED_TEXTS if columns.needs_pair else _ANY_TEXTS
+    if not needs_label:
+        known = known._replace(labels=())
+    return _read_with(file, columns, lambda row: _find(row, columns, known))
 
 
 def read_choice_columns(
     file: Path, columns: Columns, choices: Sequence[str]
-) -> Iterator[RowError | tuple[Row, ChoiceColumns | None]]:
+) -> Iterator[RowError | tuple[Row, ColumnNames | None]]:
     """Yield the records of a file with their columns; None for a record of RACE.
 
     Where records lack columns, there is one error.
@@ -137,37 +132,25 @@ def read_choice_columns(
             "--label-separator"
         )
 
-    def find(row: Row) -> ChoiceColumns | None:
-        if not choices and row.values.keys() >= _RACE:
-            return None
-        texts = find_texts(row.values, CONTEXTS, columns.text, columns.pair)
-        labels = _label_columns(row.values, columns, ANSWERS)
-        names = _choice_columns(row, choices)
-        asked = [*_asked(columns, needs_label=True)]
-        asked += [("choice-columns", name) for name in choices]
-        lacks = _lacking(row.values, asked) or [
-            *([] if texts else [_unknown("text", "context, sent1 or question")]),
-            *([] if labels else [_unknown("label", "label or answer")]),
-            *([] if names else [_unknown("choice", "choices, nor ending0, ending1, ...")]),
-        ]
-        if lacks or texts is None:
-            raise _LackingColumnsError("; ".join(lacks))
-        return ChoiceColumns(*texts, labels[0], names)
+    def find(row: Row) -> ColumnNames | None:
+        is_race = not choices and row.values.keys() >= _RACE
+        return None if is_race else _find(row, columns, _QUESTIONS, choices)
 
     return _read_with(file, columns, find)
 
 
+_NamesT = TypeVar("_NamesT", bound=ColumnNames | None)
+
+
 def _read_with(
-    file: Path, columns: Columns, find: Callable[[Row], _Names]
-) -> Iterator[RowError | tuple[Row, _Names]]:
+    file: Path, columns: Columns, find: Callable[[Row], _NamesT]
+) -> Iterator[RowError | tuple[Row, _NamesT]]:
     """Yield the records of a file with their columns; one error for those that lack the same.
 
     Args:
-        find: returns the columns of a record, or raises _LackingColumnsError; called once for
-            records that have the same keys.
+        find: called once for records that have the same keys; rows of JSONL may have others.
     """
-    # Rows of JSONL may have different keys.
-    names_of: dict[tuple[str, ...], _Names | RowError] = {}
+    names_of: dict[tuple[str, ...], _NamesT | RowError] = {}
     for row in read_records(file, columns.delimiter, columns.names_by_order):
         if isinstance(row, RowError):
             yield row
@@ -175,7 +158,12 @@ def _read_with(
         keys = tuple(row.values)
         is_new = keys not in names_of
         if is_new:
-            names_of[keys] = _found(row, find)
+            try:
+                names_of[keys] = find(row)
+            except InvalidInputError as error:  # columns that differ only in case
+                names_of[keys] = RowError(f"{row.header}: {error}")
+            except _LackingColumnsError as error:
+                names_of[keys] = RowError(f"{row.header}: {error}; {_describe(row)}")
         names = names_of[keys]
         if not isinstance(names, RowError):
             yield row, names
@@ -183,48 +171,45 @@ def _read_with(
             yield names
 
 
-def _found(row: Row, find: Callable[[Row], _Names]) -> _Names | RowError:
-    try:
-        return find(row)
-    except InvalidInputError as error:  # columns that differ only in case
-        return RowError(f"{row.header}: {error}")
-    except _LackingColumnsError as error:
-        keys = list(map(str, row.values))
-        delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
-        advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
-        return RowError(f"{row.header}: {error}; its columns are {', '.join(keys)}{advice}")
+def _describe(row: Row) -> str:
+    keys = list(map(str, row.values))
+    delimiter = likely_delimiter(keys[0]) if len(keys) == 1 else None
+    advice = f"; is its delimiter {delimiter!r}? Give --delimiter" if delimiter else ""
+    return f"its columns are {', '.join(keys)}{advice}"
 
 
-def _asked(columns: Columns, *, needs_label: bool) -> list[tuple[str, str]]:
-    """Return the options that name columns, with each name."""
-    labels = (columns.label, *columns.indicators) if needs_label else ()
+def _find(
+    row: Row, columns: Columns, known: _Known, choices: Sequence[str] | None = None
+) -> ColumnNames:
+    """Return the columns of a record: those that are named, or the known ones.
+
+    Args:
+        choices: the names of the choices' columns, if any; None where there are no choices.
+    """
+    keys, has_label = row.values, bool(known.labels)
+    own = columns.indicators or (() if columns.label is None else (columns.label,))
     named = [("text-column", columns.text), ("pair-column", columns.pair)]
-    named += [("label-column", name) for name in labels]
-    return [(option, name) for option, name in named if name is not None]
-
-
-def _lacking(keys: Mapping[str, object], asked: Sequence[tuple[str, str]]) -> list[str]:
-    return [
+    named += [("label-column", name) for name in own if has_label]
+    named += [("choice-columns", name) for name in choices or ()]
+    texts = find_texts(keys, known.texts, columns.text, columns.pair)
+    labels = [find_name(keys, name) for name in own] or [find_column(keys, known.labels)]
+    answers = () if choices is None else _choice_columns(row, choices)
+    lacks = [
         f"no column {name} for --{option}"
-        for option, name in asked
-        if find_name(keys, name) is None
+        for option, name in named
+        if name is not None and find_name(keys, name) is None
+    ] or [
+        f"no column {usual} (--{option} names another)"
+        for is_missing, usual, option in (
+            (texts is None, known.usual_text, "text-column"),
+            (has_label and None in labels, known.usual_label, "label-column"),
+            (answers == () and choices is not None, _USUAL_CHOICES, "choice-columns"),
+        )
+        if is_missing
     ]
-
-
-def _unknown(kind: str, usual: str) -> str:
-    option = "choice-columns" if kind == "choice" else f"{kind}-column"
-    return f"no column {usual} (--{option} names another)"
-
-
-def _label_columns(
-    keys: Mapping[str, object], columns: Columns, known: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the column of the label, or the columns of 0 and 1; all must be there."""
-    if columns.indicators:
-        names = [find_name(keys, name) for name in columns.indicators]
-        return tuple(name for name in names if name is not None)
-    label = find_column(keys, known, columns.label)
-    return () if label is None else (label,)
+    if lacks or texts is None:
+        raise _LackingColumnsError("; ".join(lacks))
+    return ColumnNames(*texts, tuple(filter(None, labels)) if has_label else (), answers)
 
 
 def _choice_columns(row: Row, asked: Sequence[str]) -> tuple[str, ...]:

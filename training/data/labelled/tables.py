@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,12 @@ class RowError(NamedTuple):
     """An error in a file, which its reader goes on after where it can."""
 
     message: str
+
+
+class LeftOut(NamedTuple):
+    """A row that is left out, and why."""
+
+    reason: str
 
 
 def read_records(
@@ -57,18 +64,31 @@ def _refuse_long(row: Row) -> Row | RowError:
 
 def gather_rows(
     files: Sequence[Path],
-    read: Callable[[Path], Iterator[_ReadT | RowError]],
+    read: Callable[[Path], Iterator[_ReadT | LeftOut | RowError]],
     name: str,
     errors: list[str],
 ) -> list[_ReadT]:
-    """Return the rows of files, and append their errors."""
+    """Return the rows of files, append their errors, and print how many are left out."""
     rows: list[_ReadT] = []
-    num_before = len(errors)
+    left_out: Counter[str] = Counter()
+    num_before, reason = len(errors), f" in {', '.join(map(str, files))}"
     for row in chain.from_iterable(map(read, files)):
         if isinstance(row, RowError):
             errors.append(row.message)
+        elif isinstance(row, LeftOut):
+            left_out[row.reason] += 1
         else:
             rows.append(row)
+    if left_out:
+        counts = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
+        reason = f": {tell_left_out(left_out.total(), len(rows) + left_out.total(), counts)}"
     if not rows and len(errors) == num_before:
-        errors.append(f"no {name} in {', '.join(map(str, files))}")
+        errors.append(f"no {name}{reason}")
     return rows
+
+
+def tell_left_out(num_left_out: int, num_rows: int, reason: str) -> str:
+    """Print how many of all rows are left out and why; return the line."""
+    line = f"{num_left_out:,} of {num_rows:,} rows are left out: {reason}"
+    print(line)
+    return line

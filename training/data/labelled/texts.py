@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
@@ -25,7 +24,7 @@ from training.data.labelled.cells import (
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.label_names import first_spellings, label_indices, label_key
-from training.data.labelled.tables import RowError, gather_rows
+from training.data.labelled.tables import LeftOut, RowError, gather_rows, tell_left_out
 
 # A file has one split, of this name.
 _ONLY: Final = "data"
@@ -83,15 +82,6 @@ class _Row(NamedTuple):
     classes: Sequence[str]
 
 
-_RowT = TypeVar("_RowT")
-
-
-class _LeftOut(NamedTuple):
-    """A row that is left out, and why."""
-
-    reason: str
-
-
 def read_labelled(
     files: Sequence[Path],
     label_names: Sequence[str] | None = None,
@@ -135,8 +125,11 @@ def read_splits(
     _check_columns(columns, label_names, kind)
     errors: list[str] = []
     rows = {
-        split: _rows_with_labels(
-            its, lambda file: _labelled_rows(file, columns, kind, label_names or ()), errors
+        split: gather_rows(
+            its,
+            lambda file: _labelled_rows(file, columns, kind, label_names or ()),
+            "examples",
+            errors,
         )
         for split, its in files.items()
     }
@@ -149,36 +142,6 @@ def read_splits(
         splits = _classified(rows, names, errors, kind)
     raise_listed(errors)
     return splits
-
-
-def _rows_with_labels(
-    files: Sequence[Path],
-    read: Callable[[Path], Iterator[_Row | _LeftOut | RowError]],
-    errors: list[str],
-) -> list[_Row]:
-    """Return the rows that are not left out, and print how many are; append the errors."""
-    num_before = len(errors)
-    rows: list[_Row | _LeftOut] = gather_rows(files, read, "examples", errors)
-    return _without_left_out(rows, "examples", errors, had_errors=len(errors) > num_before)
-
-
-def _without_left_out(
-    rows: Sequence[_RowT | _LeftOut], name: str, errors: list[str], *, had_errors: bool
-) -> list[_RowT]:
-    """Return the rows that are not left out, and print how many are and why.
-
-    Args:
-        name: of the rows; that all are left out is an error.
-        had_errors: whether errors explain why no row is left.
-    """
-    reasons = Counter(row.reason for row in rows if isinstance(row, _LeftOut))
-    kept = [row for row in rows if not isinstance(row, _LeftOut)]
-    if reasons:
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        message = f"{reasons.total():,} of {len(rows):,} rows are left out: {counts}"
-        print(message)
-        errors += [] if kept or had_errors else [f"no {name}: {message}"]
-    return kept
 
 
 def _many_numbers(rows: Sequence[_Row]) -> list[str]:
@@ -202,13 +165,22 @@ def _many_numbers(rows: Sequence[_Row]) -> list[str]:
 def _scored(
     rows: Mapping[str, list[_Row]], scale: Scale, errors: list[str]
 ) -> dict[str, list[LabelledText]]:
-    """Return the texts of each split with their scores; append the errors."""
+    """Return the texts of each split with their scores; append the errors.
+
+    Rows of score -1 are left out if no other score is negative: data sets such as STS-B have it
+    where there is no score.
+    """
     least, most = scale
-    rows = _without_missing_scores(rows, errors)
     allowed = "a number" if scale == ANY_SCORE else f"a number from {least:g} to {most:g}"
-    texts: dict[str, list[LabelledText]] = {split: [] for split in rows}
+    negative = {row.labels[0] for its in rows.values() for row in its if row.labels[0][:1] == "-"}
+    texts: dict[str, list[LabelledText]] = {}
     for split, its_rows in rows.items():
-        for row in its_rows:
+        kept = [row for row in its_rows if negative != {"-1"} or row.labels != ("-1",)]
+        if num_left_out := len(its_rows) - len(kept):
+            message = tell_left_out(num_left_out, len(its_rows), "without a score (-1)")
+            errors += [] if kept else [f"no examples: {message}"]
+        texts[split] = []
+        for row in kept:
             (label,) = row.labels
             try:
                 score = float(label)
@@ -219,25 +191,6 @@ def _scored(
             else:
                 errors.append(f"{row.place}: {label!r} is not {allowed}")
     return texts
-
-
-def _without_missing_scores(
-    rows: Mapping[str, list[_Row]], errors: list[str]
-) -> dict[str, list[_Row]]:
-    """Return the rows; those of score -1 are left out if no other score is negative.
-
-    Data sets such as STS-B have it where there is no score.
-    """
-    negative = {row.labels[0] for its in rows.values() for row in its if row.labels[0][:1] == "-"}
-    if negative != {"-1"}:
-        return dict(rows)
-    kept = {split: [row for row in its if row.labels != ("-1",)] for split, its in rows.items()}
-    for split, its in rows.items():
-        if num_left_out := len(its) - len(kept[split]):
-            message = f"{num_left_out:,} of {len(its):,} rows are left out: without a score (-1)"
-            print(message)
-            errors += [] if kept[split] else [f"no examples: {message}"]
-    return kept
 
 
 def _check_columns(
@@ -355,41 +308,31 @@ def _labelled(row: _Row, label: Label) -> LabelledText:
 
 
 def read_texts(
-    files: Sequence[Path],
-    columns: Columns = COMMON_COLUMNS,
+    files: Sequence[Path], columns: Columns = COMMON_COLUMNS
 ) -> list[tuple[str, str | None]]:
-    """Read the texts, or pairs of texts, of classification files, without their labels.
+    """Read the texts, or pairs of texts, of classification files; they need no column of labels.
 
-    Files are as for `read_labelled`, but need no column of labels.
-    Rows with an empty text are left out, unless `columns` keeps them.
+    A text that is empty is "".
     """
     errors: list[str] = []
-    rows: list[tuple[str, str | None] | _LeftOut] = gather_rows(
-        files, lambda file: _read_texts(file, columns), "texts", errors
-    )
-    texts = _without_left_out(rows, "texts", errors, had_errors=bool(errors))
+    texts = gather_rows(files, lambda file: _read_texts(file, columns), "texts", errors)
     raise_listed(errors)
     return texts
 
 
-def _read_texts(
-    file: Path, columns: Columns
-) -> Iterator[tuple[str, str | None] | _LeftOut | RowError]:
+def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None] | RowError]:
     for read in read_columns(file, columns, needs_label=False):
         if isinstance(read, RowError):
             yield read
             continue
         row, names = read
-        texts = _texts(row, names, columns)
-        if texts is None and columns.keeps_empty_texts:
-            pair = None if names.pair is None else cell_text(row.values[names.pair]) or ""
-            texts = cell_text(row.values[names.text]) or "", pair
-        yield _no_text(row, names) if texts is None else texts
+        cells = [cell_text(row.values[name]) or "" for name in (names.text, names.pair) if name]
+        yield _texts(row, names, columns) or (cells[0], cells[1] if names.pair else None)
 
 
 def _labelled_rows(
     file: Path, columns: Columns, problem: ProblemType, label_names: Sequence[str]
-) -> Iterator[_Row | _LeftOut | RowError]:
+) -> Iterator[_Row | LeftOut | RowError]:
     """Yield each row, the error of a row, or why it is left out."""
     # A score may be -1.
     left_out = {"-"} if problem == "regression" else _NO_LABEL - set(label_names)
@@ -401,7 +344,7 @@ def _labelled_rows(
         try:
             texts = _texts(row, names, columns)
             labels = labels_in(row.values, names.labels, columns, problem)
-            classes = _classes(row, names, label_names)
+            classes = _spelled(tuple(row.classes.get(names.labels[0], ())), tuple(label_names))
         except ValueError as error:
             yield RowError(f"{row.place}: {error}")
             if isinstance(error, LabelFormError):
@@ -412,9 +355,9 @@ def _labelled_rows(
         elif labels is None and problem == "multi_label_classification":
             yield RowError(f"{row.place}: no value in column {' or '.join(names.labels)}")
         elif labels is None:
-            yield _LeftOut("without a label")
+            yield LeftOut("without a label")
         elif len(names.labels) == len(labels) == 1 and labels[0] in left_out:
-            yield _LeftOut(f"with the label {labels[0]} (--labels names it, if it is one)")
+            yield LeftOut(f"with the label {labels[0]} (--labels names it, if it is one)")
         elif problem == "regression":
             yield _Row(*texts, labels, row.place, ())
         else:
@@ -422,14 +365,11 @@ def _labelled_rows(
             yield _Row(*texts, named, row.place, classes)
 
 
-def _classes(row: Row, names: ColumnNames, label_names: Sequence[str]) -> Sequence[str]:
-    """Return a file's names of its numbered labels, in the spelling of `label_names`."""
-    classes = row.classes.get(names.labels[0], ()) if names.labels else ()
-    return _renamed(tuple(classes), tuple(label_names)) if classes and label_names else classes
-
-
 @lru_cache(1)  # all rows of a file have the same
-def _renamed(classes: tuple[str, ...], label_names: tuple[str, ...]) -> Sequence[str]:
+def _spelled(classes: tuple[str, ...], label_names: tuple[str, ...]) -> Sequence[str]:
+    """Return a file's names of its numbered labels, in the spelling of `label_names`."""
+    if not (classes and label_names):
+        return classes
     if all(re.fullmatch(r"LABEL_\d+", name) for name in label_names):
         return ()  # the model's labels have no names
     indices = label_indices(label_names, classes)
@@ -455,11 +395,11 @@ def _texts(row: Row, names: ColumnNames, columns: Columns) -> tuple[str, str | N
     return None if text is None else (text, pair)
 
 
-def _no_text(row: Row, names: ColumnNames) -> _LeftOut | RowError:
+def _no_text(row: Row, names: ColumnNames) -> LeftOut | RowError:
     """Return that a row is left out for an empty text; an error if a cell holds something else."""
     cells = [row.values[name] for name in (names.text, names.pair) if name is not None]
     if any(map(is_blank, cells)):
-        return _LeftOut("with an empty text")
+        return LeftOut("with an empty text")
     return RowError(f"{row.place}: no text, but {cells[0]!r:.50}")
 
 
