@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.tables import columnar, delimited, jsonl
-from albert_serve.tables.formats import TableType, detect_type, open_lines
+from albert_serve.tables.formats import TableType, open_lines
 from albert_serve.tables.rows import ReadOptions, Row, check_characters
 
 __all__ = ["ReadOptions", "Row", "read_rows", "read_unchecked"]
@@ -22,17 +22,15 @@ _DEFAULTS: Final = ReadOptions()
 
 def read_rows(
     file: Path,
-    kind: TableType | None = None,
+    kind: TableType,
     options: ReadOptions = _DEFAULTS,
     before: str | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a file; a row that cannot be read has an error.
 
     Args:
-        kind: format and compression; None to detect them.
         before: precedes the line or row in places; None for the file.
     """
-    kind = kind or detect_type(file)
     for row in read_unchecked(file, kind, options, before):
         yield row if kind.is_columnar else check_characters(row)
 

@@ -113,7 +113,7 @@ def test_transformers_pretrains_on_the_tokens_masks_and_labels_of_ours(tmp_path:
         torch.testing.assert_close(padded["input_ids"][0], batch.tokens.ids[0])
         torch.testing.assert_close(padded["token_type_ids"][0], batch.tokens.types[0])
         labels = torch.full((LENGTH,), IGNORED)
-        labels[batch.rows[: batch.num_masked]] = batch.targets[: batch.num_masked]
+        labels[batch.rows[: batch.counts["fill-mask"]]] = batch.targets[: batch.counts["fill-mask"]]
         torch.testing.assert_close(padded["labels"][0], labels)
         assert padded["sentence_order_label"][0] == batch.labels[0]
 

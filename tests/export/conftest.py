@@ -26,7 +26,7 @@ def real_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spiece = train_vocab(read_documents([WIKI]), vocab, vocab_size=600)
     build_tokenizer(spiece).save(str(vocab / "tokenizer.json"))
     config = replace(TINY, vocab_size=600, max_positions=64)
-    model = AlbertForTasks(config, head_sizes(config, ALL_TASKS, num_labels=2))
+    model = AlbertForTasks(config, head_sizes(config, ALL_TASKS))
     randomize(model)
     folder = tmp_path_factory.mktemp("real") / "checkpoint"
     labels = {"id2label": {"0": "negative", "1": "positive"}}

@@ -81,7 +81,7 @@ def write_checkpoint(
     extra_config: dict[str, Any] | None = None,
 ) -> AlbertForTasks:
     """A checkpoint of ours with random weights; returns its model."""
-    model = AlbertForTasks(config, head_sizes(config, tasks, num_labels=2))
+    model = AlbertForTasks(config, head_sizes(config, tasks))
     randomize(model)
     save_checkpoint(model.eval(), folder, extra_config=extra_config)
     write_tokenizer(folder)

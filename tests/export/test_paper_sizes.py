@@ -46,7 +46,7 @@ def make_model(name: str, folder: Path) -> dict[str, float]:
     torch.manual_seed(0)
     # With a standard deviation of 0.02 the answer would hardly depend on the text.
     config = preset(name, initializer_range=preset(name).hidden_size ** -0.5)
-    model = AlbertForTasks(config, head_sizes(config, (TASK,), num_labels=2)).eval()
+    model = AlbertForTasks(config, head_sizes(config, (TASK,))).eval()
     save_checkpoint(
         model, folder, tokenizer_from=shipped_bundle(), extra_config={"id2label": LABELS}
     )

@@ -150,7 +150,7 @@ def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, flo
     assert batch.tokens.packing is not None
     totals = {"fill-mask": 0.0, "sentence-order": 0.0}
     bounds = [*batch.firsts[:3].tolist(), batch.tokens.ids.numel()]
-    rows, targets = (x[: batch.num_masked] for x in (batch.rows, batch.targets))
+    rows, targets = (x[: batch.counts["fill-mask"]] for x in (batch.rows, batch.targets))
     for number in range(3):
         inside = batch.tokens.packing.sequences.flatten()[bounds[number] : bounds[number + 1]]
         end = bounds[number] + int((inside == inside[0]).sum())
@@ -173,10 +173,10 @@ def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
     """Predictions that were rounded up count for nothing, nor do other rows."""
     model = our_model(TINY, BOTH)
     batch = make_batch(ROWS)
-    assert batch.num_masked < len(batch.rows)
+    assert batch.counts["fill-mask"] < len(batch.rows)
     got = pretrain_loss(model, batch)
     assert {name: each.count for name, each in got.items()} == {
-        "fill-mask": batch.num_masked,
+        "fill-mask": batch.counts["fill-mask"],
         "sentence-order": 2,
     }
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_pretraining_computes_the_vocabulary_for_masked_rows_only() -> None:
     head.decoder.register_forward_hook(lambda *arguments: shapes.append(tuple(arguments[2].shape)))
     batch = make_batch(ROWS * 16)
     pretrain_loss(model, batch)
-    assert 64 < batch.num_masked < 128 < batch.num_tokens
+    assert 64 < batch.counts["fill-mask"] < 128 < batch.num_tokens
     assert shapes == [(128, 50)]
 
 

@@ -58,16 +58,6 @@ class PretrainBatch(MicroBatch):
     firsts: Tensor
     labels: Tensor
 
-    @property
-    def num_masked(self) -> int:
-        """Tokens to predict."""
-        return self.counts["fill-mask"]
-
-    @property
-    def num_pairs(self) -> int:
-        """Sequences with a label."""
-        return self.counts["sentence-order"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenisedExample:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -39,7 +39,11 @@ class MetricsWriter:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._figures = _Lines(folder / "metrics.jsonl", step=step)
+        self._file = folder / "metrics.jsonl"
+        if self._file.is_file():
+            lines = self._file.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = [line for line in lines if step and _step_of(line) <= step]
+            write_atomically(self._file, "".join(f"{line}\n" for line in kept).encode())
         # TensorBoard hides events of earlier files from `purge_step` on.
         self._tensorboard = SummaryWriter(
             str(folder / "tensorboard"), purge_step=step + 1 if step else 0
@@ -53,7 +57,8 @@ class MetricsWriter:
         """
         rounded = {name: _rounded(value) for name, value in figures.items()}
         try:
-            self._figures.append({"step": step, **rounded})
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"step": step, **rounded}, allow_nan=False) + "\n")
             for name, value in rounded.items():
                 if value is not None:
                     self._tensorboard.add_scalar(name, value, step)
@@ -64,23 +69,6 @@ class MetricsWriter:
     def close(self) -> None:
         """Close TensorBoard's file."""
         self._tensorboard.close()
-
-
-class _Lines:
-    """A JSON Lines file whose objects have a step."""
-
-    def __init__(self, file: Path, *, step: int) -> None:
-        self._file = file
-        if not file.is_file():
-            return
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        kept = [line for line in lines if step and _step_of(line) <= step]
-        write_atomically(file, "".join(f"{line}\n" for line in kept).encode())
-
-    def append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(record, allow_nan=False) + "\n"
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(line)
 
 
 def _step_of(line: str) -> float:

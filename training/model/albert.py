@@ -8,7 +8,7 @@ several that are packed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -139,13 +139,6 @@ class _Encoder(nn.Module):
             x_BSH = self._apply_layer(number, x_BSH, mask)
         return self._apply_layer(len(self.layer_plan), x_BSH, mask, read)
 
-    def states(self, x_BSH: Tensor, mask: _AttentionMask) -> Iterator[Tensor]:
-        """Yield the input and the output of each layer, all (B, S, H)."""
-        yield x_BSH
-        for number in range(1, len(self.layer_plan) + 1):
-            x_BSH = self._apply_layer(number, x_BSH, mask)
-            yield x_BSH
-
     def _apply_layer(
         self, number: int, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None
     ) -> Tensor:
@@ -202,16 +195,6 @@ class ModelInputs:
     lengths: Tensor | None = None
     packing: Packing | None = None
 
-    @property
-    def real_BS(self) -> Tensor:
-        """Padding mask (B, S), bool, True for real tokens."""
-        if self.packing is not None:
-            return self.packing.sequences >= 0
-        positions_S = torch.arange(self.ids.shape[1], device=self.ids.device)
-        if self.lengths is None:
-            return torch.ones_like(self.ids, dtype=torch.bool)
-        return positions_S < self.lengths[:, None]
-
     def to(self, device: torch.device) -> ModelInputs:
         """Return the batch on another device."""
         return move(self, device)
@@ -254,16 +237,8 @@ class Albert(nn.Module):
             read: gathered positions, (R,) indices into the flattened (T,); the hidden states are
                 then (R, H), and cost less.
         """
-        hidden_BSH: Tensor = self.encoder(*self._inputs(batch), read)
+        hidden_BSH: Tensor = self.encoder(self._embed(batch), self._attention_mask(batch), read)
         return hidden_BSH
-
-    def states(self, batch: ModelInputs) -> Iterator[Tensor]:
-        """Yield the hidden states before the first layer and after each, L + 1 of (B, S, H)."""
-        return self.encoder.states(*self._inputs(batch))
-
-    def _inputs(self, batch: ModelInputs) -> tuple[Tensor, _AttentionMask]:
-        """Return the embeddings (B, S, H) and the attention mask."""
-        return self._embed(batch), self._attention_mask(batch)
 
     def _embed(self, batch: ModelInputs) -> Tensor:
         length = batch.ids.shape[1]
@@ -278,7 +253,10 @@ class Albert(nn.Module):
     def _attention_mask(self, batch: ModelInputs) -> _AttentionMask:
         """Return the mask by which each token attends to its own sequence."""
         if batch.packing is None:
-            return None if batch.lengths is None else batch.real_BS[:, None, None, :]
+            if batch.lengths is None:
+                return None
+            positions_S = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+            return (positions_S < batch.lengths[:, None])[:, None, None, :]
         drops = self.training and self.config.attention_dropout > 0
         if self.has_varlen and torch.is_autocast_enabled("cuda") and not drops:
             return CumulativeLengths(bounds=batch.packing.bounds, longest=batch.ids.shape[1])

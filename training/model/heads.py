@@ -153,21 +153,12 @@ class AlbertForTasks(nn.Module):
         return logits_RK
 
 
-def head_sizes(
-    config: AlbertConfig, tasks: tuple[Task, ...], num_labels: int = 2
-) -> dict[Task, int]:
-    """Return the outputs of each task's head.
-
-    Args:
-        num_labels: of the classification of texts or of tokens.
-    """
-    sizes = {
-        **_NUM_OUTPUTS,
-        "fill-mask": config.vocab_size,
-        "text-classification": num_labels,
-        "token-classification": num_labels,
+def head_sizes(config: AlbertConfig, tasks: tuple[Task, ...]) -> dict[Task, int]:
+    """Return the outputs of each task's head; two where a head's labels decide."""
+    return {
+        task: config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS[task] or 2
+        for task in tasks
     }
-    return {task: sizes[task] or 0 for task in tasks}
 
 
 def is_further(head: Task) -> bool:

@@ -52,7 +52,7 @@ def packing_of(batch: PretrainBatch) -> Packing:
 def restored(batch: PretrainBatch) -> Tensor:
     """The ids as they were before they were masked, flattened."""
     ids = batch.tokens.ids.flatten().clone()
-    ids[batch.rows[: batch.num_masked]] = batch.targets[: batch.num_masked]
+    ids[batch.rows[: batch.counts["fill-mask"]]] = batch.targets[: batch.counts["fill-mask"]]
     return ids
 
 
@@ -97,7 +97,7 @@ def assert_is_bert_s(
     assert batch.firsts[: len(begins)].tolist() == begins
     assert batch.labels[: len(labels)].tolist() == labels
     assert batch.num_tokens == sum(number >= 0 for number in sequences)
-    assert batch.num_pairs == sum(label != IGNORED for label in labels)
+    assert batch.counts["sentence-order"] == sum(label != IGNORED for label in labels)
     assert batch.tokens.lengths is None
 
 
@@ -138,14 +138,14 @@ def test_rows_of_any_corpus_are_bert_s(
     assert_is_bert_s(batch, rows, shards)
     assert_bounds_cover(batch)
     num_sequences = sum(map(len, rows))
-    assert_is_padded(batch.rows, batch.num_masked, 0)
-    assert_is_padded(batch.targets, batch.num_masked, IGNORED)
+    assert_is_padded(batch.rows, batch.counts["fill-mask"], 0)
+    assert_is_padded(batch.targets, batch.counts["fill-mask"], IGNORED)
     assert_is_padded(batch.firsts, num_sequences, 0)
     assert_is_padded(batch.labels, num_sequences, IGNORED)
     # Each sequence is masked by itself: at least one token, 15 % of them at most.
     sizes = [len(as_bert(example, shards)[0]) for row in rows for example in row]
     least = sum(max(1, round(0.15 * size)) for size in sizes)
-    assert num_sequences <= batch.num_masked == least
+    assert num_sequences <= batch.counts["fill-mask"] == least
 
 
 def test_masks_do_not_depend_on_the_packing(collator: Collator, plan: Plan) -> None:

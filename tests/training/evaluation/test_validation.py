@@ -49,7 +49,10 @@ def test_every_example_is_validated_once() -> None:
         label: labels[label] for label in (0, 1)
     }
     assert sum(batch.num_tokens for batch in batches) == sizes
-    assert sum(batch.num_pairs for batch in batches) == sum(labels.values()) - labels[IGNORED]
+    assert (
+        sum(batch.counts["sentence-order"] for batch in batches)
+        == sum(labels.values()) - labels[IGNORED]
+    )
 
 
 def test_measuring_has_no_dropout_and_changes_nothing() -> None:
