@@ -180,10 +180,7 @@ class _Batches(Dataset[tuple[MicroBatch, Position]]):
 class Slicing:
     """Division of a step's rows into micro-batches and among processes.
 
-    Attributes:
-        num_rows: rows per step, over all processes.
-        rows_a_batch: rows per micro-batch.
-        rank: of this process, which takes every `world_size`-th micro-batch.
+    The process of a rank takes every `world_size`-th micro-batch.
     """
 
     num_rows: int

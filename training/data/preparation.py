@@ -14,12 +14,7 @@ from filelock import lock_descriptor
 from albert_serve.files import sha256_of
 from albert_serve.progress import progress_bar
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.corpus import (
-    CorpusError,
-    CorpusPosition,
-    find_files,
-    read_from,
-)
+from training.data.corpus import CorpusError, CorpusPosition, find_files, read_from
 from training.data.shard_writer import ShardWriter, check_same_corpus
 from training.data.shards import SHARDS_FILE, CorpusManifest, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
@@ -44,10 +39,6 @@ def prepare(
     order, in any location, with the same `tokenizer.json`. An interrupted call is resumed.
 
     Args:
-        paths: text, JSONL and Parquet files, plain or compressed, or folders of them.
-        tokenizer_file: an ALBERT's `tokenizer.json`.
-        folder: output folder; other files in it are kept.
-        text_column: the field or column of the text; None to find it.
         num_workers: worker processes; with 1 the work is done in this process. Workers import the
             program's main module, which needs `if __name__ == "__main__"`.
         part_bytes: maximum size of a part's files; exceeded only by a single document.

@@ -49,7 +49,6 @@ class Shard:
         tokens: (T,) uint16 or int32, token ids without special tokens.
         sentences: (S + 1,) int64, bounds of sentences in `tokens`, from 0 to T.
         documents: (D + 1,) int64, bounds of documents in sentences, from 0 to S.
-        cls_id, sep_id: of the special tokens that examples get.
     """
 
     tokens: NDArray[Any]
@@ -96,7 +95,6 @@ class CorpusManifest:
     Attributes:
         tokenizer_sha256: hash of the tokens' `tokenizer.json`.
         fingerprint: hash of everything that the tokens depend on.
-        cls_id, sep_id: of the tokenizer.
     """
 
     format: Literal[2] = 2
@@ -126,13 +124,7 @@ class CorpusManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shards:
-    """A tokenised corpus.
-
-    Attributes:
-        parts: at least one, each of whole documents.
-        tokenizer_sha256: hash of the tokens' `tokenizer.json`.
-        fingerprint: hash of the corpus, the tokenizer and all else that the tokens depend on.
-    """
+    """A tokenised corpus in parts, at least one; hashes as in `CorpusManifest`."""
 
     parts: tuple[Shard, ...]
     tokenizer_sha256: str

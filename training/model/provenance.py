@@ -29,8 +29,6 @@ def record_stage(
     """Write `training.json` into a checkpoint's folder: the earlier stages, then this one.
 
     Args:
-        folder: the checkpoint's folder.
-        program: the command that ran, such as `albert-serve pretrain`.
         stage: settings, steps, tokens and data of this stage; `tasks`, whose heads it trained; and
             `before`, the figures of the checkpoint that it started from (`read_figures`).
         earlier: the stages of the checkpoint that this one started from (`read_stages`).

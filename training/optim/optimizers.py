@@ -89,11 +89,9 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(OptimizerSettings):
-    """The optimizers of a run, their rates over its length, and its seed.
+    """The optimizers of a run, their rates over its length (`Schedule`), and its seed.
 
     Attributes:
-        warmup: fraction of the run that is warm-up.
-        decay: fraction of the run that is decay (`wsd`).
         sentence_weight: weight of the sentence task's loss.
     """
 

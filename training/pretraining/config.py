@@ -29,11 +29,7 @@ from training.pretraining.recipes import RECIPES, Dropout, PresetName, Recipe, R
 
 @dataclass(frozen=True, kw_only=True)
 class _CorpusOptions(Options, title="data"):
-    """The text to train on, as files or as shards.
-
-    Attributes:
-        tokenizer: folder that `albert-serve vocab` wrote; None for that of the initial checkpoint.
-    """
+    """The text to train on, as files or as shards."""
 
     corpus: tuple[Path, ...] = flag("files of text, or folders", ())
     text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
