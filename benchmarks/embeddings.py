@@ -33,16 +33,16 @@ from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks.load import load_setups
 from benchmarks.harness.page import table
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
-from training.data.questions import read_squad
-from training.data.similar import SimilarTexts, read_similar
 from training.errors import report_errors
-from training.evaluation.embeddings import (
+from training.system.command_line import make_parser
+from training.tasks.embeddings.files import SimilarTexts, read_similar
+from training.tasks.embeddings.metrics import (
     Embed,
     Embedder,
     retrieval_figures,
     similarity_figures,
 )
-from training.system.command_line import make_parser
+from training.tasks.question_answering.files import read_squad
 
 _PEER_BATCH: Final = 64
 _EXAMPLES: Final = """\

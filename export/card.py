@@ -13,7 +13,7 @@ from albert_serve.api.model_card import FIGURE_PREFIXES, figure_name, heads_of, 
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.names import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
-from training.evaluation.questions import BEST_F1_THRESHOLD
+from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
 # The Hub's names of tasks, where they are others.
 _HUB_TASKS: Final[Mapping[str, str]] = {

@@ -46,10 +46,10 @@ from export.quality import Comparison, check_quality, compare
 from export.selection import select_tasks
 from export.source import Source, read_json_object, read_source, with_threshold
 from training.conversion.source import open_checkpoint
-from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 from training.system.partial_folder import put_folder_in_place
+from training.tasks.engine import TorchEngine
 
 _TORCH_BATCH_TOKENS: Final = 1024
 _WIDTH: Final = 24  # the least width of the first column of the summary

@@ -20,26 +20,29 @@ from albert_serve.tasks.text_length import text_length
 from albert_serve.tokenizer import AlbertTokenizer
 from export.config import ExportConfig, ExportError
 from export.source import Source
-from training.data.labelled.entities import read_tagged
 from training.data.labelled.folders import RACE, labelled_files
-from training.data.labelled.texts import read_labelled
-from training.data.questions import read_squad
-from training.evaluation.classification import TextPredictions, classify
-from training.evaluation.glue import classify_task
-from training.evaluation.metrics import metric_figures, predictions_of
-from training.evaluation.questions import (
-    answer_items,
-    lay_questions,
-    question_parameters,
-    score_answers,
-)
-from training.evaluation.tokens import entity_figures, entity_items, predict_entities
-from training.glue.files import dev_files, read_task
+from training.glue.files import dev_files
 from training.glue.tasks import TASKS, Metric
 from training.model.checkpoint import read_config
 from training.model.heads import Task
 from training.model.labels import find_head
 from training.options.labelled import LabelledTexts, with_task_data
+from training.tasks.classification.files import read_labelled, read_task
+from training.tasks.classification.metrics import TextPredictions, classify, classify_task
+from training.tasks.metrics import metric_figures, predictions_of
+from training.tasks.question_answering.files import read_squad
+from training.tasks.question_answering.metrics import (
+    answer_items,
+    lay_questions,
+    question_parameters,
+    score_answers,
+)
+from training.tasks.token_classification.files import read_tagged
+from training.tasks.token_classification.metrics import (
+    entity_figures,
+    entity_items,
+    predict_entities,
+)
 
 # The name of the metric of labelled texts, and its key.
 _METRICS: Final[Mapping[ProblemType, tuple[str, Metric]]] = {

@@ -33,8 +33,8 @@ from export.config import ExportError
 from export.labelled import LabelledData
 from export.source import Source
 from training.data.corpus import find_files, read_documents
-from training.evaluation.torch_engine import EngineItem, predict
 from training.model.provenance import file_names
+from training.tasks.engine import EngineItem, predict
 
 # The text is from Wikipedia, CC BY-SA 3.0; examples/README.md names the authors.
 _BUILT_IN: Final = Path(__file__).with_name("texts.jsonl")

@@ -38,7 +38,6 @@ from albert_serve.bundle.weights import (
 )
 from albert_serve.config import AlbertConfig
 from export.config import ExportError
-from training.evaluation.questions import BEST_F1_THRESHOLD
 from training.model.checkpoint import (
     check_config,
     find_tasks,
@@ -46,6 +45,7 @@ from training.model.checkpoint import (
 )
 from training.model.heads import MULTIPLE_CHOICE, Task, is_further
 from training.model.labels import default_name, read_labels, read_temperature
+from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
 # transformers and training read these files, besides the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")

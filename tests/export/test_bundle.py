@@ -20,8 +20,8 @@ from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.config import ExportError
 from tests.export.exporting import ALL_TASKS, TINY, export_bundle, write_checkpoint
-from training.evaluation.questions import BEST_F1_THRESHOLD as KEY
 from training.model.checkpoint import CheckpointError, load_checkpoint
+from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD as KEY
 
 pytestmark = pytest.mark.process
 

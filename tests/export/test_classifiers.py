@@ -21,9 +21,9 @@ from export.__main__ import main
 from export.source import read_source
 from tests.export.exporting import export_bundle, randomize
 from training.conversion.shipped import restore_weights
-from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
+from training.tasks.engine import TorchEngine
 
 pytestmark = pytest.mark.process
 

@@ -25,13 +25,12 @@ from export.quality import Comparison, MeasuredQuality, check_quality, compare
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
 from tests.export.exporting import export_bundle
-from training.data.labelled.texts import read_labelled
-from training.data.questions import read_squad
-from training.data.streams import labelled_examples
-from training.evaluation.classification import classify
-from training.evaluation.questions import answer_questions, question_figures
-from training.evaluation.torch_engine import TorchEngine
 from training.model.checkpoint import load_checkpoint
+from training.tasks.classification.files import labelled_examples, read_labelled
+from training.tasks.classification.metrics import classify
+from training.tasks.engine import TorchEngine
+from training.tasks.question_answering.files import read_squad
+from training.tasks.question_answering.metrics import answer_questions, question_figures
 
 pytestmark = pytest.mark.process
 

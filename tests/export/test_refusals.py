@@ -17,7 +17,7 @@ from export.__main__ import main
 from export.config import ExportError
 from export.job import read_examples
 from tests.export.exporting import write_checkpoint, write_tokenizer
-from training.evaluation.questions import BEST_F1_THRESHOLD
+from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
 Change = Callable[[Path], Any]
 FFN: Final = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.bias"

@@ -31,7 +31,7 @@ from unittest.mock import patch
 import torch
 from tqdm import tqdm
 
-from training.evaluation import validation
+from training.loop import validation
 from training.loop.step import Run, StepResult
 from training.model.albert import Albert
 
@@ -249,9 +249,10 @@ def in_validation(happens: Fate) -> None:
 
     def measure(*arguments: Any, **named: Any) -> Any:
         happens()
-        return validation.measure(*arguments, **named)
+        return original(*arguments, **named)
 
-    patch("training.loop.validating.measure", measure).start()
+    original = validation.measure
+    patch("training.loop.validation.measure", measure).start()
 
 
 def spoil(attempts: Container[int]) -> None:

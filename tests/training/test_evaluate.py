@@ -21,16 +21,20 @@ from training.commands import pretrain
 from training.commands.evaluate import main
 from training.data.batch import pad
 from training.data.examples import ExampleSettings, SentenceTask
-from training.data.labelled.texts import read_labelled
 from training.data.masking import NgramMasking
-from training.data.questions import Question, read_squad
 from training.data.shards import Shards
-from training.evaluation.pretraining import evaluate_pretraining
-from training.evaluation.squad import SquadScore, mean_score, score_answer, version_of
-from training.evaluation.torch_engine import TorchEngine
-from training.evaluation.validation import held_out, unigram_entropy
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.tasks.classification.files import read_labelled
+from training.tasks.engine import TorchEngine
+from training.tasks.pretraining.metrics import evaluate_pretraining, held_out, unigram_entropy
+from training.tasks.question_answering.files import Question, read_squad
+from training.tasks.question_answering.metrics import (
+    SquadScore,
+    mean_score,
+    score_answer,
+    version_of,
+)
 
 pytestmark = pytest.mark.process
 

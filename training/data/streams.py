@@ -11,14 +11,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import TextTooLongError
-from albert_serve.progress import progress
-from albert_serve.tasks.truncation import Truncator
-from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import LossName, MicroBatch, TokenisedExample
 from training.data.collate import Collate, Slicing, collate_examples, load_steps
-from training.data.labelled.errors import raise_listed
-from training.data.labelled.texts import LabelledText
 from training.data.packing import Plan, Position, best_row_length, shortest_row_length
 from training.errors import TrainingError
 from training.model.heads import Task
@@ -294,25 +288,3 @@ def example_stream(
         seed=seed,
         division=division,
     )
-
-
-def labelled_examples(
-    texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
-) -> tuple[list[TokenisedExample], int]:
-    """Tokenise the texts, and return how many were truncated to `length` tokens.
-
-    Of a pair, the longer text is truncated first.
-    """
-    examples, errors, num_truncated = [], [], 0
-    truncator = Truncator(tokenizer, length, "truncate" if truncation else "error")
-    for text in progress(texts, title="tokenising texts", unit="texts"):
-        try:
-            fitted = truncator.fit_texts(text.text, text.pair)
-        except TextTooLongError:
-            errors.append(f"{text.place}: over {length} tokens; --truncation truncates such texts")
-        else:
-            num_truncated += fitted.num_truncated > 0
-            ids, types = fitted.encoding.ids, fitted.encoding.types
-            examples.append(TokenisedExample(ids=ids, types=types, target=text.label))
-    raise_listed(errors)
-    return examples, num_truncated

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from albert_serve.files import write_atomically
-from training.evaluation.classification import TextPredictions
-from training.evaluation.questions import AnsweredQuestion, predicted
 from training.glue.tasks import GlueTask
+from training.tasks.classification.metrics import TextPredictions
+from training.tasks.question_answering.metrics import AnsweredQuestion, predicted
 
 # The ends of the names of MNLI's two files.
 _ENDS: Final[Mapping[str, str]] = MappingProxyType({"matched": "-m", "mismatched": "-mm"})

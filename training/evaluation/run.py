@@ -19,35 +19,10 @@ from albert_serve.tasks.text_length import TRUNCATION_HELP, describe_long_texts,
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import open_checkpoint
 from training.data.examples import MIN_LENGTH
-from training.data.labelled.choices import read_choices
-from training.data.labelled.entities import read_tagged
 from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
-from training.data.labelled.texts import read_splits
-from training.data.questions import read_squad
-from training.data.similar import SimilarTexts, TextKind, read_similar
 from training.errors import EvaluationError
-from training.evaluation.choices import PREFIX as CHOICE_PREFIX
-from training.evaluation.choices import choose
-from training.evaluation.classification import PREFIX as TEXT_PREFIX
-from training.evaluation.classification import TextPredictions, classify, head_figure
-from training.evaluation.embeddings import retrieval_figures, similarity_figures, torch_embedder
-from training.evaluation.glue import classify_task, task_figures
 from training.evaluation.prediction_files import write_glue, write_squad
-from training.evaluation.pretraining import evaluate_text
-from training.evaluation.questions import (
-    BEST_F1_THRESHOLD,
-    MAX_ANSWER_LENGTH,
-    AnsweredQuestion,
-    answer_questions,
-    describe_threshold,
-    may_be_empty,
-    question_figures,
-    question_parameters,
-)
-from training.evaluation.tokens import PREFIX as TOKEN_PREFIX
-from training.evaluation.tokens import evaluate_entities
-from training.evaluation.torch_engine import TorchEngine
-from training.glue.files import dev_files, read_task, read_test
+from training.glue.files import dev_files
 from training.glue.tasks import TASKS
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
@@ -58,6 +33,36 @@ from training.options.flags import flag
 from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
 from training.options.values import Count, Finite
 from training.system.precision import PrecisionName, precision
+from training.tasks.classification.files import read_splits, read_task, read_test
+from training.tasks.classification.metrics import PREFIX as TEXT_PREFIX
+from training.tasks.classification.metrics import (
+    TextPredictions,
+    classify,
+    classify_task,
+    head_figure,
+    task_figures,
+)
+from training.tasks.embeddings.files import SimilarTexts, TextKind, read_similar
+from training.tasks.embeddings.metrics import retrieval_figures, similarity_figures, torch_embedder
+from training.tasks.engine import TorchEngine
+from training.tasks.multiple_choice.files import read_choices
+from training.tasks.multiple_choice.metrics import PREFIX as CHOICE_PREFIX
+from training.tasks.multiple_choice.metrics import choose
+from training.tasks.pretraining.metrics import evaluate_text
+from training.tasks.question_answering.files import read_squad
+from training.tasks.question_answering.metrics import (
+    BEST_F1_THRESHOLD,
+    MAX_ANSWER_LENGTH,
+    AnsweredQuestion,
+    answer_questions,
+    describe_threshold,
+    may_be_empty,
+    question_figures,
+    question_parameters,
+)
+from training.tasks.token_classification.files import read_tagged
+from training.tasks.token_classification.metrics import PREFIX as TOKEN_PREFIX
+from training.tasks.token_classification.metrics import evaluate_entities
 
 # The one split of the user's own files.
 _ONLY: Final = "data"

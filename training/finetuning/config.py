@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
@@ -28,10 +28,6 @@ from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts
 from training.options.values import Count, Fraction, Parsed, Positive, Seed, Share, parse_positive
 
 _Figure = Literal["loss", Metric, "exact_match"]
-# Losses of sentence vectors, by their names in sentence-transformers.
-EmbeddingLoss: TypeAlias = Literal[
-    "MultipleNegativesRankingLoss", "TripletLoss", "CoSENTLoss", "CosineSimilarityLoss"
-]
 # Options of the labels of a classifier's texts, and of their columns.
 _OF_LABELS: Final = ("problem_type", "labels", "class_weights")
 OF_TEXTS: Final = (
@@ -43,7 +39,7 @@ _OF_PAIRS: Final = ("order_share", "order_length", "order_sentences", "order_sho
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "head_only": ("text_classification", "task", "heads"),
-        **dict.fromkeys(("embedding_columns", "embedding_loss"), ("embeddings",)),
+        "embedding_columns": ("embeddings",),
         **dict.fromkeys(("mask_rate", *_OF_PAIRS), ("pretraining",)),
         **dict.fromkeys(OF_TEXTS, ("text_classification", "multiple_choice", "task")),
     }
@@ -107,13 +103,13 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
             )
 
     @property
-    def problem(self) -> ProblemType:
-        """The kind of the task: as --task or --problem-type says, or as the columns tell."""
+    def problem(self) -> ProblemType | None:
+        """The kind of the task: as --task or --problem-type says, or as the columns tell, if so."""
         if self.task is not None:
             return TASKS[self.task].problem
         if self.problem_type is None and self.columns.has_several_labels:
             return "multi_label_classification"
-        return self.problem_type or "single_label_classification"
+        return self.problem_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +149,6 @@ class _EmbeddingOptions(Options, title="embeddings"):
         "columns of those texts in that order, and of the score (the usual names)",
         (),
         metavar="NAME",
-    )
-    embedding_loss: EmbeddingLoss | None = flag(
-        "as sentence-transformers names it (MultipleNegativesRankingLoss; CoSENTLoss of scores)"
     )
 
 
@@ -259,10 +252,6 @@ class FinetuneConfig(
 
     def _has(self, name: str) -> bool:
         return getattr(self, name) not in (None, (), False)
-
-    def window_length(self, max_positions: int) -> int:
-        """Return the maximum tokens of a question with a window of its context."""
-        return min(self.question_length or self.length, max_positions)
 
     @property
     def no_truncation(self) -> bool:

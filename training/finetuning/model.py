@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.bundle.weights import CLASSIFICATION, UNPOOLED_TASKS
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
 from training.data.labelled.label_names import label_indices, label_key
-from training.finetuning.classification import Classification
 from training.finetuning.start import Start
-from training.finetuning.tokens import TokenTags
+from training.finetuning.tasks import heads_of
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import (
     NAMED_CLASSIFIER,
@@ -26,10 +25,15 @@ from training.model.heads import (
 )
 from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
+from training.tasks.base import TrainingTask
+from training.tasks.classification.fitted_head import HeadFit
+from training.tasks.classification.loss import Classification
+
+_ORDER: Final = "sentence-order"
 
 
 def extra_config(
-    start: Start, heads: Collection[Task], trained: Mapping[Task, Classification | TokenTags]
+    start: Start, heads: Collection[Task], trained: Mapping[Task, TrainingTask]
 ) -> dict[str, Any]:
     """Return the keys of config.json that name the sentence task, all labels and the default head.
 
@@ -41,15 +45,15 @@ def extra_config(
         trained: the classifiers that are trained.
     """
     records = {
-        head: trained[head].labels if head in trained else head_record(start.hf, head)
+        head: trained[head].labels or {} if head in trained else head_record(start.hf, head)
         for head in heads
         if has_labels(head)
     }
     name = default_name(start.hf)
     if isinstance(default := trained.get(CLASSIFICATION), Classification):
         before = _stored_names(start, CLASSIFICATION)
-        has_same_labels = [*map(label_key, before)] == [*map(label_key, _names(default.labels))]
-        name = default.head.config.head or (name if has_same_labels else None)
+        has_same_labels = [*map(label_key, before)] == [*map(label_key, default.names)]
+        name = default.head_name or (name if has_same_labels else None)
     sentence_task = {key: start.hf[key] for key in ("albert_sentence_task",) if key in start.hf}
     return {**sentence_task, **labels_config(records, name)}
 
@@ -142,6 +146,42 @@ def new_classifiers(start: Start, labels: Mapping[Task, Mapping[str, Any]]) -> l
                 names = listed(_names(record))
                 print(f"a new classifier of {names} replaces that of {listed(before)}")
     return new
+
+
+def head_fit_of(
+    model: AlbertForTasks,
+    start: Start,
+    tasks: Sequence[TrainingTask],
+    *,
+    fits_all: bool,
+    seed: int,
+    contrast_rate: float | None,
+) -> HeadFit | None:
+    """Return the fit of the new classifiers, or of all; None without any.
+
+    A head of sentence order that hinders whitening is left out.
+
+    Args:
+        fits_all: whether no step trains the classifiers.
+        contrast_rate: as in `HeadFit`.
+    """
+    new = new_classifiers(start, {task.name: task.labels for task in tasks if task.labels})
+    classifiers = [task for task in tasks if isinstance(task, Classification)]
+    data = {task.name: task for task in classifiers if task.name in new or fits_all}
+    if not data:
+        return None
+    readers = model.tasks.keys() - UNPOOLED_TASKS - data.keys()
+    replaces_pooler = readers <= {_ORDER} - set(heads_of(tasks))
+    if replaces_pooler and readers:
+        print(f"the checkpoint's head of {_ORDER} is left out (--pretraining trains it on)")
+        del model.heads[_ORDER], model.tasks[_ORDER]
+    return HeadFit(
+        model=model,
+        data=data,
+        replaces_pooler=replaces_pooler,
+        seed=seed,
+        contrast_rate=contrast_rate,
+    )
 
 
 def _order(before: Sequence[str], record: Mapping[str, Any]) -> list[int] | None:

@@ -10,19 +10,19 @@ import torch
 from albert_serve.tasks.text_length import describe_long_texts
 from training.conversion.source import open_checkpoint
 from training.finetuning.config import FinetuneConfig
-from training.finetuning.embeddings import VECTORS
-from training.finetuning.model import extra_config, load_start
-from training.finetuning.probing import Probing
+from training.finetuning.model import extra_config, head_fit_of, load_start
 from training.finetuning.settings import data_names, record_of, settle
 from training.finetuning.start import Start, hyperparameters_of
-from training.finetuning.steps import mixture_of, num_steps
-from training.finetuning.tasks import FinetuningTask, TextTask, heads_of, labelled_of, read_tasks
+from training.finetuning.steps import contrasts, mixture_of, num_steps
+from training.finetuning.tasks import heads_of, read_tasks
 from training.finetuning.validation import export_command, validating
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import join_world, setting_up
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
 from training.loop.progress import Progress, is_known_run, run_precision
 from training.loop.step import Run
+from training.tasks.base import TrainingTask
+from training.tasks.embeddings.loss import VECTORS
 
 
 def run_finetuning(config: FinetuneConfig) -> TrainedRun:
@@ -41,15 +41,23 @@ def run_finetuning(config: FinetuneConfig) -> TrainedRun:
         with setting_up(world):
             start = Start.open(folder, config, world.device)
             tasks = read_tasks(config, start, world)
-            validation, selection = validating(tasks, config, start.architecture)
+            validation, every, selection = validating(tasks, config)
             mixture = mixture_of(tasks, config, hyperparameters.loss_weights)
             progress = Progress(num_steps=num_steps(tasks, config), budget_s=config.budget)
             torch.manual_seed(config.seed)
-            labels = {name: task.labels for name, task in labelled_of(tasks).items()}
+            labels = {task.name: task.labels for task in tasks if task.labels}
             model = load_start(start, heads_of(tasks), labels)
-            probing = Probing.of(model, start, tasks, config, hyperparameters.lr)
-        if probing is not None and not (config.output / "checkpoint").exists():
-            probing.fit(world, precision)
+            has_contrast = contrasts(tasks, config)
+            fit = head_fit_of(
+                model,
+                start,
+                tasks,
+                fits_all=config.head_only or has_contrast,
+                seed=config.seed,
+                contrast_rate=hyperparameters.lr if has_contrast else None,
+            )
+        if fit is not None and not (config.output / "checkpoint").exists():
+            fit.fit(world, precision)
         run = build_run(
             model,
             mixture,
@@ -69,10 +77,13 @@ def run_finetuning(config: FinetuneConfig) -> TrainedRun:
                 stage={"settings": {**record, **data_names(config, checkpoint.name)}},
                 start=folder,
                 tokenizer_from=folder,
-                extra_config=extra_config(start, model.tasks, labelled_of(tasks)),
+                extra_config=extra_config(
+                    start, model.tasks, {task.name: task for task in tasks if task.labels}
+                ),
                 sentence_vectors=VECTORS if config.embeddings else None,
                 validation=validation,
-                validates_start=probing is not None,
+                validate_every=every,
+                validates_start=fit is not None,
                 compiles=start.compiles,
             )
         )
@@ -88,9 +99,9 @@ def _has_best(run: Run) -> bool:
     return is_selected or bool(run.earlier_selection)
 
 
-def _report(trained: TrainedRun, tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> None:
+def _report(trained: TrainedRun, tasks: Sequence[TrainingTask], config: FinetuneConfig) -> None:
     print(f"{trained.checkpoint}: {trained.num_steps:,} steps")
-    counts = [task.long_texts for task in tasks if isinstance(task, TextTask)]
+    counts = [task.long_texts for task in tasks]
     if num_long := sum(count.num_long for count in counts):
         num_texts = sum(count.num_texts for count in counts)
         print(describe_long_texts(num_long, num_texts, config.length, truncation=True))

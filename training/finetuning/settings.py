@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, TypeVar
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
-from training.data.questions import read_squad
 from training.errors import RunError
 from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2
@@ -21,6 +20,7 @@ from training.optim.optimizers import Hyperparameters
 from training.options.flags import flags_of
 from training.options.labelled import with_task_data
 from training.options.tables import identify
+from training.tasks.question_answering.files import read_squad
 
 _ConfigT = TypeVar("_ConfigT", bound=ClassifierConfig)
 # Fields that a run may be resumed with other values of, such as smaller micro-batches where it

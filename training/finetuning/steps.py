@@ -9,11 +9,11 @@ from typing import Final
 from training.data.batch import LossName
 from training.data.streams import ExampleStream
 from training.errors import RunError
-from training.finetuning.classification import Classification
 from training.finetuning.config import FinetuneConfig
-from training.finetuning.contrast import has_few_texts
-from training.finetuning.tasks import FinetuningTask
 from training.loop.step import Mixture
+from training.tasks.base import TrainingTask
+from training.tasks.classification.fitted_head import has_few_texts
+from training.tasks.classification.loss import Classification
 
 # The passes of a run whose end is not given: so many steps of them.
 _STEPS: Final = 1500
@@ -22,7 +22,7 @@ _MAX_EPOCHS: Final = 20
 
 
 def mixture_of(
-    tasks: Sequence[FinetuningTask], config: FinetuneConfig, loss_weights: Mapping[LossName, float]
+    tasks: Sequence[TrainingTask], config: FinetuneConfig, loss_weights: Mapping[LossName, float]
 ) -> Mixture:
     """Return the task streams and their weights; pretraining's share one by --order-share."""
     weights = list(config.weights) or [1.0] * len(tasks)
@@ -37,7 +37,7 @@ def mixture_of(
     return Mixture(streams=streams, weights=weights, loss_weights=loss_weights)
 
 
-def num_steps(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> int | None:
+def num_steps(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> int | None:
     """Return the steps of a run by --steps and --epochs; None if its budget alone ends it."""
     steps, epochs = config.steps, config.epochs
     if config.head_only or contrasts(tasks, config):
@@ -52,7 +52,7 @@ def num_steps(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> int | 
     return min(in_epochs, steps or in_epochs)
 
 
-def steps_an_epoch(tasks: Sequence[FinetuningTask]) -> int | None:
+def steps_an_epoch(tasks: Sequence[TrainingTask]) -> int | None:
     """Return the steps in which the one task's examples are read once; None of several tasks."""
     streams = [stream for task in tasks for stream in task.streams]
     match streams:
@@ -61,7 +61,7 @@ def steps_an_epoch(tasks: Sequence[FinetuningTask]) -> int | None:
     return None
 
 
-def contrasts(tasks: Sequence[FinetuningTask], config: FinetuneConfig) -> bool:
+def contrasts(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> bool:
     """Whether a run has a contrast: its end is not given, and its one task has few texts."""
     has_end = config.epochs or config.steps or config.budget or config.head_only
     match tasks:

@@ -1,59 +1,119 @@
-"""The tasks of a finetuning run, a class each: data that is read, losses and validation."""
+"""The tasks of a finetuning run: their configurations, and their data, which is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD
-from albert_serve.bundle.weights import CLASSIFICATION, further_head
+from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, further_head
 from training.data.labelled.errors import collecting, raise_listed
 from training.errors import RunError
-from training.finetuning.choices import MultipleChoice
-from training.finetuning.classification import Classification, ClassifierHead
-from training.finetuning.config import FinetuneConfig
-from training.finetuning.embeddings import Embeddings
-from training.finetuning.pretraining import ContinuedPretraining
-from training.finetuning.questions import Questions
+from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.start import Start
-from training.finetuning.tokens import TokenTags
+from training.glue.tasks import TASKS
 from training.loop.distributed import World
-from training.model.heads import Task
+from training.model.heads import MULTIPLE_CHOICE, Task
 from training.model.labels import default_name
+from training.pretraining.recipes import RECIPES
+from training.tasks.base import TrainingSetup, TrainingTask
+from training.tasks.classification.loss import ClassificationConfig, read_classification
+from training.tasks.embeddings.loss import EmbeddingConfig, read_vectors
+from training.tasks.multiple_choice.loss import ChoiceConfig, read_questions
+from training.tasks.pretraining.loss import PretrainingConfig, read_text
+from training.tasks.question_answering.loss import QuestionConfig, read_spans
+from training.tasks.token_classification.loss import TokenConfig, read_tokens
 
-# The tasks that may have held-out data.
-ValidatedTask: TypeAlias = Classification | MultipleChoice | TokenTags | Questions | Embeddings
-# The tasks whose texts are truncated.
-TextTask: TypeAlias = Classification | MultipleChoice | Embeddings
-FinetuningTask: TypeAlias = ValidatedTask | ContinuedPretraining
+# Fraction of the tokens that is predicted, the paper's.
+_MASK_RATE: Final = RECIPES["paper"].mask_rate
 
 
 class _Kind(NamedTuple):
     """A task before its data is read, and its name for --weights and --batch-size."""
 
     name: str
-    read: Callable[[FinetuneConfig, Start, World, int], FinetuningTask]
+    read: Callable[[TrainingSetup, int], TrainingTask]
 
 
 def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
     """Return the tasks that the configuration has data of, in the order of --weights."""
-    heads = _trained_heads(config, start)
-    kinds = [_Kind(head.task, partial(Classification.read, head)) for head in heads]
+    split = config.validation_split if config.splits_validation else 0.0
+    kinds = [
+        _Kind(head, partial(read_classification, _classification(head, texts, split)))
+        for head, texts in _trained_heads(config, start)
+    ]
     if config.multiple_choice:
-        kinds.append(_Kind(MultipleChoice.name, MultipleChoice.read))
+        choices = ChoiceConfig(
+            files=config.multiple_choice,
+            validation=config.validation,
+            columns=config.columns,
+            choice_columns=config.choice_columns,
+            metric=config.metric,
+        )
+        kinds.append(_Kind(MULTIPLE_CHOICE, partial(read_questions, choices)))
     if config.token_classification:
-        kinds.append(_Kind(TokenTags.name, TokenTags.read))
+        tokens = TokenConfig(
+            files=config.token_classification,
+            validation=config.validation,
+            validation_split=split,
+            metric=config.metric,
+        )
+        kinds.append(_Kind(TOKENS, partial(read_tokens, tokens)))
     if config.question_answering:
-        kinds.append(_Kind(Questions.name, Questions.read))
+        questions = QuestionConfig(
+            files=config.question_answering,
+            validation=config.validation if config.validates_questions else (),
+            length=config.question_length or config.length,
+            metric=config.metric,
+        )
+        kinds.append(_Kind("question-answering", partial(read_spans, questions)))
     if config.embeddings:
-        kinds.append(_Kind(Embeddings.name, Embeddings.read))
+        vectors = EmbeddingConfig(
+            files=config.embeddings,
+            validation=config.validation if config.has_held_out_vectors else (),
+            columns=config.embedding_columns,
+        )
+        kinds.append(_Kind("embeddings", partial(read_vectors, vectors)))
     if config.pretraining:
-        kinds.append(_Kind(ContinuedPretraining.name, ContinuedPretraining.read))
+        kinds.append(_Kind("pretraining", partial(read_text, _pretraining(config, start))))
     return kinds
 
 
-def _trained_heads(config: FinetuneConfig, start: Start) -> list[ClassifierHead]:
+def _classification(head: Task, texts: ClassifierConfig, split: float) -> ClassificationConfig:
+    return ClassificationConfig(
+        head=head,
+        name=texts.head,
+        files=texts.text_classification,
+        validation=texts.validation,
+        validation_split=split,
+        task=None if texts.task is None else TASKS[texts.task],
+        problem=texts.problem,
+        columns=texts.columns,
+        labels=texts.labels,
+        class_weights=texts.class_weights,
+        metric=texts.metric,
+    )
+
+
+def _pretraining(config: FinetuneConfig, start: Start) -> PretrainingConfig:
+    recipe = RECIPES["small"]
+    short_rate = config.order_short_rate
+    return PretrainingConfig(
+        files=config.pretraining,
+        tokenizer_file=start.folder / "tokenizer.json",
+        shards=config.output / "shards",
+        sentence_task="nsp" if start.hf.get("albert_sentence_task") == "nsp" else "sop",
+        mask_rate=_MASK_RATE if config.mask_rate is None else config.mask_rate,
+        short_rate=recipe.short_rate,
+        has_pairs=bool(config.order_share),
+        order_length=config.order_length,
+        order_short_rate=recipe.short_rate if short_rate is None else short_rate,
+        order_sentences=config.order_sentences or recipe.order_sentences,
+    )
+
+
+def _trained_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, ClassifierConfig]]:
     """Return the classifiers that are trained, in the order of --weights.
 
     Data before `--head` is the default classifier's, which `transformers` reads. Without, and in a
@@ -63,7 +123,9 @@ def _trained_heads(config: FinetuneConfig, start: Start) -> list[ClassifierHead]
         RunError: two classifiers have one name, or options do not go together.
     """
     heads = config.heads
-    trained = [ClassifierHead(CLASSIFICATION, config)] if config.text_classification else []
+    trained: list[tuple[Task, ClassifierConfig]] = (
+        [(CLASSIFICATION, config)] if config.text_classification else []
+    )
     default = default_name(start.hf) or DEFAULT_HEAD
     if heads and not trained and CLASSIFICATION not in start.heads:
         names = [head.head for head in heads if head.head is not None]
@@ -78,21 +140,16 @@ def _trained_heads(config: FinetuneConfig, start: Start) -> list[ClassifierHead]
                 f"--head {head.head} names the default classifier, whose data stands before --head "
                 "already; give another name"
             )
-        trained.append(ClassifierHead(task, head))
+        trained.append((task, head))
     return trained
 
 
-def labelled_of(tasks: Sequence[FinetuningTask]) -> dict[Task, Classification | TokenTags]:
-    """Return the tasks whose heads' outputs have names, by their heads in the model."""
-    return {task.name: task for task in tasks if isinstance(task, Classification | TokenTags)}
-
-
-def heads_of(tasks: Sequence[FinetuningTask]) -> list[Task]:
+def heads_of(tasks: Sequence[TrainingTask]) -> list[Task]:
     """Return the heads that the tasks train."""
     return [head for task in tasks for stream in task.streams for head in stream.tasks]
 
 
-def read_tasks(config: FinetuneConfig, start: Start, world: World) -> list[FinetuningTask]:
+def read_tasks(config: FinetuneConfig, start: Start, world: World) -> list[TrainingTask]:
     """Read the data of all tasks of a run.
 
     Raises:
@@ -105,13 +162,23 @@ def read_tasks(config: FinetuneConfig, start: Start, world: World) -> list[Finet
             "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
             "--token-classification, --question-answering, --embeddings or --pretraining"
         )
-    tasks: list[FinetuningTask] = []
+    setup = TrainingSetup(
+        tokenizer=start.tokenizer,
+        architecture=start.architecture,
+        world=world,
+        seed=config.seed,
+        length=config.length,
+        truncation=config.truncation,
+        micro_batch_size=config.micro_batch_size,
+        compiles=start.compiles,
+    )
+    tasks: list[TrainingTask] = []
     errors: list[str] = []
     for kind, size in zip(kinds, _batch_sizes(config, kinds), strict=True):
-        if kind.name == ContinuedPretraining.name:
+        if kind.name == "pretraining":
             raise_listed(errors)  # now, since text takes long to prepare
         with collecting(errors):
-            tasks.append(kind.read(config, start, world, size))
+            tasks.append(kind.read(setup, size))
     raise_listed(errors)
     return tasks
 

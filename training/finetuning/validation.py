@@ -8,22 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from albert_serve.config import AlbertConfig
 from albert_serve.files import sha256_of
 from training.data.corpus import find_files
 from training.data.labelled.folders import CHOICES, files_of_split
 from training.errors import RunError
-from training.evaluation.metrics import LOWEST
-from training.evaluation.validation import HEADS_MEAN, Validation
-from training.finetuning.classification import Classification
 from training.finetuning.config import ClassifierConfig, FinetuneConfig
-from training.finetuning.pretraining import ContinuedPretraining
 from training.finetuning.steps import steps_an_epoch
-from training.finetuning.tasks import FinetuningTask, ValidatedTask
-from training.loop.early_stopping import BestValidation
+from training.loop.early_stopping import LOWEST, BestValidation
+from training.loop.validation import HEADS_MEAN, Validation
 from training.model.provenance import file_names
 from training.options.flags import flag_name
 from training.options.tables import is_table
+from training.tasks.base import TrainingTask
+from training.tasks.classification.loss import Classification
 
 # Steps between validations of several tasks.
 _VALIDATE_EVERY = 500
@@ -41,45 +38,37 @@ class Validating(NamedTuple):
     """The validation of a run and the selection of its best; None without held-out data."""
 
     validation: Validation | None
+    every: int
     selection: BestValidation | None
 
 
-def validating(
-    tasks: Sequence[FinetuningTask], config: FinetuneConfig, architecture: AlbertConfig
-) -> Validating:
+def validating(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> Validating:
     """Return the validation on the held-out data of all tasks.
 
     Raises:
         RunError: options need held-out data, or of a figure of several tasks the lowest is best.
     """
-    trained = [task for task in tasks if not isinstance(task, ContinuedPretraining)]
-    validated = [task for task in trained if task.held_out]
+    every = config.validate_every or steps_an_epoch(tasks) or _VALIDATE_EVERY
+    validated = [task for task in tasks if task.validation is not None]
+    validations = [task.validation for task in tasks if task.validation is not None]
     if not validated:
         if config.patience or any(head.metric for head in config.classifiers):
             raise RunError("--patience and --metric need held-out data; give --validation")
-        return Validating(None, None)
-    every = config.validate_every or steps_an_epoch(tasks) or _VALIDATE_EVERY
-    row_length = min(config.length, architecture.max_positions)
-    validation = _validation_of(validated, every=every, row_length=row_length)
-    return Validating(validation, _selection_of(validated, config))
-
-
-def _validation_of(tasks: Sequence[ValidatedTask], *, every: int, row_length: int) -> Validation:
-    """Return the validation on the held-out data of all."""
-    validations = [task.validation(every=every, row_length=row_length) for task in tasks]
+        return Validating(None, every, None)
+    selection = _selection_of(validated, config)
     if len(validations) == 1:
-        return validations[0]
-    classifiers = [task for task in tasks if isinstance(task, Classification)]
-    return Validation(
+        return Validating(validations[0], every, selection)
+    classifiers = [task for task in validated if isinstance(task, Classification)]
+    together = Validation(
         batches=[batch for validation in validations for batch in validation.batches],
-        every=every,
         tasks=tuple(task.name for task in classifiers),
-        metrics={task.name: task.figures for task in classifiers},
+        metrics={task.name: task.metrics.figures for task in classifiers},
         deciding={task.name: task.figure for task in classifiers},
     )
+    return Validating(together, every, selection)
 
 
-def _selection_of(tasks: Sequence[ValidatedTask], config: FinetuneConfig) -> BestValidation:
+def _selection_of(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> BestValidation:
     """Return the selection of the best validation; of several classifiers by their mean."""
     figures = [task.figure for task in tasks]
     figure = figures[0]

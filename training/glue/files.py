@@ -1,21 +1,14 @@
-"""The files of a GLUE task in a folder, official or the Hub's, and their texts."""
+"""The files of a GLUE task in a folder, official or the Hub's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from training.data.corpus import CorpusError
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.texts import (
-    ANY_SCORE,
-    LabelledSplits,
-    LabelledText,
-    read_splits,
-    read_texts,
-)
 from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
@@ -55,9 +48,9 @@ def training_files(task: GlueTask, folder: Path) -> _TrainingFiles:
 
     Validation is on `val.tsv` if there is one, otherwise on the first official held-out split.
     """
-    train = _find(folder, (*task.train, _HUB_TRAIN))
+    train = find_first(folder, (*task.train, _HUB_TRAIN))
     first = next(iter(task.dev))
-    validation = _find(folder, _VALIDATION) or _find(folder, _dev(task)[first])
+    validation = find_first(folder, _VALIDATION) or find_first(folder, _dev(task)[first])
     missing = [] if train else [_missing(folder, "training", task.train)]
     if not validation:
         missing.append(_missing(folder, "held-out", task.dev[first]))
@@ -67,38 +60,13 @@ def training_files(task: GlueTask, folder: Path) -> _TrainingFiles:
 
 def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
     """Find the held-out files of each split of a task in a folder."""
-    files = {split: _find(folder, patterns) for split, patterns in _dev(task).items()}
+    files = {split: find_first(folder, patterns) for split, patterns in _dev(task).items()}
     missing = [patterns for split, patterns in task.dev.items() if not files[split]]
     raise_listed([_missing(folder, "held-out", patterns) for patterns in missing])
     return files
 
 
-def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSplits:
-    """Read the files of each split, the training split first, and report skipped rows."""
-    return read_splits(
-        files, task.labels or None, task.columns, task.problem, task.scale or ANY_SCORE
-    )
-
-
-def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
-    """Read the texts of each split without labels, which have label 0; none if files are missing.
-
-    Rows without a text, of which QQP has a few, are included: GLUE's server requires an answer for
-    every row.
-    """
-    files = {split: _find(folder, patterns) for split, patterns in task.test.items()}
-    if not all(files.values()):
-        return {}
-    return {
-        split: [
-            LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
-            for index, (text, pair) in enumerate(read_texts(paths, task.columns))
-        ]
-        for split, paths in files.items()
-    }
-
-
-def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:
+def find_first(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Return the files of the first pattern that has any, compressed or not."""
     if not folder.is_dir():
         raise CorpusError(f"{folder} is not a folder; pass the folder of the task's files")

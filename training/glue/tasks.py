@@ -13,7 +13,6 @@ from typing import Final, Literal, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
-from training.data.labelled.texts import Scale
 
 # `f1` is F1 of label 1 of two. `macro_f1` is the mean over the labels. For texts with several
 # labels, `micro_f1` counts all labels, and `subset_accuracy` texts with exactly their labels.
@@ -52,7 +51,7 @@ class GlueTask:
     title: str
     columns: Columns
     labels: tuple[str, ...] = ()
-    scale: Scale | None = None
+    scale: tuple[float, float] | None = None
     metrics: tuple[Metric, ...] = ("accuracy",)
     train: tuple[str, ...] = ("train.tsv", "train.part*.tsv")
     dev: Mapping[str, tuple[str, ...]] = field(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_vectors
-from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import World, replicate
 from training.loop.early_stopping import BestValidation
@@ -18,6 +17,7 @@ from training.loop.metrics import MetricsWriter
 from training.loop.progress import Progress, record_run
 from training.loop.step import Mixture, Run
 from training.loop.trainer import Saver, Trainer
+from training.loop.validation import Validation
 from training.losses import LossFunction, Objective
 from training.model.checkpoint import read_tokenizer
 from training.model.heads import AlbertForTasks
@@ -70,7 +70,7 @@ class PreparedRun:
         start: folder of the checkpoint whose weights the run starts from; None for new weights.
         tokenizer_from: folder of the tokenizer.
         sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
-        validation, validates_start, compiles: as in `Trainer`.
+        validation, validate_every, validates_start, compiles: as in `Trainer`.
     """
 
     config: RunFolder
@@ -83,6 +83,7 @@ class PreparedRun:
     extra_config: Mapping[str, Any]
     sentence_vectors: SentenceVectors | None = None
     validation: Validation | None = None
+    validate_every: int = 1
     validates_start: bool = False
     compiles: bool = False
 
@@ -159,6 +160,7 @@ def train_run(prepared: PreparedRun) -> TrainedRun:
         metrics=MetricsWriter(config.output, step=run.progress.step) if is_main else None,
         report_every=config.report_every,
         validation=prepared.validation,
+        validate_every=prepared.validate_every,
         validates_start=prepared.validates_start,
         compiles=prepared.compiles,
     )

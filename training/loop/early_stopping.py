@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from training.errors import RunError
-from training.evaluation.metrics import LOWEST
 
+# The figures of which the lowest is the best.
+LOWEST: Final = frozenset({"loss", "mse"})
 _STATE: Final = ("best_step", "best", "num_since")
 
 

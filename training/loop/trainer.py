@@ -16,12 +16,11 @@ from tqdm import tqdm
 from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.progress import progress_bar
 from training.errors import RunError
-from training.evaluation.validation import Validation
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World
 from training.loop.metrics import Meter, MetricsWriter, describe, describe_validation
 from training.loop.step import Run, StepResult
-from training.loop.validating import validate
+from training.loop.validation import Validation, validate
 from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
 from training.model.heads import Task
 from training.model.labels import with_temperatures
@@ -155,7 +154,8 @@ class Trainer:
     Attributes:
         metrics: writer of metrics; None in a process that does not write.
         report_every: steps per line of metrics.
-        validation: held-out text to validate on during training.
+        validation: what is measured during training.
+        validate_every: steps between validations.
         validates_start: whether the weights are validated before the first step.
         compiles: whether the first step compiles the model, which takes minutes.
         sequel: how to go on after a signal, for the user.
@@ -166,6 +166,7 @@ class Trainer:
     metrics: MetricsWriter | None
     report_every: int
     validation: Validation | None = None
+    validate_every: int = 1
     validates_start: bool = False
     compiles: bool = False
     sequel: str = "the same command resumes it"
@@ -292,8 +293,8 @@ class Trainer:
 
     @property
     def _is_validation_due(self) -> bool:
-        step, validation = self.run.progress.step, self.validation
-        is_due = validation is not None and step > 0 and step % validation.every == 0
+        step = self.run.progress.step
+        is_due = self.validation is not None and step > 0 and step % self.validate_every == 0
         # Weights between skipped steps are not saved; see `_loop`.
         return is_due and not self.run.num_skipped_in_a_row
 

@@ -17,22 +17,22 @@ from training.data.corpus import find_files
 from training.data.preparation import prepare
 from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
-from training.evaluation.validation import Validation, held_out
 from training.loop.distributed import World, join_world
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
 from training.loop.progress import Progress, is_known_run, run_precision
 from training.loop.step import Mixture, Run
-from training.losses import LOSS_OF, compiled_losses
+from training.loop.validation import Validation
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
 from training.model.initialization import start_local
 from training.model.provenance import file_names
 from training.options.config import should_compile
-from training.order_losses import order_loss
 from training.pretraining.config import PretrainConfig, Start
 from training.pretraining.recipes import RECIPES, Recipe
-from training.pretraining.text_streams import TextStreams
 from training.system.precision import PrecisionName
+from training.tasks.pretraining.files import TextStreams
+from training.tasks.pretraining.loss import losses
+from training.tasks.pretraining.metrics import held_out
 
 # Default tokens of a micro-batch.
 _TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
@@ -122,10 +122,7 @@ class PretrainingJob:
                 weights=[1 - share, share] if share else [1.0],
                 loss_weights=self.recipe.loss_weights,
             ),
-            {
-                **(compiled_losses() if self.compiles else LOSS_OF),
-                "sentence-order": order_loss(compiles=self.compiles),
-            },
+            losses(compiles=self.compiles),
             self.recipe,
             progress=Progress(num_steps=num_steps(config, self.recipe), budget_s=config.budget),
             world=self.world,
@@ -236,6 +233,7 @@ def _train(job: PretrainingJob, record: Mapping[str, Any]) -> TrainedRun:
             tokenizer_from=job.start.tokenizer,
             extra_config={"albert_sentence_task": sentence_task},
             validation=_validation(job),
+            validate_every=config.validate_every,
             compiles=job.compiles,
         )
     )
@@ -260,7 +258,7 @@ def _validation(job: PretrainingJob) -> Validation | None:
     max_rows = max(1, _VALIDATION_TOKENS // job.recipe.length)
     streams = replace(job.streams, mask_rate=RECIPES["paper"].mask_rate)
     batches = list(held_out(text, streams.collator.masking, streams.examples, max_rows=max_rows))
-    return Validation(batches=batches, every=config.validate_every)
+    return Validation(batches=batches)
 
 
 def _stage(job: PretrainingJob, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,17 @@ import pytest
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import RACE, TINY, write
-from training.data.choices import choice_examples, split_choice, with_choice
 from training.data.corpus import CorpusError
-from training.data.labelled.choices import ChoiceText, groups_of, read_choices
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import race_files
+from training.tasks.multiple_choice.files import (
+    ChoiceText,
+    choice_examples,
+    groups_of,
+    read_choices,
+    split_choice,
+    with_choice,
+)
 
 
 def content(questions: list[ChoiceText]) -> list[tuple[Any, ...]]:

@@ -16,8 +16,15 @@ from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import REPOSITORY
 from training.data.corpus import CorpusError
 from training.data.examples import IGNORED
-from training.data.labelled.entities import Entity, TaggedText, label_names, read_tagged
-from training.data.tokens import token_examples, token_task, word_tags
+from training.tasks.token_classification.files import (
+    Entity,
+    TaggedText,
+    label_names,
+    read_tagged,
+    token_examples,
+    token_task,
+    word_tags,
+)
 
 Capture = pytest.CaptureFixture[str]
 WORDS = ["Ada", "King", "came", "to", "Vienna", "."]

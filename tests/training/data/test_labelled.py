@@ -17,7 +17,7 @@ from tests.training.support import write
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import files_of_split, labelled_files
-from training.data.labelled.texts import read_labelled, read_splits, read_texts
+from training.tasks.classification.files import read_labelled, read_splits, read_texts
 
 MULTI: Final = "multi_label_classification"
 

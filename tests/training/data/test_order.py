@@ -22,7 +22,7 @@ from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.errors import TrainingError
 from training.model.albert import ModelInputs
-from training.order_losses import paired_order_loss
+from training.tasks.pretraining.loss import paired_order_loss
 
 PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
 

@@ -16,7 +16,12 @@ from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD, write
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
-from training.data.questions import Question, locate_answers, read_squad, span_examples
+from training.tasks.question_answering.files import (
+    Question,
+    locate_answers,
+    read_squad,
+    span_examples,
+)
 
 
 def squad(*entry: dict[str, Any]) -> str:

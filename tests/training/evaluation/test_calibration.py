@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.evaluation.calibration import calibration_error, calibration_figures
+from training.tasks.classification.metrics import calibration_error, calibration_figures
 
 
 def _drawn(*, several: bool) -> tuple[Tensor, Tensor]:

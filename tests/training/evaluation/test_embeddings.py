@@ -17,8 +17,8 @@ from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.load import load_setups
 from training.commands.evaluate import main
-from training.data.similar import SimilarTexts, read_similar
-from training.evaluation.embeddings import (
+from training.tasks.embeddings.files import SimilarTexts, read_similar
+from training.tasks.embeddings.metrics import (
     Embedder,
     Vectors,
     retrieval_figures,

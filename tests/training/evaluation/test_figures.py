@@ -13,14 +13,18 @@ from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, log_loss
 
 from albert_serve.bundle.manifest import ProblemType
-from training.data.labelled.choices import ChoiceText
-from training.data.labelled.texts import LabelledText
-from training.data.questions import Question
-from training.evaluation.choices import ChoicePredictions
-from training.evaluation.classification import TextPredictions
 from training.evaluation.prediction_files import write_glue, write_squad
-from training.evaluation.questions import AnsweredQuestion, describe_threshold, question_figures
 from training.glue.tasks import TASKS
+from training.tasks.classification.files import LabelledText
+from training.tasks.classification.metrics import TextPredictions
+from training.tasks.multiple_choice.files import ChoiceText
+from training.tasks.multiple_choice.metrics import ChoicePredictions
+from training.tasks.question_answering.files import Question
+from training.tasks.question_answering.metrics import (
+    AnsweredQuestion,
+    describe_threshold,
+    question_figures,
+)
 
 NAMES = ["bad", "$fair_$", "good|fine"]
 

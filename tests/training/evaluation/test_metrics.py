@@ -13,9 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from training.data.questions import Question, read_squad
-from training.evaluation.metrics import metric_figures
-from training.evaluation.squad import Outcome, find_best_threshold, mean_score, score_answer
+from training.tasks.metrics import metric_figures
+from training.tasks.question_answering.files import Question, read_squad
+from training.tasks.question_answering.metrics import (
+    Outcome,
+    find_best_threshold,
+    mean_score,
+    score_answer,
+)
 
 # 6 right positives, 1 missed, 2 false, 3 right negatives.
 LABELS = np.array([1] * 6 + [1] + [0] * 2 + [0] * 3)

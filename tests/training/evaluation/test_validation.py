@@ -17,10 +17,11 @@ from training.data.batch import PretrainBatch, pad
 from training.data.examples import IGNORED, Example, ExampleSettings, build_examples
 from training.data.masking import NgramMasking
 from training.data.shards import Shard, Shards
-from training.evaluation.sentence_order import order_figures
-from training.evaluation.validation import held_out, measure, unigram_entropy
-from training.losses import Objective, pretrain_loss
+from training.loop.validation import measure
+from training.losses import Objective
 from training.model.heads import AlbertForTasks, Task, head_sizes
+from training.tasks.pretraining.loss import pretrain_loss
+from training.tasks.pretraining.metrics import held_out, order_figures, unigram_entropy
 
 CPU = torch.device("cpu")
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
@@ -55,11 +56,16 @@ def test_every_example_is_validated_once() -> None:
     )
 
 
+LOSSES = {"pretraining": pretrain_loss}
+
+
 def test_measuring_has_no_dropout_and_changes_nothing() -> None:
     dropping = replace(TINY, hidden_dropout=0.5, attention_dropout=0.5, classifier_dropout=0.5)
     model, plain = our_model(dropping, BOTH).train(), our_model(TINY, BOTH)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    figures = [measure(Objective(each, CPU), all_batches(), BOTH, CPU) for each in (model, plain)]
+    figures = [
+        measure(Objective(each, CPU, LOSSES), all_batches(), BOTH, CPU) for each in (model, plain)
+    ]
     assert figures[0] is not None
     assert figures[1] is not None
     assert {t: x.sums for t, x in figures[0].items()} == {t: x.sums for t, x in figures[1].items()}
@@ -78,7 +84,7 @@ def test_a_compiled_objective_is_not_compiled_again() -> None:
 
     model.albert.compile(backend=backend)
     batches = all_batches(max_rows=2)
-    assert measure(Objective(model, CPU), batches, BOTH, CPU) is not None
+    assert measure(Objective(model, CPU, LOSSES), batches, BOTH, CPU) is not None
     assert compiled["graphs"] == 0
     pretrain_loss(model, batches[0])
     assert compiled["graphs"] > 0

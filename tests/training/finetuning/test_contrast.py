@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from tests.training.support import best_step, run_command, validations
 from training.commands.finetune import main
-from training.finetuning.contrast import contrastive_loss
 from training.model.checkpoint import read_weights
+from training.tasks.classification.fitted_head import contrastive_loss
 
 ROOT = Path(__file__).parents[3]
 START = ROOT / "models" / "albert-small-en"

@@ -16,7 +16,7 @@ from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find
 from tests.training.support import SQUAD, best_step, refusal, run_command, validations
 from training.commands import evaluate
 from training.commands.finetune import main
-from training.evaluation.tokens import entity_figures
+from training.tasks.token_classification.metrics import entity_figures
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)

@@ -21,9 +21,9 @@ from tests.training.support import (
     validations,
 )
 from training.commands.finetune import main
-from training.data.labelled.texts import LabelledText
-from training.finetuning.data import TRAINING, VALIDATION, hold_out
 from training.model.checkpoint import load_checkpoint, read_weights
+from training.tasks.base import TRAINING, VALIDATION, hold_out
+from training.tasks.classification.files import LabelledText
 
 Capture = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from training.data.corpus import CorpusError
-from training.glue.files import dev_files, read_task, read_test, training_files
+from training.glue.files import dev_files, training_files
 from training.glue.tasks import TASKS, task_name
+from training.tasks.classification.files import read_task, read_test
 
 Capture = pytest.CaptureFixture[str]
 

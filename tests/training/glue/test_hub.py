@@ -13,9 +13,10 @@ import pytest
 
 from tests.training.conversion.hub_server import Hub, Repository, serve
 from tests.training.conversion.test_hub import run
-from training.glue.files import dev_files, read_task, training_files
+from training.glue.files import dev_files, training_files
 from training.glue.tasks import TASKS
 from training.options.labelled import GLUE
+from training.tasks.classification.files import read_task
 
 pytestmark = pytest.mark.process
 
@@ -38,7 +39,8 @@ _READ = """
 import json, sys
 from pathlib import Path
 from training.errors import report_errors
-from training.glue.files import dev_files, read_task, training_files
+from training.glue.files import (dev_files, training_files)
+from training.tasks.classification.files import (read_task)
 from training.glue.tasks import TASKS
 from training.options.labelled import LabelledTexts, with_task_data
 def main():

@@ -1,19 +1,29 @@
-"""Texts with entities: JSONL and Parquet, of words with tags or of characters; CoNLL's columns."""
+"""Texts with entities, and their training windows.
+
+Files are JSONL and Parquet, of words with tags or of characters, and CoNLL's columns.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from albert_serve.progress import progress
 from albert_serve.tables import Row
 from albert_serve.tables.columns import find_column
 from albert_serve.tables.formats import has_known_suffix
+from albert_serve.tasks import TaskSetup, TokenClassification
 from albert_serve.tasks.token_classification.entities import OUTSIDE, find_spans, split_tag
+from albert_serve.tasks.token_classification.task import TextInWindows
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
+from training.data.examples import IGNORED
 from training.data.labelled.cells import cell_text, from_utf_16, locate
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.tables import RowError, gather_rows, read_records
@@ -106,13 +116,13 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
             overlapping += [row.place] * (len(row.entities) - len(apart))
             repaired += [row.place] * row.num_repaired
             texts.append(TaggedText(text=row.text, entities=tuple(apart), place=row.place))
-    tell("tags that break their scheme, and are read as they stand", broken)
-    tell("entities that overlap another one, and are left out", overlapping)
-    tell("entities at other offsets than their text, and located by it", repaired)
+    _tell("tags that break their scheme, and are read as they stand", broken)
+    _tell("entities that overlap another one, and are left out", overlapping)
+    _tell("entities at other offsets than their text, and located by it", repaired)
     return texts
 
 
-def tell(fault: str, places: Sequence[str]) -> None:
+def _tell(fault: str, places: Sequence[str]) -> None:
     """Print how many faults there are, and the places of the first ones."""
     if places:
         shown = "; ".join(dict.fromkeys(places[:_SHOWN_PLACES]))
@@ -302,3 +312,76 @@ def _without_overlaps(entities: Sequence[Entity]) -> list[Entity]:
         if not apart or entity.start >= apart[-1].end:
             apart.append(entity)
     return apart
+
+
+def token_task(tokenizer: AlbertTokenizer, length: int) -> TokenClassification:
+    """Return the service's task, which lays texts in windows of at most `length` tokens."""
+    return TokenClassification(TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1))
+
+
+def words_of(laid: TextInWindows, text: TaggedText) -> list[range]:
+    """Return the tokens of each word: the file's, or those that the service finds in plain text.
+
+    A word of a file may have no token.
+    """
+    if not text.words:
+        return laid.words
+    begins = [start for start, _ in laid.encoding.offsets]
+    return [range(*(bisect_left(begins, place) for place in word)) for word in text.words]
+
+
+def word_tags(laid: TextInWindows, text: TaggedText) -> tuple[list[str], int]:
+    """Return the tag of each word, as BIO has it, and the number of entities that fit no words.
+
+    Such an entity begins or ends within a word; the words that begin in it are its.
+    """
+    offsets = laid.encoding.offsets
+    bounds = text.words or [(offsets[word[0]][0], offsets[word[-1]][1]) for word in laid.words]
+    tags = [OUTSIDE] * len(bounds)
+    num_unfit = 0
+    for start, end, label in text.entities:
+        inside = [n for n, (begin, _) in enumerate(bounds) if start <= begin < end]
+        for number in inside:
+            tags[number] = f"{'B' if number == inside[0] else 'I'}-{label}"
+        fits = inside and bounds[inside[0]][0] == start and bounds[inside[-1]][1] == end
+        num_unfit += not fits
+    return tags, num_unfit
+
+
+def token_examples(
+    texts: Sequence[TaggedText], tokenizer: AlbertTokenizer, names: Sequence[str], *, length: int
+) -> list[TokenisedExample]:
+    """Return the windows of texts, and print the places of entities that fit no words.
+
+    The target of a word's first token is the number of its tag, of each word in one window: that
+    with most text around it. The other tokens are IGNORED.
+
+    Args:
+        names: of the tags.
+        length: maximum tokens of a window.
+    """
+    task, number_of = token_task(tokenizer, length), {name: n for n, name in enumerate(names)}
+    examples, unfit = [], []
+    for text in progress(texts, title="tokenising texts", unit="texts"):
+        if not tokenizer.encode_plain(text.text).ids:
+            continue
+        laid = task.lay(text.text)
+        tags, num_unfit = word_tags(laid, text)
+        unfit += [text.place] * num_unfit
+        targets = [IGNORED] * len(laid.encoding)
+        for word, tag in zip(words_of(laid, text), tags, strict=True):
+            if word:
+                targets[word.start] = number_of[tag]
+        owners = laid.windows.owners().tolist()
+        for number, (window, (start, end)) in enumerate(
+            zip(laid.inputs, laid.windows.ranges, strict=True)
+        ):
+            part = [
+                target if owner == number else IGNORED
+                for target, owner in zip(targets[start:end], owners[start:end], strict=True)
+            ]
+            if any(target != IGNORED for target in part):
+                target = [IGNORED, *part, IGNORED]
+                examples.append(TokenisedExample(ids=window.ids, types=window.types, target=target))
+    _tell("entities that fit no words, and get the words that begin in them", unfit)
+    return examples

@@ -55,8 +55,6 @@ OFFICIAL: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
         "regression": ("pearson", "spearman"),
     }
 )
-# The figures of which the lowest is the best.
-LOWEST: Final = frozenset({"loss", "mse"})
 # The mean of several official metrics of a task, as in transformers' run_glue.
 COMBINED: Final = "combined_score"
 

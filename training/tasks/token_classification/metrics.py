@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from albert_serve.tasks.base import Logits, Runner
 from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
 from albert_serve.tasks.token_classification.task import TextInWindows
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.labelled.entities import TaggedText
-from training.data.tokens import token_task, word_tags, words_of
-from training.evaluation.torch_engine import EngineItem, TorchEngine, predict, predict_in_parts
-from training.model.heads import AlbertForTasks, Task
+from training.model.heads import AlbertForTasks
+from training.tasks.engine import EngineItem, TorchEngine, predict
+from training.tasks.token_classification.files import TaggedText, token_task, word_tags, words_of
 
 # The names of the figures begin with it.
 PREFIX: Final = "token_classification"
+# Decides which validation is best.
+FIGURE: Final = "f1"
 # The entities of a text, by its words.
 Entities: TypeAlias = frozenset[Span]
 
@@ -54,32 +54,18 @@ def _entities(tags: Sequence[str]) -> Entities:
     return frozenset(span for span in find_spans(tags) if span.label != OUTSIDE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutEntities:
-    """Texts by whose entities a model in training is measured, as `entity_items` has them."""
-
-    task: ClassVar[Task] = "token-classification"
-    items: Sequence[EngineItem]
-
-    def answer(
-        self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
-    ) -> list[tuple[Entities, Entities]] | None:
-        """Return predicted and right entities of a part; None if `should_stop` interrupted it."""
-        answer = partial(predict_entities, TorchEngine(model))
-        return predict_in_parts(self.items[own], answer, should_stop)
-
-    def figures(self, answered: Sequence[tuple[Entities, Entities]]) -> dict[str, float]:
-        """Return precision, recall and F1 of all entities, and the F1 of each label."""
-        whole, classes = entity_figures(answered)
-        return {**whole, **{f"f1/{label}": row["f1"] for label, row in classes.items()}}
-
-
 def predict_entities(
     runner: Runner, items: Sequence[EngineItem]
 ) -> list[tuple[Entities, Entities]]:
     """Return the predicted and the right entities of each text."""
     rights = [right for item in items for right in item.rights or ()]
     return list(zip(predict(runner, items, "texts"), rights, strict=True))
+
+
+def validation_figures(answered: Sequence[tuple[Entities, Entities]]) -> dict[str, float]:
+    """Return precision, recall and F1 of all entities, and the F1 of each label."""
+    whole, classes = entity_figures(answered)
+    return {**whole, **{f"{FIGURE}/{label}": row[FIGURE] for label, row in classes.items()}}
 
 
 def entity_figures(

@@ -17,10 +17,9 @@ from torch.nn import functional as F
 
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.choices import ChoiceExample, choice_examples
-from training.data.labelled.choices import ChoiceText, groups_of
-from training.evaluation.torch_engine import EngineItem, TorchEngine, predict
-from training.model.heads import AlbertForTasks
+from training.model.heads import MULTIPLE_CHOICE, AlbertForTasks
+from training.tasks.engine import EngineItem, TorchEngine, predict
+from training.tasks.multiple_choice.files import ChoiceText, choice_examples, groups_of
 
 # The names of the figures begin with it.
 PREFIX: Final = "multiple_choice"
@@ -103,19 +102,17 @@ def choose(
         questions, tokenizer, length=length, truncation=truncation
     )
     items = [
-        EngineItem(inputs=choice_inputs(example, tokenizer), read=_read_logits)
+        EngineItem(
+            inputs=[
+                EncoderInput(ids=sequence.ids, types=sequence.types, task=MULTIPLE_CHOICE, rows=[0])
+                for sequence in example.sequences(tokenizer)
+            ],
+            read=_read_logits,
+        )
         for example in examples
     ]
     logits = predict(TorchEngine(model), items, "questions")
     return ChoicePredictions(questions=questions, logits=logits, num_truncated=num_truncated)
-
-
-def choice_inputs(example: ChoiceExample, tokenizer: AlbertTokenizer) -> list[EncoderInput]:
-    """Return the input of each choice of a question."""
-    return [
-        EncoderInput(ids=sequence.ids, types=sequence.types, task="multiple-choice", rows=[0])
-        for sequence in example.sequences(tokenizer)
-    ]
 
 
 def _read_logits(logits: list[Logits]) -> list[NDArray[np.float32]]:

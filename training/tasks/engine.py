@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 
@@ -17,14 +17,13 @@ from albert_serve.progress import progress_bar
 from albert_serve.tasks.base import EncoderInput, Logits, Runner
 from albert_serve.tasks.grouping import group_by_length
 from training.data.batch import pad
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, Task
 
 _TOKENS_A_BATCH: Final = 8192
 # Tokens whose logits are held in memory together.
 _TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
 # Items between two looks at whether to stop.
 _ANSWERED_TOGETHER: Final = 256
-_AnswerT = TypeVar("_AnswerT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,15 +97,27 @@ class TorchEngine:
         return results
 
 
-def predict_in_parts(
-    items: Sequence[EngineItem],
-    answer: Callable[[Sequence[EngineItem]], list[_AnswerT]],
-    should_stop: Callable[[], bool],
-) -> list[_AnswerT] | None:
-    """Answer items part by part; None if `should_stop` interrupted it."""
-    answered: list[_AnswerT] = []
-    for begin in range(0, len(items), _ANSWERED_TOGETHER):
-        if should_stop():
-            return None
-        answered += answer(items[begin : begin + _ANSWERED_TOGETHER])
-    return answered
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutItems:
+    """Held-out items of a task that a model in training answers as the service does.
+
+    Attributes:
+        predict: returns an engine's answers to items.
+        figures: returns the figures of all answers.
+    """
+
+    task: Task
+    items: Sequence[EngineItem]
+    predict: Callable[[Runner, Sequence[EngineItem]], Sequence[Any]]
+    figures: Callable[[Sequence[Any]], dict[str, float]]
+
+    def answer(
+        self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
+    ) -> list[Any] | None:
+        """Answer a part of the items; None if `should_stop` interrupted it."""
+        items, engine, answered = self.items[own], TorchEngine(model), list[Any]()
+        for begin in range(0, len(items), _ANSWERED_TOGETHER):
+            if should_stop():
+                return None
+            answered += self.predict(engine, items[begin : begin + _ANSWERED_TOGETHER])
+        return answered

@@ -1,46 +1,26 @@
-"""Validation on held-out text: loss and accuracy of masked tokens and of the sentence task."""
+"""Validation of a model in training on held-out data, which the run's processes divide."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from statistics import fmean
 from typing import Any, Final, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.data.batch import LossName, MicroBatch, PretrainBatch
-from training.data.collate import Collator
-from training.data.examples import ExampleSettings
-from training.data.masking import NgramMasking
-from training.data.packing import Plan
-from training.data.shards import Shards
+from albert_serve.progress import progress
+from training.data.batch import LossName, MicroBatch
+from training.loop.distributed import World, replica
+from training.loop.step import Run
 from training.losses import Tally
 from training.model.heads import AlbertForTasks, Task
 from training.system.precision import PrecisionName, precision
 
-# Fixed, so that all models predict the same tokens.
-_SEED: Final = 12345
-# Tokens per batch.
-_TOKENS_A_BATCH: Final = 4096
 # The mean of the figures of several classifiers.
 HEADS_MEAN: Final = "mean_of_heads"
-
-
-def held_out(
-    shards: Shards, masking: NgramMasking, settings: ExampleSettings, *, max_rows: int | None = None
-) -> Iterator[PretrainBatch]:
-    """Yield batches of the packed rows of one epoch, or its first `max_rows`; deterministic."""
-    plan = Plan(shards=shards, settings=settings, seed=_SEED)
-    collate = Collator(shards=shards, masking=masking, length=settings.length, seed=_SEED)
-    rows = islice(plan.epoch(0), max_rows)
-    size = max(1, _TOKENS_A_BATCH // settings.length)
-    while chunk := list(islice(rows, size)):
-        yield collate(chunk)
 
 
 class HeldOutItems(Protocol):
@@ -61,7 +41,7 @@ class HeldOutItems(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """Held-out batches, and the interval in steps of the validation on them.
+    """Held-out data, and what is measured on it.
 
     Attributes:
         tasks: the tasks of the batches; None for those of the run's first task stream.
@@ -70,8 +50,7 @@ class Validation:
         held_out: items that are measured by the service's answers, in place of the batches.
     """
 
-    batches: Sequence[MicroBatch]
-    every: int
+    batches: Sequence[MicroBatch] = ()
     tasks: tuple[Task, ...] | None = None
     metrics: Mapping[Task, Callable[[Tensor, Tensor], Mapping[str, float]]] = field(
         default_factory=dict
@@ -133,11 +112,62 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def unigram_entropy(shards: Shards, vocab_size: int) -> float:
-    """Return the entropy of the corpus' token frequencies, in nats.
+def validate(
+    run: Run, validation: Validation, *, should_stop: Callable[[], bool]
+) -> dict[Task, dict[str, float]] | None:
+    """Return the figures of each task, the same in all processes; None if it was interrupted.
 
-    It is the loss of a model that has learnt the token frequencies of this text and nothing else.
+    All processes must call it. Each measures every N-th batch.
+
+    Args:
+        should_stop: whether a single process is interrupted; several finish it.
     """
-    counts = shards.token_counts(vocab_size)
-    frequencies = counts[counts > 0] / counts.sum()
-    return float(-(frequencies * np.log(frequencies)).sum())
+    if validation.held_out is not None:
+        return _validate_items(run, validation.held_out, should_stop)
+    world = run.world
+    places = range(world.rank, len(validation.batches), world.size)
+    tallies = measure(
+        replica(run.objective),
+        (validation.batches[n] for n in progress(places, title="validation", unit="batches")),
+        validation.tasks or run.mixture.streams[0].tasks,
+        world.device,
+        run.precision,
+        should_stop=lambda: world.size == 1 and should_stop(),
+    )
+    if tallies is None:
+        return None
+    return {
+        task: _agreed(validation.figures(task, tally), world)
+        for task, tally in _merged(world.gather(tallies)).items()
+    }
+
+
+def _validate_items(
+    run: Run, held_out: HeldOutItems, should_stop: Callable[[], bool]
+) -> dict[Task, dict[str, float]] | None:
+    """Return the figures of the answers; each process answers every N-th item."""
+    world = run.world
+    with evaluating(run.objective), precision(world.device, run.precision):
+        answered = held_out.answer(
+            run.model,
+            slice(world.rank, None, world.size),
+            should_stop=lambda: world.size == 1 and should_stop(),
+        )
+    if answered is None:
+        return None
+    every = [each for part in world.gather(answered) for each in part]
+    return {held_out.task: _agreed(held_out.figures(every), world)}
+
+
+def _merged(parts: list[dict[Task, Tally]]) -> dict[Task, Tally]:
+    whole, *others = parts
+    for part in others:
+        for task, tally in part.items():
+            whole[task].merge(tally)
+    return whole
+
+
+def _agreed(figures: dict[str, float], world: World) -> dict[str, float]:
+    """Return the main process' figures: another host may round otherwise, and decide otherwise."""
+    values = world.sum([value if world.is_main else 0.0 for value in figures.values()])
+    return dict(zip(figures, values, strict=True))

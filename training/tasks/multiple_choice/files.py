@@ -1,4 +1,4 @@
-"""Questions of multiple choice, from tables and from the files of RACE."""
+"""Questions of multiple choice, from tables and from the files of RACE, and their tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from albert_serve.progress import progress
 from albert_serve.tables import Row
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import cell_text
 from training.data.labelled.columns import (
@@ -26,6 +32,12 @@ from training.data.labelled.tables import RowError, gather_rows
 _ONLY: Final = "data"
 # A record of RACE has these keys, and `article`.
 _RACE_FIELDS: Final = ("questions", "options", "answers")
+_NUM_SPECIAL: Final = 3
+# Also within words: RACE has "a_." and "to_tomorrow", and the original replaces every underscore.
+_BLANK: Final = re.compile("_+")
+# Tokens of a choice with its question that are kept in any case.
+_CHOICE_TOKENS: Final = 128
+_Tokens: TypeAlias = "NDArray[np.int32]"
 # The two kinds of schools whose examinations RACE consists of, as its folders name them.
 _RACE_LEVELS: Final = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")
 
@@ -250,3 +262,101 @@ def _is_ambiguous(answer: Any, choices: Sequence[str], labels: Sequence[str]) ->
 def groups_of(questions: Iterable[ChoiceText]) -> list[str]:
     """Return the names of the groups of questions, in the order of their first questions."""
     return [name for name in dict.fromkeys(question.group for question in questions) if name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChoiceExample:
+    """A question with its choices; questions on one context share its tokens.
+
+    Attributes:
+        context: tokens without special ones.
+        choices: the same of each choice, with its question.
+        target: index of the right choice.
+        length: maximum tokens of a sequence.
+    """
+
+    context: _Tokens
+    choices: tuple[_Tokens, ...]
+    target: int
+    length: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each sequence."""
+        return [sum(self._split(choice)) + _NUM_SPECIAL for choice in self.choices]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a sequence lacks tokens of the context or the choice."""
+        whole = (len(self.context) + len(choice) + _NUM_SPECIAL for choice in self.choices)
+        return max(whole) > self.length
+
+    def sequences(self, tokenizer: AlbertTokenizer) -> list[TokenisedExample]:
+        """Return each as [CLS] context [SEP] question choice [SEP], cut by `split_choice`."""
+        cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+        sequences = []
+        for choice in self.choices:
+            num_first, num_second = self._split(choice)
+            second = choice[len(choice) - num_second :].tolist()
+            sequences.append(
+                TokenisedExample(
+                    ids=[cls_id, *self.context[:num_first].tolist(), sep_id, *second, sep_id],
+                    types=[0] * (num_first + 2) + [1] * (num_second + 1),
+                    target=0,  # its question has one
+                )
+            )
+        return sequences
+
+    def _split(self, choice: _Tokens) -> tuple[int, int]:
+        return split_choice(len(self.context), len(choice), self.length)
+
+
+def with_choice(question: str | None, choice: str) -> str:
+    """Return a question with a choice in its blanks; after it, if it has no blanks."""
+    if not question:
+        return choice
+    if _BLANK.search(question):
+        return _BLANK.sub(lambda _: choice, question)
+    return f"{question} {choice}"
+
+
+def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:
+    """Return the tokens of a context, its first, and of a choice, its last, that fit the positions.
+
+    The context is cut first. Of a choice, which has its question before it, the last 128 tokens, or
+    half of fewer positions, are kept in any case (the original's run_race).
+    """
+    room = max_positions - _NUM_SPECIAL
+    reserved = min(_CHOICE_TOKENS, room // 2)
+    num_choice = min(num_choice, max(reserved, room - num_context))
+    return min(num_context, room - num_choice), num_choice
+
+
+def choice_examples(
+    texts: Sequence[ChoiceText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
+) -> tuple[list[ChoiceExample], int]:
+    """Tokenise questions, and return how many have a context or choice that is cut."""
+    examples, errors, num_truncated = [], [], 0
+    context: tuple[str, _Tokens] | None = None
+    for text in progress(texts, title="tokenising questions", unit="questions"):
+        # The questions on a passage follow each other.
+        if context is None or context[0] != text.context:
+            context = text.context, _tokens(tokenizer, text.context)
+        example = ChoiceExample(
+            context=context[1],
+            choices=tuple(
+                _tokens(tokenizer, with_choice(text.question, choice)) for choice in text.choices
+            ),
+            target=text.label,
+            length=length,
+        )
+        if example.is_cut and not truncation:
+            errors.append(f"{text.place}: over {length} tokens; --truncation truncates such texts")
+        num_truncated += example.is_cut
+        examples.append(example)
+    raise_listed(errors)
+    return examples, num_truncated
+
+
+def _tokens(tokenizer: AlbertTokenizer, text: str) -> _Tokens:
+    return np.array(tokenizer.encode_plain(text).ids, np.int32)

@@ -1,4 +1,4 @@
-"""Labelled texts, and pairs of texts, from CSV, TSV, JSONL and Parquet files."""
+"""Labelled texts, and pairs of texts, from CSV, TSV, JSONL and Parquet files, and their tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
+from albert_serve.errors import TextTooLongError
 from albert_serve.names import listed
+from albert_serve.progress import progress
 from albert_serve.tables import Row
+from albert_serve.tasks.truncation import Truncator
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
 from training.data.labelled.cells import (
     LabelFormError,
@@ -25,6 +30,8 @@ from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns,
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.label_names import first_spellings, label_indices, label_key
 from training.data.labelled.tables import LeftOut, RowError, gather_rows, tell_left_out
+from training.glue.files import find_first
+from training.glue.tasks import GlueTask
 
 # A file has one split, of this name.
 _ONLY: Final = "data"
@@ -406,3 +413,50 @@ def _no_text(row: Row, names: ColumnNames) -> LeftOut | RowError:
 def _natural(label: str) -> tuple[bool, int, str]:
     """Return a sort key: numbers by their value, before other labels."""
     return (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
+
+
+def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSplits:
+    """Read the files of each split, the training split first, and report skipped rows."""
+    return read_splits(
+        files, task.labels or None, task.columns, task.problem, task.scale or ANY_SCORE
+    )
+
+
+def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
+    """Read the texts of each split without labels, which have label 0; none if files are missing.
+
+    Rows without a text, of which QQP has a few, are included: GLUE's server requires an answer for
+    every row.
+    """
+    files = {split: find_first(folder, patterns) for split, patterns in task.test.items()}
+    if not all(files.values()):
+        return {}
+    return {
+        split: [
+            LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
+            for index, (text, pair) in enumerate(read_texts(paths, task.columns))
+        ]
+        for split, paths in files.items()
+    }
+
+
+def labelled_examples(
+    texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
+) -> tuple[list[TokenisedExample], int]:
+    """Tokenise the texts, and return how many were truncated to `length` tokens.
+
+    Of a pair, the longer text is truncated first.
+    """
+    examples, errors, num_truncated = [], [], 0
+    truncator = Truncator(tokenizer, length, "truncate" if truncation else "error")
+    for text in progress(texts, title="tokenising texts", unit="texts"):
+        try:
+            fitted = truncator.fit_texts(text.text, text.pair)
+        except TextTooLongError:
+            errors.append(f"{text.place}: over {length} tokens; --truncation truncates such texts")
+        else:
+            num_truncated += fitted.num_truncated > 0
+            ids, types = fitted.encoding.ids, fitted.encoding.types
+            examples.append(TokenisedExample(ids=ids, types=types, target=text.label))
+    raise_listed(errors)
+    return examples, num_truncated

@@ -23,10 +23,10 @@ from albert_serve.tasks.base import Logits, Prepared, Runner, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.errors import raise_listed
-from training.data.similar import SimilarTexts
-from training.evaluation.metrics import metric_figures
-from training.evaluation.torch_engine import EngineItem, TorchEngine, predict
 from training.model.heads import AlbertForTasks
+from training.tasks.embeddings.files import SimilarTexts
+from training.tasks.engine import EngineItem, TorchEngine, predict
+from training.tasks.metrics import metric_figures
 
 # The names of the figures begin with it.
 PREFIX: Final = "embeddings"

@@ -1,0 +1,1 @@
+"""Text classification: files, loss and metrics."""

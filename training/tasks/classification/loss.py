@@ -1,0 +1,284 @@
+"""Text classification in a run: its configuration, its losses, and its held-out texts.
+
+Shape legend: C sequences, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from albert_serve.bundle.manifest import ProblemType
+from albert_serve.names import listed
+from training.data.batch import ExampleBatch, LossName, TokenisedExample
+from training.data.corpus import CorpusError
+from training.data.labelled.columns import Columns
+from training.data.labelled.label_names import first_spellings
+from training.errors import RunError
+from training.glue.tasks import GlueTask
+from training.loop.validation import Validation
+from training.losses import LogitsFunction, LossFunction, LossSums, cls_logits, cross_entropy
+from training.model.checkpoint import label_keys
+from training.model.heads import AlbertForTasks, Task
+from training.tasks.base import (
+    TRAINING,
+    VALIDATION,
+    TrainingSetup,
+    TrainingTask,
+    hold_out,
+    validation_batches,
+)
+from training.tasks.classification.files import (
+    LabelledSplits,
+    LabelledText,
+    labelled_examples,
+    read_splits,
+    read_task,
+)
+from training.tasks.classification.metrics import ValidationMetrics
+from training.tasks.metrics import OFFICIAL
+
+# Labels that are printed, of those with most texts and of those with few.
+_MAX_SHOWN: Final = 20
+_FEW: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassificationConfig:
+    """The texts of a classifier in a run.
+
+    Attributes:
+        head: of the model.
+        name: that the run gives the classifier; None if it gives none.
+        task: of GLUE, whose columns and labels count; None for the user's own files.
+        problem: None for one label a text, unless labels are many numbers, which is an error.
+        labels: names of the labels 0, 1, ...; none for those of the files.
+        class_weights: factors of the labels' losses, or `balanced`.
+        metric: figure that decides which validation is best; None for the official ones.
+        validation_split: part of the files' texts that is held out; 0 for none.
+    """
+
+    head: Task
+    name: str | None
+    files: Sequence[Path]
+    validation: Sequence[Path]
+    validation_split: float
+    task: GlueTask | None
+    problem: ProblemType | None
+    columns: Columns
+    labels: Sequence[str]
+    class_weights: Sequence[str | float]
+    metric: str | None
+
+    def read_splits(self) -> LabelledSplits:
+        """Read the texts of training and validation."""
+        files = {TRAINING: self.files}
+        if self.validation:
+            files[VALIDATION] = self.validation
+        if self.task is not None:
+            splits = read_task(self.task, files)
+        else:
+            labels = first_spellings(self.labels) or None
+            splits = read_splits(files, labels, self.columns, self.problem)
+        return splits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification(TrainingTask):
+    """A classifier of texts in a run.
+
+    Attributes:
+        head_name: that the run gives the classifier; None if it gives none.
+        names: of its labels.
+        metrics: of its held-out texts.
+        examples: of training.
+        class_weights: (K,) factors of the labels' losses.
+    """
+
+    head_name: str | None
+    names: Sequence[str]
+    metrics: ValidationMetrics
+    examples: Sequence[TokenisedExample]
+    class_weights: Tensor | None = None
+
+    @property
+    def problem(self) -> ProblemType:
+        """The kind of the task."""
+        return self.metrics.problem
+
+
+def read_classification(
+    config: ClassificationConfig, setup: TrainingSetup, batch_size: int
+) -> Classification:
+    """Read and tokenise the texts of a classifier's training and validation files.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
+        RunError: options do not fit the data.
+    """
+    problem = config.problem or "single_label_classification"
+    splits = config.read_splits()
+    if problem != "regression":
+        _print_labels(config.name, splits)
+    if config.validation_split:
+        divided = hold_out(splits.texts[TRAINING], config.validation_split)
+        splits = splits._replace(texts=divided)
+    texts, names = splits.texts, splits.names
+    if len(names) < 2 and problem != "regression":
+        shown = ", ".join(names) or "none"
+        raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
+    weights = _class_weights(config.class_weights, texts[TRAINING], names, problem)
+    examples, long_texts = setup.tokenise(texts, labelled_examples)
+    metrics = ValidationMetrics(
+        problem=problem,
+        num_labels=len(names),
+        official=OFFICIAL[problem] if config.task is None else config.task.metrics,
+        metric=config.metric,
+    )
+    held_out = validation_batches(
+        config.head, examples.get(VALIDATION, ()), row_length=setup.row_length
+    )
+    return Classification(
+        name=config.head,
+        head_name=config.name,
+        names=names,
+        examples=examples[TRAINING],
+        metrics=metrics,
+        class_weights=weights,
+        streams=(setup.stream(config.head, examples[TRAINING], batch_size),),
+        losses={config.head: _loss(problem, weights, setup.compiled(cls_logits))},
+        validation=Validation(
+            batches=held_out, tasks=(config.head,), metrics={config.head: metrics.calibrated}
+        )
+        if held_out
+        else None,
+        figure=metrics.figure,
+        labels=label_keys(names, multi_label=problem == "multi_label_classification"),
+        long_texts=long_texts,
+    )
+
+
+def _print_labels(head: str | None, splits: LabelledSplits) -> None:
+    """Print the number of texts of each label, and the labels with few, which may be typos."""
+    texts, names = splits.texts[TRAINING], splits.names
+    has_several = isinstance(texts[0].label, tuple)
+    labels_NK = np.array([text.label for text in texts], np.int64)
+    counts_K = labels_NK.sum(0) if has_several else np.bincount(labels_NK, minlength=len(names))
+    counts = sorted(zip(counts_K.tolist(), names, strict=True), key=lambda pair: -pair[0])
+    title = "label" if head is None else f"label of {head}"
+    width = max(len(title), *(len(name) for _, name in counts[:_MAX_SHOWN]))
+    print(f"{title:{width}}  {'texts':>7}    share")
+    for count, name in counts[:_MAX_SHOWN]:
+        print(f"{name:{width}}  {count:7,}  {100 * count / len(texts):5.1f} %")
+    if len(names) > _MAX_SHOWN:
+        print(f"... and {len(names) - _MAX_SHOWN:,} more labels")
+    few = [f"{name} ({count})" for count, name in reversed(counts) if count < _FEW]
+    if few:
+        more = f", ... and {len(few) - _MAX_SHOWN:,} more" if len(few) > _MAX_SHOWN else ""
+        print(f"labels with fewer than {_FEW} texts: {', '.join(few[:_MAX_SHOWN])}{more}")
+
+
+def _loss(
+    problem: ProblemType, class_weights: Tensor | None, logits: LogitsFunction
+) -> LossFunction:
+    """Return the loss function of labelled texts."""
+    if problem == "single_label_classification":
+        return partial(classification_loss, logits=logits, class_weights=class_weights)
+    if problem == "multi_label_classification":
+        return partial(multi_label_loss, logits=logits)
+    return partial(regression_loss, logits=logits)
+
+
+def _class_weights(
+    asked: Sequence[str | float],
+    texts: Sequence[LabelledText],
+    names: Sequence[str],
+    problem: ProblemType,
+) -> Tensor | None:
+    """Return the weights (K,) of the labels that `--class-weights` asks for.
+
+    Raises:
+        RunError: there is not one for each label, or texts do not have one label each.
+    """
+    if not asked:
+        return None
+    if problem != "single_label_classification":
+        raise RunError(f"--class-weights requires one label per text; this is {problem}")
+    numbers = [weight for weight in asked if isinstance(weight, int | float)]
+    if len(numbers) == len(asked) == len(names):
+        return torch.tensor(numbers, dtype=torch.float32)
+    if list(asked) != ["balanced"]:
+        raise RunError(
+            f"--class-weights {' '.join(map(str, asked))}: give `balanced`, or one number for "
+            f"each of {len(names)} labels ({listed(names)})"
+        )
+    counts = np.bincount([text.label for text in texts], minlength=len(names))
+    present = counts > 0
+    weights = np.ones(len(names))
+    weights[present] = len(texts) / (present.sum() * counts[present])
+    return torch.from_numpy(weights).float()
+
+
+def classification_loss(
+    model: AlbertForTasks,
+    batch: ExampleBatch,
+    logits: LogitsFunction = cls_logits,
+    class_weights: Tensor | None = None,
+) -> dict[LossName, LossSums]:
+    """Return the loss of text classification: cross-entropy over the pooled [CLS] row.
+
+    Args:
+        class_weights: (K,) factors of the losses of each label's examples, in training only: the
+            loss of held-out texts is the plain one.
+    """
+    logits_CK = logits(model, batch).float()
+    result = cross_entropy(logits_CK, batch.targets, len(batch.targets))
+    if class_weights is not None and model.training:
+        loss = F.cross_entropy(
+            logits_CK, batch.targets, class_weights.to(logits_CK.device), reduction="sum"
+        )
+        result = replace(result, loss=loss)
+    return {batch.task: replace(result, logits=logits_CK, targets=batch.targets)}
+
+
+def regression_loss(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
+) -> dict[LossName, LossSums]:
+    """Return the loss of a regression: squared errors; right are numbers within 0.5."""
+    logits_C1 = logits(model, batch).float()
+    errors_C = logits_C1[:, 0] - batch.targets
+    result = LossSums(
+        loss=errors_C.square().sum(),
+        right=(errors_C.abs() < 0.5).sum(),
+        count=len(errors_C),
+        logits=logits_C1,
+        targets=batch.targets,
+    )
+    return {batch.task: result}
+
+
+def multi_label_loss(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
+) -> dict[LossName, LossSums]:
+    """Return the loss of texts with several labels: binary cross-entropy, the mean over labels.
+
+    Right are texts of which exactly the labels are predicted. The targets are 1 and 0, (C, K).
+    """
+    logits_CK = logits(model, batch).float()
+    losses_CK = F.binary_cross_entropy_with_logits(logits_CK, batch.targets, reduction="none")
+    result = LossSums(
+        loss=losses_CK.mean(-1).sum(),
+        right=((logits_CK > 0) == (batch.targets > 0)).all(-1).sum(),
+        count=len(logits_CK),
+        logits=logits_CK,
+        targets=batch.targets,
+    )
+    return {batch.task: result}

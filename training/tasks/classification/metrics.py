@@ -1,0 +1,402 @@
+"""Evaluation of text classification and of regression, and calibration of a classifier.
+
+Shape legend: N texts, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, nan
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from albert_serve.bundle.manifest import ProblemType
+from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.names import listed
+from albert_serve.tasks.base import EncoderInput, Runner
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import TokenisedExample
+from training.data.labelled.label_names import label_indices, label_key
+from training.errors import EvaluationError
+from training.glue.tasks import GlueTask, Metric
+from training.model.heads import Task
+from training.tasks.base import check_metric
+from training.tasks.classification.files import LabelledText, labelled_examples
+from training.tasks.engine import EngineItem, predict
+from training.tasks.metrics import COMBINED, mean_metric, metric_figures, predictions_of
+
+_NUM_BINS: Final = 15
+_MAX_LOG: Final = 4.0
+# The names of the figures begin with it.
+PREFIX: Final = "text_classification"
+# The metrics that `--metric` can name.
+_ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
+    {
+        "single_label_classification": ("accuracy", "macro_f1", "matthews_correlation"),
+        "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
+        "regression": ("pearson", "spearman", "mse"),
+    }
+)
+_METRICS: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
+    {
+        "single_label_classification": ("accuracy", "macro_f1"),
+        "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
+        "regression": ("pearson", "spearman", "mse"),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationMetrics:
+    """The figures of a classifier's held-out texts during training.
+
+    Attributes:
+        official: metrics, whose mean decides which validation is best.
+        metric: the figure that decides in their place, as `--metric` names it.
+
+    Raises:
+        RunError: `metric` is none of these labels.
+    """
+
+    problem: ProblemType
+    num_labels: int
+    official: tuple[Metric, ...]
+    metric: str | None
+
+    def __post_init__(self) -> None:
+        """Check that `--metric` is one of these labels."""
+        is_single = self.problem == "single_label_classification"
+        data = f"{self.num_labels} labels" if is_single else self.problem
+        check_metric(self.metric, (*self._allowed, "loss"), data)
+
+    @property
+    def _allowed(self) -> tuple[Metric, ...]:
+        is_binary = self.problem == "single_label_classification" and self.num_labels == 2
+        return (*_ALLOWED[self.problem], "f1") if is_binary else _ALLOWED[self.problem]
+
+    @property
+    def figure(self) -> str:
+        """The figure that decides: `--metric`'s, or the official metrics."""
+        return self.metric or (self.official[0] if len(self.official) == 1 else COMBINED)
+
+    def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+        """Return the metrics of logits (N, K), and the mean of the official ones.
+
+        Macro-F1 is always among those of labels, since accuracy hides rare ones.
+        """
+        asked = (each for each in self._allowed if each in ("macro_f1", self.metric))
+        metrics = tuple(dict.fromkeys((*self.official, *asked)))
+        figures = metric_figures(metrics, logits_NK.numpy(), targets_N.numpy())
+        if len(self.official) == 1:
+            return figures
+        return {**figures, COMBINED: mean_metric({each: figures[each] for each in self.official})}
+
+    def calibrated(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+        """Return the metrics, and those of calibration."""
+        figures = self.figures(logits_NK, targets_N)
+        if self.problem != "regression":
+            figures |= calibration_figures(logits_NK.float(), targets_N)
+        return figures
+
+
+def head_figure(name: str, figure: str) -> str:
+    """Return the name of a figure of a named head, from the default head's name of it."""
+    return f"{PREFIX}/{name}{figure.removeprefix(PREFIX)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPredictions:
+    """A model's predictions for labelled texts.
+
+    Attributes:
+        names: of the labels; of a regression that of the score.
+        logits: (N, K) fp32.
+        num_truncated: texts that were cut.
+        temperature: the classifier's.
+    """
+
+    texts: Sequence[LabelledText]
+    names: Sequence[str]
+    problem: ProblemType
+    logits: NDArray[np.float32]
+    num_truncated: int = 0
+    temperature: float = 1.0
+
+    @cached_property
+    def targets(self) -> NDArray[Any]:
+        """The labels or scores (N,), or 1 and 0 for each of several labels (N, K)."""
+        dtype = np.int64 if self.problem == "multi_label_classification" else None
+        return np.array([text.label for text in self.texts], dtype)
+
+    @cached_property
+    def predictions(self) -> NDArray[Any]:
+        """The predictions, as the targets."""
+        return predictions_of(self.logits, several=self.problem == "multi_label_classification")
+
+    @cached_property
+    def losses_N(self) -> NDArray[np.float32]:
+        """The loss of each text: cross-entropy, of several labels its mean, or squared error."""
+        logits_NK = torch.from_numpy(self.logits)
+        losses: Tensor
+        if self.problem == "regression":
+            losses = (logits_NK[:, 0] - torch.from_numpy(self.targets).float()).square()
+        elif self.problem == "multi_label_classification":
+            targets_NK = torch.from_numpy(self.targets).float()
+            losses = F.binary_cross_entropy_with_logits(logits_NK, targets_NK, reduction="none")
+            losses = losses.mean(-1)
+        else:
+            losses = F.cross_entropy(logits_NK, torch.from_numpy(self.targets), reduction="none")
+        loss_N: NDArray[np.float32] = losses.numpy()
+        return loss_N
+
+    @property
+    def confusion(self) -> dict[str, dict[str, int]]:
+        """Counts of predictions by true and predicted label, without zeros; of one label a text."""
+        if self.problem != "single_label_classification":
+            return {}
+        from sklearn.metrics import confusion_matrix  # its import takes a second
+
+        counts_KK = confusion_matrix(self.targets, self.predictions, labels=range(len(self.names)))
+        return {
+            name: {other: count for other, count in zip(self.names, row, strict=True) if count}
+            for name, row in zip(self.names, counts_KK.tolist(), strict=True)
+        }
+
+    def describe(self, value: Any) -> str:
+        """Return a target or prediction as text: names of labels, or a number."""
+        if self.problem == "regression":
+            return f"{float(value):.4g}"
+        if self.problem == "single_label_classification":
+            return self.names[int(value)]
+        return ",".join(name for name, has in zip(self.names, value, strict=True) if has)
+
+    def figures(self, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
+        """Return metrics, loss, counts and, of labels, the figures of each.
+
+        Args:
+            metrics: further ones.
+        """
+        all_metrics = dict.fromkeys((*_METRICS[self.problem], *metrics))
+        figures: dict[str, Any] = {
+            **metric_figures(tuple(all_metrics), self.logits, self.targets),
+            "loss": float(self.losses_N.astype(np.float64).mean()),
+        }
+        figures |= {"texts": len(self.texts), "truncated": self.num_truncated}
+        if self.problem != "regression":
+            logits_NK, targets_N = map(torch.from_numpy, (self.logits, self.targets))
+            figures["temperature"] = self.temperature
+            error = calibration_error(logits_NK / self.temperature, targets_N)
+            figures["calibration_error"] = error
+            figures["classes"] = self.classes()
+        if self.confusion:
+            figures["confusion"] = self.confusion
+        return {f"{PREFIX}_{name}": value for name, value in figures.items()}
+
+    def classes(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and the number of texts of each label."""
+        from sklearn.metrics import precision_recall_fscore_support  # its import takes a second
+
+        precisions, recalls, f1s, counts = precision_recall_fscore_support(
+            self.targets,
+            self.predictions,
+            labels=range(len(self.names)),
+            average=None,
+            zero_division=0.0,
+        )
+        return {
+            name: {
+                "precision": float(precisions[index]),
+                "recall": float(recalls[index]),
+                "f1": float(f1s[index]),
+                "texts": int(counts[index]),
+            }
+            for index, name in enumerate(self.names)
+        }
+
+
+def classify(
+    runner: Runner,
+    tokenizer: AlbertTokenizer,
+    texts: Sequence[LabelledText],
+    names: Sequence[str],
+    problem: ProblemType = "single_label_classification",
+    *,
+    length: int,
+    truncation: bool = True,
+    outputs: Sequence[int] | None = None,
+    head: Task = CLASSIFICATION,
+) -> TextPredictions:
+    """Classify labelled texts.
+
+    Args:
+        names: of the labels.
+        length: maximum tokens of a text, or of a pair.
+        truncation: whether longer texts are truncated.
+        outputs: the model's output of each label; None if they are in the same order.
+        head: the classifier.
+    """
+    examples, num_truncated = labelled_examples(
+        texts, tokenizer, length=length, truncation=truncation
+    )
+    logits_NK = _logits(runner, examples, head)
+    if outputs is not None:
+        logits_NK = logits_NK[:, list(outputs)]
+    return TextPredictions(
+        texts=texts,
+        names=names,
+        problem=problem,
+        logits=logits_NK,
+        num_truncated=num_truncated,
+    )
+
+
+def _logits(
+    runner: Runner, examples: Sequence[TokenisedExample], head: Task
+) -> NDArray[np.float32]:
+    """Return the logits (N, K) of the examples."""
+    items = [
+        EngineItem(
+            inputs=[EncoderInput(ids=example.ids, types=example.types, task=head, rows=[0])],
+            read=lambda logits: list(logits[0]),
+        )
+        for example in examples
+    ]
+    return np.stack(predict(runner, items, "texts"))
+
+
+def classify_task(
+    runner: Runner,
+    tokenizer: AlbertTokenizer,
+    task: GlueTask,
+    names: Sequence[str],
+    texts: Mapping[str, Sequence[LabelledText]],
+    *,
+    length: int,
+    truncation: bool = True,
+    head: Task = CLASSIFICATION,
+) -> dict[str, TextPredictions]:
+    """Classify the texts of each split of a task.
+
+    Args:
+        names: of the model's labels, in the order of its outputs.
+        length, truncation: as in `classify`.
+        head: the classifier.
+    """
+    outputs = _outputs_of(task, names)
+    return {
+        split: classify(
+            runner,
+            tokenizer,
+            its_texts,
+            task.labels or names,
+            task.problem,
+            length=length,
+            truncation=truncation,
+            outputs=outputs,
+            head=head,
+        )
+        for split, its_texts in texts.items()
+    }
+
+
+def task_figures(task: GlueTask, classified: Mapping[str, TextPredictions]) -> dict[str, Any]:
+    """Return the figures of a task's splits, with the official metrics.
+
+    Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
+    official metrics there is also the mean, as in transformers' run_glue.
+    """
+    results: dict[str, Any] = {f"{PREFIX}_task": task.title}
+    for number, (split, answers) in enumerate(classified.items()):
+        figures = answers.figures(task.metrics)
+        if len(task.metrics) > 1:
+            official: dict[str, float] = {
+                metric: figures[f"{PREFIX}_{metric}"] for metric in task.metrics
+            }
+            figures[f"{PREFIX}_{COMBINED}"] = mean_metric(official)
+        prefix = PREFIX if number == 0 else f"{PREFIX}_{split}"
+        results |= {prefix + name.removeprefix(PREFIX): value for name, value in figures.items()}
+    return results
+
+
+def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
+    """Return the model's output of each of the task's labels, or the one of a regression.
+
+    Labels without names are in the task's order.
+    """
+    if task.scale is not None:
+        if len(names) == 1:
+            return [0]
+        raise EvaluationError(
+            f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels"
+        )
+    indices = label_indices(names, task.labels)
+    if len(names) == len(task.labels) == len(indices):
+        return list(indices.values())
+    numbers = range(len(task.labels))
+    unnamed = ([f"label_{number}" for number in numbers], [str(number) for number in numbers])
+    if list(map(label_key, names)) in unnamed:
+        return list(numbers)
+    raise EvaluationError(
+        f"the labels of {task.title} are {', '.join(task.labels)}; "
+        f"those of the checkpoint's classifier are {listed(names)}"
+    )
+
+
+def fit_temperature(logits_NK: Tensor, targets_N: Tensor) -> float:
+    """Return the temperature, which divides logits, of the least cross-entropy (Guo et al. 2017).
+
+    The targets are smoothed by 1 / (N + 2), as Platt's are. Otherwise, the temperature would be 0
+    if all predictions are right.
+
+    Args:
+        targets_N: for several labels per text (N, K), 1 and 0.
+    """
+    from scipy.optimize import minimize_scalar  # its import takes a second
+
+    logits_NK, smoothing = logits_NK.double(), 1 / (len(logits_NK) + 2)
+
+    def loss(log: float) -> float:
+        scaled_NK = logits_NK / exp(log)
+        if targets_N.ndim == 1:
+            return F.cross_entropy(scaled_NK, targets_N, label_smoothing=smoothing).item()
+        smooth_NK = targets_N * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(scaled_NK, smooth_NK.double()).item()
+
+    return exp(minimize_scalar(loss, bounds=(-_MAX_LOG, _MAX_LOG), method="bounded").x)
+
+
+def calibration_error(logits_NK: Tensor, targets_N: Tensor) -> float:
+    """Return the expected calibration error: the mean gap between confidence and accuracy.
+
+    Args:
+        logits_NK: logits divided by the temperature.
+        targets_N: as in `fit_temperature`. Each of several labels counts as a prediction.
+    """
+    if targets_N.ndim == 1:
+        confidence_N, labels_N = logits_NK.double().softmax(-1).max(-1)
+        right_N = labels_N == targets_N
+    else:
+        confidence_N, right_N = logits_NK.double().sigmoid().ravel(), targets_N.ravel()
+    bins_N = (confidence_N * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
+    sums = torch.bincount(bins_N, confidence_N - right_N.double())
+    return sums.abs().sum().item() / len(bins_N)
+
+
+def calibration_figures(logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+    """Return the fitted temperature, and the calibration error with and without it."""
+    if not logits_NK.isfinite().all():  # the run has diverged
+        return {"temperature": 1.0, "calibration_error": nan, "raw_calibration_error": nan}
+    temperature = fit_temperature(logits_NK, targets_N)
+    return {
+        "temperature": temperature,
+        "calibration_error": calibration_error(logits_NK / temperature, targets_N),
+        "raw_calibration_error": calibration_error(logits_NK, targets_N),
+    }

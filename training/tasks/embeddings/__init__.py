@@ -1,0 +1,1 @@
+"""Embeddings of texts: files, loss and metrics."""

@@ -1,0 +1,303 @@
+"""Embeddings in a run: its configuration, its micro-batches, its losses and its validation.
+
+A vector is the mean of a text's hidden states, normalised, as the service returns it. There is no
+head: the layers themselves learn it.
+
+Shape legend: C sequences, T tokens of a batch, H hidden size, Q examples, K texts of an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from albert_serve.bundle.sentence_vectors import SentenceVectors
+from training.data.batch import ExampleBatch, LossName, MicroBatch, TokenisedExample
+from training.data.collate import collate_examples
+from training.data.packing import best_row_length
+from training.data.streams import BATCHES_SAMPLED, ExampleStream
+from training.errors import RunError
+from training.loop.validation import Validation
+from training.losses import LogitsFunction, LossFunction, LossSums
+from training.model.heads import AlbertForTasks, Task
+from training.tasks.base import TRAINING, VALIDATION, LongTexts, TrainingSetup, TrainingTask
+from training.tasks.classification.files import LabelledText, labelled_examples
+from training.tasks.embeddings.files import SimilarTexts, read_similar
+from training.tasks.metrics import metric_figures
+
+TASK: Final = "embeddings"
+VECTORS: Final = SentenceVectors(pooling="mean", normalize=True)
+# Most tokens of a micro-batch on average, whose examples are compared with each other.
+_TOKENS_A_PASS: Final = 8192
+# Cosines are multiplied by it before a softmax, as in sentence-transformers.
+_SCALE: Final = 20.0
+# Texts whose vectors are this near each other are taken for the same one.
+_SAME: Final = 1 - 1e-4
+_VALIDATED_TOGETHER: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingConfig:
+    """The texts of a run whose vectors are learnt.
+
+    Attributes:
+        validation: files of pairs with a score.
+        columns: of the texts and of the score; none for the usual ones.
+    """
+
+    files: Sequence[Path]
+    validation: Sequence[Path]
+    columns: Sequence[str]
+
+
+def read_vectors(config: EmbeddingConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
+    """Read and tokenise the texts of training, and held-out pairs with scores.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be learnt; all of it is listed.
+        RunError: options do not fit the data.
+    """
+    splits = {TRAINING: read_similar(config.files, config.columns)}
+    if config.validation:
+        splits[VALIDATION] = read_similar(config.validation, config.columns)
+        if splits[VALIDATION][0].kind != "scored pairs":
+            raise RunError("--validation of embeddings takes pairs with a score")
+    loss = _cosent_loss if splits[TRAINING][0].kind == "scored pairs" else _ranking_loss
+    vectors = setup.compiled(sentence_vectors)
+    examples, long_texts = _tokenised(splits, setup)
+    return TrainingTask(
+        name=TASK,
+        streams=(_stream(examples[TRAINING], setup, batch_size),),
+        losses={TASK: partial(_vector_loss, loss=partial(loss, vectors=vectors), vectors=vectors)},
+        validation=_validation(examples.get(VALIDATION, ()), setup.row_length),
+        figure="spearman",
+        long_texts=long_texts,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorExample:
+    """The tokens of an example's K texts, and the target of its loss.
+
+    Attributes:
+        target: a score, or 0 where the texts need none.
+    """
+
+    texts: tuple[TokenisedExample, ...]
+    target: float
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each text."""
+        return [len(text.ids) for text in self.texts]
+
+
+def _tokenised(
+    splits: Mapping[str, Sequence[SimilarTexts]], setup: TrainingSetup
+) -> tuple[dict[str, list[VectorExample]], LongTexts]:
+    plain = {
+        split: [
+            LabelledText(text=each, pair=None, label=0, place=text.place)  # whose label is not read
+            for text in texts
+            for each in text.texts
+        ]
+        for split, texts in splits.items()
+    }
+    tokenised, long_texts = setup.tokenise(plain, labelled_examples)
+    return {
+        split: list(_examples(texts, iter(tokenised[split]))) for split, texts in splits.items()
+    }, long_texts
+
+
+def _examples(
+    texts: Sequence[SimilarTexts], tokenised: Iterator[TokenisedExample]
+) -> Iterator[VectorExample]:
+    """Yield the examples, each of the next of the tokenised texts."""
+    for text in texts:
+        yield VectorExample(
+            texts=tuple(next(tokenised) for _ in text.texts), target=text.score or 0.0
+        )
+
+
+def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch:
+    """Pack the texts of one example after the other: `firsts` and `sizes` are (Q * K,)."""
+    texts = list(chain.from_iterable(example.texts for example in examples))
+    return replace(
+        collate_examples(TASK, texts, row_length=row_length),
+        counts={TASK: len(examples)},
+        targets=torch.tensor([example.target for example in examples]),
+    )
+
+
+@dataclass(kw_only=True)
+class _VectorStream(ExampleStream[VectorExample]):
+    """Task stream over texts whose vectors are learnt; it trains no head.
+
+    The losses compare each example with the others of its micro-batch, so that a step's examples
+    are one micro-batch of each process.
+
+    Raises:
+        RunError: the examples of a step are too many for that.
+    """
+
+    def __post_init__(self) -> None:
+        """Check that the examples of a step fit into a micro-batch."""
+        super().__post_init__()
+        num_processes = self.division.world_size
+        size = min(self.batch_size, len(self.examples)) // num_processes
+        num_tokens = sum(map(self.size_of, self.examples)) / len(self.examples)
+        most = min(self.division.micro_batch_size or size, int(_TOKENS_A_PASS / num_tokens))
+        if size > max(1, most):
+            raise RunError(
+                f"embeddings: the loss compares the {size:,} examples of a step with each other, "
+                f"and {max(1, most):,} fit into a micro-batch ({_TOKENS_A_PASS:,} tokens, or "
+                f"--micro-batch-size). Give --batch-size {max(1, most) * num_processes}, or a "
+                "shorter --length"
+            )
+        if num_processes > 1:
+            print(
+                f"embeddings: each process compares its {size:,} examples with each other, "
+                "not with those of the other processes"
+            )
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """None."""
+        return ()
+
+    def passes(self, examples: Sequence[VectorExample]) -> Sequence[Sequence[VectorExample]]:
+        """Return the examples, which go through the model together."""
+        return [examples]
+
+    def pack(self, examples: Sequence[VectorExample], row_length: int) -> MicroBatch:
+        """Return examples as one micro-batch."""
+        return _collate(examples, row_length)
+
+
+def _stream(
+    examples: Sequence[VectorExample], setup: TrainingSetup, batch_size: int
+) -> _VectorStream:
+    """Return the task stream, packed into rows of the length that costs least."""
+    rng = np.random.default_rng(setup.seed)
+    lengths = [np.array(example.lengths) for example in examples]
+    sample = rng.integers(len(lengths), size=(BATCHES_SAMPLED, batch_size))
+    return _VectorStream(
+        task=TASK,
+        examples=examples,
+        batch_size=batch_size,
+        row_length=best_row_length(
+            [np.concatenate([lengths[index] for index in batch]) for batch in sample],
+            longest=max(sizes.max() for sizes in lengths),
+            config=setup.architecture,
+        ),
+        seed=setup.seed,
+        division=setup.division,
+    )
+
+
+def _validation(pairs: Sequence[VectorExample], row_length: int) -> Validation | None:
+    """Return the validation on held-out pairs."""
+    if not pairs:
+        return None
+    longest = max(row_length, *(max(pair.lengths) for pair in pairs))
+    return Validation(
+        batches=[
+            _collate(pairs[begin : begin + _VALIDATED_TOGETHER], longest)
+            for begin in range(0, len(pairs), _VALIDATED_TOGETHER)
+        ],
+        tasks=(TASK,),
+        metrics={TASK: _figures},
+    )
+
+
+def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
+    return metric_figures(("spearman", "pearson"), cosines_Q1.numpy(), scores_Q.numpy())
+
+
+def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return the normalised mean (C, H) of the hidden states of each sequence."""
+    hidden_TH = model(batch.tokens).flatten(0, 1).float()
+    places_T = torch.arange(len(hidden_TH), device=hidden_TH.device)
+    ends_C = batch.firsts + batch.sizes
+    is_in_CT = (places_T >= batch.firsts[:, None]) & (places_T < ends_C[:, None])
+    # Not in bf16, whose sums are too coarse for a mean.
+    with torch.autocast(hidden_TH.device.type, enabled=False):
+        return F.normalize(is_in_CT.float() @ hidden_TH, dim=-1)
+
+
+def _vector_loss(
+    model: AlbertForTasks, batch: ExampleBatch, loss: LossFunction, vectors: LogitsFunction
+) -> Mapping[LossName, LossSums]:
+    """Return the loss of a batch by the loss of training; of held-out pairs their cosines."""
+    if model.training:
+        return loss(model, batch)
+    cosines_Q = _cosines(vectors(model, batch), batch)
+    return {
+        TASK: LossSums(
+            loss=(cosines_Q - batch.targets).square().sum(),
+            right=cosines_Q.new_zeros(()),
+            count=len(cosines_Q),
+            logits=cosines_Q[:, None],
+            targets=batch.targets,
+        )
+    }
+
+
+def _by_example(vectors_CH: Tensor, batch: ExampleBatch) -> Tensor:
+    """Return the vectors (Q, K, H) of each example's texts."""
+    return vectors_CH.view(len(batch.targets), -1, vectors_CH.shape[-1])
+
+
+def _cosines(vectors_CH: Tensor, batch: ExampleBatch) -> Tensor:
+    """Return the cosine (Q,) of each example's two texts."""
+    firsts_QH, seconds_QH = _by_example(vectors_CH, batch).unbind(1)
+    return (firsts_QH * seconds_QH).sum(-1)
+
+
+def _ranking_loss(
+    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
+) -> dict[LossName, LossSums]:
+    """Return the score of telling an anchor's positive from all other texts of the batch.
+
+    MultipleNegativesRankingLoss of sentence-transformers (Henderson et al. 2017, section 4.4);
+    texts equal to the positive are left out of the others.
+    """
+    vectors_QKH = _by_example(vectors(model, batch), batch)
+    anchors_QH = vectors_QKH[:, 0]
+    others_NH = vectors_QKH[:, 1:].transpose(0, 1).flatten(0, 1)  # the positives first
+    every = torch.arange(len(anchors_QH), device=anchors_QH.device)
+    is_same_QN = others_NH[: len(every)] @ others_NH.T > _SAME
+    is_same_QN[every, every] = False
+    logits_QN = (_SCALE * anchors_QH @ others_NH.T).masked_fill(is_same_QN, -torch.inf)
+    return {
+        TASK: LossSums(
+            loss=F.cross_entropy(logits_QN, every, reduction="sum"),
+            right=(logits_QN.argmax(-1) == every).sum(),
+            count=len(every),
+        )
+    }
+
+
+def _cosent_loss(
+    model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
+) -> dict[LossName, LossSums]:
+    """Return the score of the order of cosines by their pairs' scores (CoSENTLoss).
+
+    The loss is of the whole batch; "right" are the fraction of its pairs of pairs in order.
+    """
+    cosines_Q = _cosines(vectors(model, batch), batch)
+    is_less_QQ = batch.targets[:, None] < batch.targets
+    differences = (cosines_Q[:, None] - cosines_Q)[is_less_QQ]
+    loss = F.pad(_SCALE * differences, (1, 0)).logsumexp(0)
+    right = (differences < 0).sum() / max(len(differences), 1)
+    count = len(cosines_Q)
+    return {TASK: LossSums(loss=loss * count, right=right * count, count=count)}

@@ -1,0 +1,1 @@
+"""Multiple choice: files, loss and metrics."""

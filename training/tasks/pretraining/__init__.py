@@ -1,0 +1,1 @@
+"""Masked tokens and sentence order on plain text: files, loss and metrics."""

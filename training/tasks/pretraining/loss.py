@@ -1,0 +1,222 @@
+"""Losses of plain text: masked tokens, and sentence order; and continued pretraining in a run.
+
+Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences or pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.data.batch import LossName, PretrainBatch
+from training.data.examples import IGNORED, SentenceTask
+from training.data.order import OrderBatch
+from training.data.preparation import prepare
+from training.errors import RunError
+from training.loop.distributed import main_first
+from training.losses import LossFunction, LossSums, cross_entropy, mark_dynamic
+from training.model.albert import ModelInputs
+from training.model.heads import AlbertForTasks
+from training.tasks.base import TrainingSetup, TrainingTask
+from training.tasks.pretraining.files import TextStreams
+
+TASK: Final = "pretraining"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainingConfig:
+    """The text of a run that continues pretraining.
+
+    Attributes:
+        tokenizer_file: `tokenizer.json`, by which the text is prepared.
+        shards: the folder of the prepared text.
+        sentence_task: of the masked rows, where no steps of their own learn sentence order.
+        short_rate: fraction of the documents that are cut into shorter examples.
+        has_pairs: whether steps learn sentence order from pairs in both orders.
+        order_length: maximum tokens of a pair; None for 512, or the model's positions.
+        order_short_rate: fraction of the documents that are cut into shorter pairs.
+        order_sentences: minimum sentences of each side of a pair.
+    """
+
+    files: Sequence[Path]
+    tokenizer_file: Path
+    shards: Path
+    sentence_task: SentenceTask
+    mask_rate: float
+    short_rate: float
+    has_pairs: bool
+    order_length: int | None
+    order_short_rate: float
+    order_sentences: int
+
+
+def read_text(config: PretrainingConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
+    """Open the text, which is prepared if need be.
+
+    Args:
+        batch_size: packed rows of a step on masked tokens, over all processes.
+
+    Raises:
+        CorpusError, ShardError: the text cannot be read or prepared.
+        RunError: the rows cannot be divided among the processes.
+    """
+    world = setup.world
+    rows_option = f"--batch-size {batch_size} of pretraining"
+    if batch_size % world.size:  # before text is prepared, which takes long
+        raise RunError(f"{rows_option} is no multiple of the {world.size} processes")
+    with main_first(world):
+        shards = prepare(config.files, config.tokenizer_file, config.shards)
+    text = TextStreams(
+        shards=shards,
+        tokenizer=setup.tokenizer,
+        world=world,
+        num_rows=batch_size,
+        length=setup.length,
+        tokens_a_batch=(setup.micro_batch_size or batch_size) * setup.length,
+        sentence_task="none" if config.has_pairs else config.sentence_task,
+        short_rate=config.short_rate,
+        mask_rate=config.mask_rate,
+        seed=setup.seed,
+        rows_option=rows_option,
+    )
+    streams = [text.masked()]
+    if config.has_pairs:
+        pairs = text.pairs(
+            length=config.order_length,
+            max_positions=setup.architecture.max_positions,
+            short_rate=config.order_short_rate,
+            min_sentences=config.order_sentences,
+        )
+        streams.append(pairs)
+    return TrainingTask(name=TASK, streams=streams, losses=losses(compiles=setup.compiles))
+
+
+def losses(*, compiles: bool) -> dict[str, LossFunction]:
+    """Return the loss functions of masked rows and of pairs, compiled or not."""
+    if not compiles:
+        return {TASK: pretrain_loss, "sentence-order": paired_order_loss}
+    return {
+        TASK: partial(pretrain_loss, sums=torch.compile(_pretrain_sums)),
+        "sentence-order": partial(paired_order_loss, logits=torch.compile(_order_logits)),
+    }
+
+
+class PretrainTargets(NamedTuple):
+    """The positions of a batch that the heads of pretraining read, and their targets.
+
+    Attributes:
+        rows, targets: (R,) of masked tokens.
+        firsts, labels: (C,) of the sentence task; None if its head is left out.
+    """
+
+    rows: Tensor
+    targets: Tensor
+    firsts: Tensor | None
+    labels: Tensor | None
+
+    @classmethod
+    def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> PretrainTargets:
+        """Return the positions that the model's heads read, and their targets.
+
+        The head of the sentence task is left out where the batch's rows have none: gradients of
+        zero would still decay its weights.
+        """
+        if "sentence-order" in model.tasks and "sentence-order" in batch.counts:
+            return cls(batch.rows, batch.targets, batch.firsts, batch.labels)
+        return cls(batch.rows, batch.targets, None, None)
+
+    @property
+    def positions(self) -> Tensor:
+        """The gathered positions: masked tokens, then each [CLS]."""
+        return self.rows if self.firsts is None else torch.cat([self.rows, self.firsts])
+
+
+# Summed loss and right answers of each head of pretraining that was read.
+HeadSums: TypeAlias = dict[LossName, tuple[Tensor, Tensor]]
+
+
+def _pretrain_sums(
+    model: AlbertForTasks, tokens: ModelInputs, reading: PretrainTargets
+) -> HeadSums:
+    """Return the sums for `pretrain_loss`; takes only tensors, so that it can be compiled."""
+    hidden_RH = model(tokens, reading.positions)
+    num_masked = len(reading.targets)
+    masked = cross_entropy(model.logits("fill-mask", hidden_RH[:num_masked]), reading.targets, 0)
+    sums: HeadSums = {"fill-mask": (masked.loss, masked.right)}
+    if reading.labels is not None:
+        order = cross_entropy(
+            model.logits("sentence-order", hidden_RH[num_masked:]), reading.labels, 0
+        )
+        sums["sentence-order"] = (order.loss, order.right)
+    return sums
+
+
+def pretrain_loss(
+    model: AlbertForTasks,
+    batch: PretrainBatch,
+    sums: Callable[..., HeadSums] = _pretrain_sums,
+) -> dict[LossName, LossSums]:
+    """Return the losses of masked tokens and, with its head and labels, of the sentence task.
+
+    Paper, sections 3.1 and 4.1. Logits, and the last layer after its attention, are computed at
+    the gathered positions only.
+
+    Args:
+        sums: `_pretrain_sums`, optionally compiled.
+    """
+    reading = PretrainTargets.of(model, batch)
+    if sums is not _pretrain_sums:
+        mark_dynamic(reading)
+    return {
+        name: LossSums(loss=loss, right=right, count=batch.counts[name])
+        for name, (loss, right) in sums(model, batch.tokens, reading).items()
+    }
+
+
+def _order_logits(model: AlbertForTasks, tokens: ModelInputs, firsts: Tensor) -> Tensor:
+    """Return the logits (2 C, 2) of sentence order, from each sequence's [CLS] row."""
+    return model.logits("sentence-order", model(tokens, firsts))
+
+
+def paired_order_loss(
+    model: AlbertForTasks, batch: OrderBatch, logits: Callable[..., Tensor] = _order_logits
+) -> dict[LossName, LossSums]:
+    """Return both losses of pairs in both orders.
+
+    With s the log-odds of "in order", `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2),
+    which ignores what the pair's content adds to both, and `sentence-order` the cross-entropy of
+    each order alone, which has this be 0, so that the service's probability of one text is
+    calibrated. Halved, both have the same optimum: if the content allows the probability p,
+    s(A, B) = -s(B, A) = log(p / (1 - p)). Each is log 2 at chance. Right in `paired-order` is a
+    pair whose right order scores higher.
+
+    Args:
+        logits: `_order_logits`, optionally compiled.
+    """
+    if logits is not _order_logits:
+        mark_dynamic([batch.firsts])
+    logits_2C2 = logits(model, batch.tokens, batch.firsts).float()
+    odds_2C = (logits_2C2[:, 0] - logits_2C2[:, 1]).view(2, -1)
+    is_pair_C = batch.labels.view(2, -1)[0] != IGNORED
+    signs_21 = torch.tensor([[1.0], [-1.0]], device=odds_2C.device)
+    signed_2C = (signs_21 * odds_2C)[:, is_pair_C]
+    margin_C = signed_2C.mean(0)
+    return {
+        "sentence-order": LossSums(
+            loss=F.softplus(-signed_2C).sum(),
+            right=(signed_2C > 0).sum(),
+            count=batch.counts["sentence-order"],
+        ),
+        "paired-order": LossSums(
+            loss=F.softplus(-margin_C).sum(),
+            right=(margin_C > 0).sum(),
+            count=batch.counts["paired-order"],
+        ),
+    }

@@ -1,0 +1,141 @@
+"""Question answering in a run: its configuration, its loss, and its held-out questions.
+
+Shape legend: C sequences, S positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from albert_serve.progress import progress
+from albert_serve.tasks.question_answering.task import QuestionAnswering
+from albert_serve.tokenizer import AlbertTokenizer
+from training.data.batch import ExampleBatch, LossName, TokenisedExample
+from training.data.labelled.errors import collecting, raise_listed
+from training.errors import EvaluationError
+from training.loop.validation import Validation
+from training.losses import LogitsFunction, LossSums, cross_entropy, example_rows
+from training.model.heads import AlbertForTasks, Task
+from training.tasks.base import TrainingSetup, TrainingTask, check_metric, validation_batches
+from training.tasks.engine import HeldOutItems
+from training.tasks.question_answering.files import Question, read_located, span_examples
+from training.tasks.question_answering.metrics import (
+    answer_items,
+    lay_questions,
+    question_parameters,
+    validation_figures,
+)
+
+TASK: Task = "question-answering"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionConfig:
+    """The questions of a run.
+
+    Attributes:
+        length: maximum tokens of a question with a window of its context.
+        metric: figure that decides which validation is best; None for F1.
+    """
+
+    files: Sequence[Path]
+    validation: Sequence[Path]
+    length: int
+    metric: str | None
+
+
+def read_spans(config: QuestionConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
+    """Read and tokenise the questions of the training and validation files.
+
+    Raises:
+        CorpusError: files cannot be read, or hold what cannot be asked; all of it is listed.
+        EvaluationError: as `lay_questions`.
+        RunError: the metric is none of questions.
+    """
+    length = min(config.length, setup.architecture.max_positions)
+    figure = config.metric or "f1"
+    errors: list[str] = []
+    examples: Sequence[TokenisedExample] = ()
+    validation = None
+    with collecting(errors):
+        questions, num_repaired = read_located(config.files)
+        if num_repaired:
+            print(
+                f"{num_repaired:,} of {len(questions):,} answers did not stand at their "
+                "answer_start; the only place that fits was taken"
+            )
+        shown = progress(questions, title="tokenising questions", unit="questions")
+        examples = _windows(shown, setup.tokenizer, length)
+    if config.validation:
+        check_metric(config.metric, ("f1", "exact_match", "loss"), "questions")
+        with collecting(errors, EvaluationError):
+            questions, _ = read_located(config.validation)
+            validation = _validation(questions, figure, setup, length)
+    raise_listed(errors)
+    return TrainingTask(
+        name=TASK,
+        streams=(setup.stream(TASK, examples, batch_size),),
+        losses={TASK: partial(span_loss, logits=setup.compiled(_span_logits))},
+        validation=validation,
+        figure=figure,
+    )
+
+
+def _windows(
+    questions: Iterable[Question], tokenizer: AlbertTokenizer, length: int
+) -> list[TokenisedExample]:
+    return [
+        window
+        for question in questions
+        for window in span_examples(question, tokenizer, length=length)
+    ]
+
+
+def _validation(
+    questions: Sequence[Question], figure: str, setup: TrainingSetup, length: int
+) -> Validation:
+    """Return the validation: by the loss of the windows, or by the answers."""
+    windows = _windows(questions, setup.tokenizer, length)
+    held_out = None
+    if figure != "loss":
+        max_positions = setup.architecture.max_positions
+        task = QuestionAnswering(tokenizer=setup.tokenizer, max_positions=max_positions)
+        parameters = question_parameters(max_positions, may_be_empty=True)
+        held_out = HeldOutItems(
+            task=TASK,
+            items=lay_questions(task, questions, parameters),
+            predict=answer_items,
+            figures=validation_figures,
+        )
+    return Validation(
+        batches=validation_batches(TASK, windows, row_length=setup.row_length),
+        tasks=(TASK,),
+        held_out=held_out,
+    )
+
+
+def _span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
+    """Return start and end logits (C, S, 2) of the tokens of each example; -inf behind its last."""
+    logits_T2 = model.logits("question-answering", model(batch.tokens)).flatten(0, 1).float()
+    rows_CS, places_S = example_rows(batch)
+    is_outside_CS = places_S >= batch.sizes[:, None]
+    return logits_T2[rows_CS].masked_fill(is_outside_CS[..., None], -torch.inf)
+
+
+def span_loss(
+    model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _span_logits
+) -> dict[LossName, LossSums]:
+    """Return the loss of question answering: cross-entropy of start and end positions."""
+    logits_CS2, count = logits(model, batch), len(batch.targets)
+    start, end = (
+        cross_entropy(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1)
+    )
+    # Start and end are halves of one prediction (the original's run_squad).
+    loss, right = (start.loss + end.loss) / 2, (start.right + end.right) / 2
+    return {"question-answering": LossSums(loss=loss, right=right, count=count)}

@@ -1,0 +1,1 @@
+"""Token classification: files, loss and metrics."""
