@@ -28,7 +28,7 @@ from albert_serve.tables.columns import (
 )
 from albert_serve.tables.delimited import likely_delimiter
 from training.data.corpus import CorpusError
-from training.data.labelled.tables import RowError, read_records
+from training.data.labelled.tables import read_records
 
 _NUMBERED: Final = re.compile(r"(?:ending|choice|option|answer|candidate)_?(?:\d+|[A-H])")
 # A record of RACE, whose one passage has several questions.
@@ -110,22 +110,19 @@ class _LackingColumnsError(ValueError):
 
 
 def read_columns(
-    file: Path, columns: Columns, *, needs_label: bool
-) -> Iterator[RowError | tuple[Row, ColumnNames]]:
-    """Yield the records of a file with their columns; one error where records lack some."""
+    file: Path, columns: Columns, errors: list[str], *, needs_label: bool
+) -> Iterator[tuple[Row, ColumnNames]]:
+    """Yield the records of a file with their columns; append one error where records lack some."""
     known = _PAIRED_TEXTS if columns.needs_pair else _ANY_TEXTS
     if not needs_label:
         known = known._replace(labels=())
-    return _read_with(file, columns, lambda row: _find(row, columns, known))
+    return _read_with(file, columns, errors, lambda row: _find(row, columns, known))
 
 
 def read_choice_columns(
-    file: Path, columns: Columns, choices: Sequence[str]
-) -> Iterator[RowError | tuple[Row, ColumnNames | None]]:
-    """Yield the records of a file with their columns; None for a record of RACE.
-
-    Where records lack columns, there is one error.
-    """
+    file: Path, columns: Columns, choices: Sequence[str], errors: list[str]
+) -> Iterator[tuple[Row, ColumnNames | None]]:
+    """Yield the records of a file with their columns, as above; None for a record of RACE."""
     if columns.has_several_labels:
         raise CorpusError(
             "multiple choice has one right choice: give one --label-column, and no "
@@ -136,39 +133,33 @@ def read_choice_columns(
         is_race = not choices and row.values.keys() >= _RACE
         return None if is_race else _find(row, columns, _QUESTIONS, choices)
 
-    return _read_with(file, columns, find)
+    return _read_with(file, columns, errors, find)
 
 
 _NamesT = TypeVar("_NamesT", bound=ColumnNames | None)
 
 
 def _read_with(
-    file: Path, columns: Columns, find: Callable[[Row], _NamesT]
-) -> Iterator[RowError | tuple[Row, _NamesT]]:
+    file: Path, columns: Columns, errors: list[str], find: Callable[[Row], _NamesT]
+) -> Iterator[tuple[Row, _NamesT]]:
     """Yield the records of a file with their columns; one error for those that lack the same.
 
     Args:
         find: called once for records that have the same keys; rows of JSONL may have others.
     """
-    names_of: dict[tuple[str, ...], _NamesT | RowError] = {}
-    for row in read_records(file, columns.delimiter, columns.names_by_order):
-        if isinstance(row, RowError):
-            yield row
-            continue
+    names_of: dict[tuple[str, ...], list[_NamesT]] = {}
+    for row in read_records(file, errors, columns.delimiter, columns.names_by_order):
         keys = tuple(row.values)
-        is_new = keys not in names_of
-        if is_new:
+        if keys not in names_of:
+            names_of[keys] = []
             try:
-                names_of[keys] = find(row)
+                names_of[keys].append(find(row))
             except InvalidInputError as error:  # columns that differ only in case
-                names_of[keys] = RowError(f"{row.header}: {error}")
+                errors.append(f"{row.header}: {error}")
             except _LackingColumnsError as error:
-                names_of[keys] = RowError(f"{row.header}: {error}; {_describe(row)}")
-        names = names_of[keys]
-        if not isinstance(names, RowError):
+                errors.append(f"{row.header}: {error}; {_describe(row)}")
+        for names in names_of[keys]:
             yield row, names
-        elif is_new:
-            yield names
 
 
 def _describe(row: Row) -> str:

@@ -17,12 +17,6 @@ from albert_serve.tables.rows import NamesByOrder
 _ReadT = TypeVar("_ReadT")
 
 
-class RowError(NamedTuple):
-    """An error in a file, which its reader goes on after where it can."""
-
-    message: str
-
-
 class LeftOut(NamedTuple):
     """A row that is left out, and why."""
 
@@ -30,9 +24,12 @@ class LeftOut(NamedTuple):
 
 
 def read_records(
-    file: Path, delimiter: str | None = None, names_by_order: NamesByOrder | None = None
-) -> Iterator[Row | RowError]:
-    """Yield the rows of a file, whose suffix gives the format, and its errors.
+    file: Path,
+    errors: list[str],
+    delimiter: str | None = None,
+    names_by_order: NamesByOrder | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a file, whose suffix gives the format, and append its errors.
 
     `.tsv`, `.csv`, `.jsonl`, `.ndjson` or `.json` (lines, or an array), optionally with `.gz`,
     `.bz2`, `.xz` or `.zst`; `.parquet`, or `.arrow` as `datasets` saves it. Files of other suffixes
@@ -41,41 +38,46 @@ def read_records(
     is_named = has_known_suffix(file) or ".json" in file.suffixes
     chosen: Format | None = "tsv" if not is_named and delimiter == "\t" else None
     if not (is_named or chosen):
-        yield RowError(f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet")
+        errors.append(f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet")
         return
     options = ReadOptions(delimiter=delimiter, names_by_order=names_by_order)
     try:
         for row in read_rows(file, detect_type(file, chosen), options):
-            yield RowError(str(row.error)) if row.error else _refuse_long(row)
+            if error := row.error or _long_text(row):
+                errors.append(str(error))
+            else:
+                yield row
     except (AlbertServeError, OSError) as error:
-        yield RowError(str(error))
+        errors.append(str(error))
 
 
-def _refuse_long(row: Row) -> Row | RowError:
-    """Return a row, or the error of one with a text that would take gigabytes to tokenise."""
+def _long_text(row: Row) -> str | None:
+    """Return the error of a row with a text that would take gigabytes to tokenise."""
     for name, value in row.values.items():
         if isinstance(value, str) and len(value) > MAX_CHARS:
-            return RowError(
+            return (
                 f"{row.place}: the column {name!r} has {len(value):,} characters, at most "
                 f"{MAX_CHARS:,} are read; split it, or leave it out"
             )
-    return row
+    return None
 
 
 def gather_rows(
     files: Sequence[Path],
-    read: Callable[[Path], Iterator[_ReadT | LeftOut | RowError]],
+    read: Callable[[Path], Iterator[_ReadT | LeftOut]],
     name: str,
     errors: list[str],
 ) -> list[_ReadT]:
-    """Return the rows of files, append their errors, and print how many are left out."""
+    """Return the rows of files, and print how many are left out; that there is none is an error.
+
+    Args:
+        errors: those of the files, which `read` appends.
+    """
     rows: list[_ReadT] = []
     left_out: Counter[str] = Counter()
     num_before, reason = len(errors), f" in {', '.join(map(str, files))}"
     for row in chain.from_iterable(map(read, files)):
-        if isinstance(row, RowError):
-            errors.append(row.message)
-        elif isinstance(row, LeftOut):
+        if isinstance(row, LeftOut):
             left_out[row.reason] += 1
         else:
             rows.append(row)

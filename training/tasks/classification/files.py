@@ -29,7 +29,7 @@ from training.data.labelled.cells import (
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
 from training.data.labelled.errors import raise_listed
 from training.data.labelled.label_names import first_spellings, label_indices, label_key
-from training.data.labelled.tables import LeftOut, RowError, gather_rows, tell_left_out
+from training.data.labelled.tables import LeftOut, gather_rows, tell_left_out
 from training.glue.files import find_first
 from training.glue.tasks import GlueTask
 
@@ -134,7 +134,7 @@ def read_splits(
     rows = {
         split: gather_rows(
             its,
-            lambda file: _labelled_rows(file, columns, kind, label_names or ()),
+            lambda file: _labelled_rows(file, columns, kind, label_names or (), errors),
             "examples",
             errors,
         )
@@ -322,45 +322,46 @@ def read_texts(
     A text that is empty is "".
     """
     errors: list[str] = []
-    texts = gather_rows(files, lambda file: _read_texts(file, columns), "texts", errors)
+    texts = gather_rows(files, lambda file: _read_texts(file, columns, errors), "texts", errors)
     raise_listed(errors)
     return texts
 
 
-def _read_texts(file: Path, columns: Columns) -> Iterator[tuple[str, str | None] | RowError]:
-    for read in read_columns(file, columns, needs_label=False):
-        if isinstance(read, RowError):
-            yield read
-            continue
-        row, names = read
+def _read_texts(
+    file: Path, columns: Columns, errors: list[str]
+) -> Iterator[tuple[str, str | None]]:
+    for row, names in read_columns(file, columns, errors, needs_label=False):
         cells = [cell_text(row.values[name]) or "" for name in (names.text, names.pair) if name]
         yield _texts(row, names, columns) or (cells[0], cells[1] if names.pair else None)
 
 
 def _labelled_rows(
-    file: Path, columns: Columns, problem: ProblemType, label_names: Sequence[str]
-) -> Iterator[_Row | LeftOut | RowError]:
-    """Yield each row, the error of a row, or why it is left out."""
+    file: Path,
+    columns: Columns,
+    problem: ProblemType,
+    label_names: Sequence[str],
+    errors: list[str],
+) -> Iterator[_Row | LeftOut]:
+    """Yield each row, or why it is left out; append the errors of rows."""
     # A score may be -1.
     left_out = {"-"} if problem == "regression" else _NO_LABEL - set(label_names)
-    for read in read_columns(file, columns, needs_label=True):
-        if isinstance(read, RowError):
-            yield read
-            continue
-        row, names = read
+    for row, names in read_columns(file, columns, errors, needs_label=True):
         try:
             texts = _texts(row, names, columns)
             labels = labels_in(row.values, names.labels, columns, problem)
             classes = _spelled(tuple(row.classes.get(names.labels[0], ())), tuple(label_names))
         except ValueError as error:
-            yield RowError(f"{row.place}: {error}")
+            errors.append(f"{row.place}: {error}")
             if isinstance(error, LabelFormError):
                 return  # it is the same in all rows
             continue
-        if texts is None:
-            yield _no_text(row, names)
+        cells = [row.values[name] for name in (names.text, names.pair) if name is not None]
+        if texts is None and any(map(is_blank, cells)):
+            yield LeftOut("with an empty text")
+        elif texts is None:
+            errors.append(f"{row.place}: no text, but {cells[0]!r:.50}")
         elif labels is None and problem == "multi_label_classification":
-            yield RowError(f"{row.place}: no value in column {' or '.join(names.labels)}")
+            errors.append(f"{row.place}: no value in column {' or '.join(names.labels)}")
         elif labels is None:
             yield LeftOut("without a label")
         elif len(names.labels) == len(labels) == 1 and labels[0] in left_out:
@@ -400,14 +401,6 @@ def _texts(row: Row, names: ColumnNames, columns: Columns) -> tuple[str, str | N
         pair = cell_text(row.values[names.pair])
         text = None if pair is None else text
     return None if text is None else (text, pair)
-
-
-def _no_text(row: Row, names: ColumnNames) -> LeftOut | RowError:
-    """Return that a row is left out for an empty text; an error if a cell holds something else."""
-    cells = [row.values[name] for name in (names.text, names.pair) if name is not None]
-    if any(map(is_blank, cells)):
-        return LeftOut("with an empty text")
-    return RowError(f"{row.place}: no text, but {cells[0]!r:.50}")
 
 
 def _natural(label: str) -> tuple[bool, int, str]:

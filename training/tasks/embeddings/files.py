@@ -14,8 +14,8 @@ from albert_serve.names import find_name
 from albert_serve.tables.columns import SCORES, SIMILAR, find_column
 from training.data.corpus import CorpusError
 from training.data.labelled.cells import cell_text
-from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import RowError, gather_rows, read_records
+from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.tables import gather_rows, read_records
 
 # The texts of an example; pairs are of texts that belong together, triplets have a third that
 # does not, and scored pairs are as alike as their score says.
@@ -79,7 +79,9 @@ def read_similar(
             "and that of the score"
         )
     errors: list[str] = []
-    texts = gather_rows(files, lambda file: _read(file, columns, delimiter), "texts", errors)
+    texts = gather_rows(
+        files, lambda file: _read(file, columns, delimiter, errors), "texts", errors
+    )
     kinds = {text.kind: text.place for text in reversed(texts)}
     if len(kinds) > 1:
         places = "; ".join(f"{place} has {kind}" for kind, place in kinds.items())
@@ -89,25 +91,23 @@ def read_similar(
 
 
 def _read(
-    file: Path, columns: Sequence[str], delimiter: str | None
-) -> Iterator[SimilarTexts | RowError]:
-    for row in read_records(file, delimiter, None if columns else _columns_by_order):
-        if isinstance(row, RowError):
-            yield row
-            continue
+    file: Path, columns: Sequence[str], delimiter: str | None, errors: list[str]
+) -> Iterator[SimilarTexts]:
+    for row in read_records(file, errors, delimiter, None if columns else _columns_by_order):
         try:
             names = _columns_of(row.values, columns)
         except InvalidInputError as error:  # columns that differ only in case
-            yield RowError(f"{row.header}: {error}")
+            errors.append(f"{row.header}: {error}")
             return
         if names is None:
             asked = f"no column {' or '.join(columns)}" if columns else "no usual columns of texts"
-            yield RowError(
+            errors.append(
                 f"{row.header}: {asked}; its columns are {', '.join(map(str, row.values))} "
                 "(--embedding-columns names those of the texts, and of the score)"
             )
             return
-        yield _texts_of(row.values, names, row.place)
+        with collecting(errors):
+            yield _texts_of(row.values, names, row.place)
 
 
 def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
@@ -139,13 +139,13 @@ def _columns_of(values: Mapping[str, Any], asked: Sequence[str]) -> _Columns | N
     return None
 
 
-def _texts_of(values: Mapping[str, Any], names: _Columns, place: str) -> SimilarTexts | RowError:
+def _texts_of(values: Mapping[str, Any], names: _Columns, place: str) -> SimilarTexts:
     texts = tuple(cell_text(values[name]) or "" for name in names.texts)
     if not all(texts):
-        return RowError(f"{place}: no text in column {names.texts[texts.index('')]}")
+        raise CorpusError(f"{place}: no text in column {names.texts[texts.index('')]}")
     if names.score is None:
         return SimilarTexts(texts=texts, score=None, place=place)
     score = values[names.score]
     if not _is_number(score):
-        return RowError(f"{place}: {score!r} in column {names.score} is no number")
+        raise CorpusError(f"{place}: {score!r} in column {names.score} is no number")
     return SimilarTexts(texts=texts, score=float(score), place=place)

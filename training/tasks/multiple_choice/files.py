@@ -25,8 +25,8 @@ from training.data.labelled.columns import (
     Columns,
     read_choice_columns,
 )
-from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import RowError, gather_rows
+from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.tables import gather_rows
 
 # A file has one split, of this name.
 _ONLY: Final = "data"
@@ -61,9 +61,6 @@ class ChoiceText:
     place: str = ""
 
 
-_Read: TypeAlias = "ChoiceText | RowError"
-
-
 def read_choices(
     files: Sequence[Path], columns: Columns = COMMON_COLUMNS, choices: Sequence[str] = ()
 ) -> list[ChoiceText]:
@@ -90,7 +87,7 @@ def read_choice_splits(
     questions = {
         split: gather_rows(
             [file for path in its for file in (find_files([path]) if path.is_dir() else [path])],
-            lambda file: _read_file(file, columns, choices),
+            lambda file: _read_file(file, columns, choices, errors),
             "questions",
             errors,
         )
@@ -100,34 +97,33 @@ def read_choice_splits(
     return questions
 
 
-def _read_file(file: Path, columns: Columns, choices: Sequence[str]) -> Iterator[_Read]:
+def _read_file(
+    file: Path, columns: Columns, choices: Sequence[str], errors: list[str]
+) -> Iterator[ChoiceText]:
     if ".txt" in file.suffixes:
-        yield from _read_passage_file(file)
+        yield from _read_passage_file(file, errors)
         return
-    for read in read_choice_columns(file, columns, choices):
-        if isinstance(read, RowError):
-            yield read
-            continue
-        row, names = read
+    for row, names in read_choice_columns(file, columns, choices, errors):
         if names is None:
-            yield from _race_questions(row.values, row.place, _level(file))
+            yield from _race_questions(row.values, row.place, _level(file), errors)
         else:
-            yield _question(row, names)
+            with collecting(errors):
+                yield _question(row, names)
 
 
-def _read_passage_file(file: Path) -> Iterator[_Read]:
+def _read_passage_file(file: Path, errors: list[str]) -> Iterator[ChoiceText]:
     """Yield the questions of one of RACE's own files, of one passage."""
     try:
         passage = json.loads("".join(read_lines(file)))
     except (CorpusError, OSError) as error:
-        yield RowError(str(error))
+        errors.append(str(error))
     except (ValueError, RecursionError) as error:
-        yield RowError(f"{file} is not JSON, as a .txt file of RACE is: {error}")
+        errors.append(f"{file} is not JSON, as a .txt file of RACE is: {error}")
     else:
         if isinstance(passage, dict) and "article" in passage:
-            yield from _race_questions(passage, str(file), _level(file))
+            yield from _race_questions(passage, str(file), _level(file), errors)
         else:
-            yield RowError(f"{file} is no passage of RACE: there is no article")
+            errors.append(f"{file} is no passage of RACE: there is no article")
 
 
 def _level(file: Path) -> str:
@@ -138,41 +134,44 @@ def _level(file: Path) -> str:
     return ""
 
 
-def _race_questions(passage: Mapping[str, Any], place: str, group: str) -> Iterator[_Read]:
+def _race_questions(
+    passage: Mapping[str, Any], place: str, group: str, errors: list[str]
+) -> Iterator[ChoiceText]:
     fields = [passage.get(name) for name in _RACE_FIELDS]
     context = cell_text(passage["article"])
     if context is None:
-        yield RowError(f"{place}: no article")
+        errors.append(f"{place}: no article")
     elif not all(isinstance(field, list) for field in fields):
-        yield RowError(f"{place}: {', '.join(_RACE_FIELDS)} must be lists")
+        errors.append(f"{place}: {', '.join(_RACE_FIELDS)} must be lists")
     elif len({len(field) for field in fields if field is not None}) != 1:
         counts = ", ".join(
             f"{len(field or ())} {name}" for field, name in zip(fields, _RACE_FIELDS, strict=True)
         )
-        yield RowError(f"{place}: {counts}; there must be as many of each")
+        errors.append(f"{place}: {counts}; there must be as many of each")
     else:
         lists = [field or [] for field in fields]
         for number, (question, options, answer) in enumerate(zip(*lists, strict=True), start=1):
             # Blanks stand by themselves, as in most of RACE's questions.
             text = re.sub(r"\s*_+\s*", " _ ", cell_text(question) or "").strip()
-            yield _checked(
-                context=context,
-                question=text or None,
-                choices=options if isinstance(options, list) else [],
-                answer=answer,
-                group=group,
-                place=f"{place}, question {number}",
-            )
+            with collecting(errors):
+                yield _checked(
+                    context=context,
+                    question=text or None,
+                    choices=options if isinstance(options, list) else [],
+                    answer=answer,
+                    group=group,
+                    place=f"{place}, question {number}",
+                )
 
 
-def _question(row: Row, names: ColumnNames) -> _Read:
+def _question(row: Row, names: ColumnNames) -> ChoiceText:
     context = cell_text(row.values[names.text])
     if context is None:
-        return RowError(f"{row.place}: no text in column {names.text}")
+        raise CorpusError(f"{row.place}: no text in column {names.text}")
     cells = [row.values[name] for name in names.choices]
     if None in cells:
         place = names.choices[cells.index(None)]
-        return RowError(f"{row.place}: the row ends before column {place}")
+        raise CorpusError(f"{row.place}: the row ends before column {place}")
     choices: Any = cells[0] if len(cells) == 1 else _without_empty_end(cells)
     labels: Sequence[Any] = ()
     if isinstance(choices, Mapping):  # {"text": [...], "label": ["A", ...]}, as of ARC
@@ -202,24 +201,24 @@ def _checked(
     place: str,
     labels: Sequence[Any] = (),
     group: str = "",
-) -> _Read:
-    """Return a question, or why it is none."""
+) -> ChoiceText:
+    """Return a question whose choices and answer are right."""
     texts = [cell_text(choice) for choice in choices]
     present = tuple(text for text in texts if text is not None)
     if len(texts) < 2:
         has = "one choice" if texts else "no choices"
-        return RowError(f"{place}: {has}; a question needs two or more")
+        raise CorpusError(f"{place}: {has}; a question needs two or more")
     if len(present) < len(texts):
-        return RowError(f"{place}: choice {texts.index(None)} has no text (counted from 0)")
+        raise CorpusError(f"{place}: choice {texts.index(None)} has no text (counted from 0)")
     names = [str(label) for label in labels]
     if _is_ambiguous(answer, present, names):
-        return RowError(
+        raise CorpusError(
             f"{place}: answer {answer!r} is both the index of a choice and the text of another"
         )
     label = _find_answer(answer, present, names)
     if label is None:
         last = ascii_uppercase[min(len(present), len(ascii_uppercase)) - 1]
-        return RowError(
+        raise CorpusError(
             f"{place}: answer {answer!r} is none of {len(present)} choices; give its index, 0 to "
             f"{len(present) - 1}, its letter, A to {last}, or its text"
         )

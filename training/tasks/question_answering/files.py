@@ -16,7 +16,7 @@ from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import is_blank, locate
 from training.data.labelled.errors import collecting, raise_listed
-from training.data.labelled.tables import RowError, read_records
+from training.data.labelled.tables import read_records
 
 _NUM_SPECIAL: Final = 3
 
@@ -177,10 +177,7 @@ def _has_rows(content: str) -> bool:
 def _read_rows(file: Path) -> list[_Article]:
     articles: list[_Article] = []
     errors: list[str] = []
-    for row in read_records(file):
-        if isinstance(row, RowError):
-            errors.append(row.message)
-            continue
+    for row in read_records(file, errors):
         try:
             articles.append(_Article.model_validate(row.values))
         except ValidationError as error:

@@ -26,7 +26,7 @@ from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.examples import IGNORED
 from training.data.labelled.cells import cell_text, from_utf_16, locate
 from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import RowError, gather_rows, read_records
+from training.data.labelled.tables import gather_rows, read_records
 
 _TAGS: Final = ("ner_tags", "tags", "labels")
 _IS_TAG: Final = re.compile(rf"{OUTSIDE}|[BIESLUM]-.+").fullmatch
@@ -99,7 +99,9 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
     offsets is repaired if it can be located.
     """
     errors: list[str] = []
-    rows: list[_TaggedWords | _Spans] = gather_rows(find_files(files), _read, "texts", errors)
+    rows: list[_TaggedWords | _Spans] = gather_rows(
+        find_files(files), lambda file: _read(file, errors), "texts", errors
+    )
     tagged = [row for row in rows if isinstance(row, _TaggedWords)]
     raise_listed([*errors, *_unknown_tags(tagged)])
     prefixes = {split_tag(tag)[0] for row in tagged for tag in row.tags}
@@ -142,21 +144,18 @@ def label_names(texts: Sequence[TaggedText]) -> list[str]:
     return [OUTSIDE, *(f"{prefix}-{label}" for label in labels for prefix in "BI")]
 
 
-def _read(file: Path) -> Iterator[_TaggedWords | _Spans | RowError]:
+def _read(file: Path, errors: list[str]) -> Iterator[_TaggedWords | _Spans]:
     if (not has_known_suffix(file) and ".json" not in file.suffixes) or ".tsv" in file.suffixes:
-        yield from _read_conll(file)
+        yield from _read_conll(file, errors)
         return
-    for record in read_records(file):
-        if isinstance(record, RowError):
-            yield record
-            continue
+    for record in read_records(file, errors):
         try:
             yield _of_record(record)
         except ValueError as error:
-            yield RowError(f"{record.place}: {error}")
+            errors.append(f"{record.place}: {error}")
 
 
-def _read_conll(file: Path) -> Iterator[_TaggedWords | RowError]:
+def _read_conll(file: Path, errors: list[str]) -> Iterator[_TaggedWords]:
     rows: list[tuple[str, str, str]] = []
     try:
         for number, line in enumerate([*read_lines(file), ""], start=1):
@@ -164,14 +163,14 @@ def _read_conll(file: Path) -> Iterator[_TaggedWords | RowError]:
             if fields[:1] == ["#"] and "\t" not in line and not _IS_TAG(fields[-1]):
                 continue  # a comment, such as `# text = Ada came`
             if len(fields) == 1:
-                yield RowError(f"{file}, line {number}: one column; a word and its tag are needed")
+                errors.append(f"{file}, line {number}: one column; a word and its tag are needed")
             elif fields and fields[0] != _DOCUMENT:
                 rows.append((fields[0], fields[-1], f"{file}, line {number}"))
             elif rows:
                 yield _TaggedWords(*map(list, zip(*rows, strict=True)))
                 rows = []
     except (CorpusError, OSError) as error:
-        yield RowError(str(error))
+        errors.append(str(error))
 
 
 def _columns(line: str) -> list[str]:
