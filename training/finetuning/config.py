@@ -12,7 +12,7 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tasks.text_length import TRUNCATION_HELP
 from training.conversion.source import REFERENCE_HELP
-from training.data.labelled.label_names import first_spellings
+from training.data.labelled.cells import first_spellings
 from training.errors import RunError
 from training.finetuning.recipes import DEFAULTS, LR_HELP
 from training.glue.tasks import TASKS, Metric

@@ -11,7 +11,7 @@ import torch
 from albert_serve.bundle.weights import CLASSIFICATION, UNPOOLED_TASKS
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
-from training.data.labelled.label_names import label_indices, label_key
+from training.data.labelled.cells import label_indices, label_key
 from training.finetuning.start import Start
 from training.finetuning.tasks import heads_of
 from training.model.checkpoint import load_checkpoint

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
-from training.data.labelled.errors import collecting, raise_listed
 from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
+from training.data.labelled.rows import collecting, raise_listed
 from training.errors import RunError
 from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfig
 from training.finetuning.recipes import DEFAULTS, PAPER, SQUAD_1, SQUAD_2

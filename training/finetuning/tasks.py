@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, further_head
-from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.rows import collecting, raise_listed
 from training.errors import RunError
 from training.finetuning.config import ClassifierConfig, FinetuneConfig
 from training.finetuning.start import Start

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from training.data.corpus import CorpusError
-from training.data.labelled.errors import raise_listed
+from training.data.labelled.rows import raise_listed
 from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")

@@ -14,7 +14,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
-from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.rows import collecting, raise_listed
 from training.data.streams import Division, ExampleStream, TaskStream, example_stream
 from training.errors import RunError
 from training.loop.distributed import World

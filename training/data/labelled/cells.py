@@ -1,10 +1,11 @@
-"""Cells of tables: texts, and the labels of a row."""
+"""Cells of tables: texts, the labels of a row, and the names of labels."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -127,3 +128,29 @@ def labels_in(
         )
     labels = list(map(cell_text, cells))
     return None if None in labels else tuple(dict.fromkeys(map(plain_number, filter(None, labels))))
+
+
+def label_key(name: str) -> str:
+    """Return a name without case and outer spaces, in which 1.0 is 1."""
+    return plain_number(name.strip()).casefold()
+
+
+def first_spellings(names: Iterable[str]) -> list[str]:
+    """Return each label once, in the first of its spellings, without outer spaces."""
+    spellings: dict[str, str] = {}
+    for name in names:
+        spellings.setdefault(label_key(name), name.strip())
+    return list(spellings.values())
+
+
+def label_indices(names: Sequence[str], labels: Iterable[str]) -> dict[str, int]:
+    """Return the index of the name of each label; labels without one are left out.
+
+    Names that differ in case alone, as an older checkpoint may have them, need their own case.
+    """
+    exact = {name: index for index, name in enumerate(names)}
+    keys = list(map(label_key, names))
+    counts = Counter(keys)
+    by_key = {key: index for index, key in enumerate(keys) if counts[key] == 1}
+    indices = {label: exact.get(label, by_key.get(label_key(label))) for label in labels}
+    return {label: index for label, index in indices.items() if index is not None}

@@ -28,7 +28,7 @@ from albert_serve.tables.columns import (
 )
 from albert_serve.tables.delimited import likely_delimiter
 from training.data.corpus import CorpusError
-from training.data.labelled.tables import read_records
+from training.data.labelled.rows import read_records
 
 _NUMBERED: Final = re.compile(r"(?:ending|choice|option|answer|candidate)_?(?:\d+|[A-H])")
 # A record of RACE, whose one passage has several questions.

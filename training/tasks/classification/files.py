@@ -23,13 +23,14 @@ from training.data.corpus import CorpusError
 from training.data.labelled.cells import (
     LabelFormError,
     cell_text,
+    first_spellings,
     is_blank,
+    label_indices,
+    label_key,
     labels_in,
 )
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
-from training.data.labelled.errors import raise_listed
-from training.data.labelled.label_names import first_spellings, label_indices, label_key
-from training.data.labelled.tables import LeftOut, gather_rows, tell_left_out
+from training.data.labelled.rows import LeftOut, gather_rows, raise_listed, tell_left_out
 from training.glue.files import find_first
 from training.glue.tasks import GlueTask
 

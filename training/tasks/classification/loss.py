@@ -20,8 +20,8 @@ from albert_serve.bundle.manifest import ProblemType
 from albert_serve.names import listed
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.data.corpus import CorpusError
+from training.data.labelled.cells import first_spellings
 from training.data.labelled.columns import Columns
-from training.data.labelled.label_names import first_spellings
 from training.errors import RunError
 from training.glue.tasks import GlueTask
 from training.loop.validation import Validation

@@ -24,7 +24,7 @@ from albert_serve.names import listed
 from albert_serve.tasks.base import EncoderInput, Runner
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
-from training.data.labelled.label_names import label_indices, label_key
+from training.data.labelled.cells import label_indices, label_key
 from training.errors import EvaluationError
 from training.glue.tasks import GlueTask, Metric
 from training.model.heads import Task

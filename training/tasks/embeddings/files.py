@@ -14,8 +14,7 @@ from albert_serve.names import find_name
 from albert_serve.tables.columns import SCORES, SIMILAR, find_column
 from training.data.corpus import CorpusError
 from training.data.labelled.cells import cell_text
-from training.data.labelled.errors import collecting, raise_listed
-from training.data.labelled.tables import gather_rows, read_records
+from training.data.labelled.rows import collecting, gather_rows, raise_listed, read_records
 
 # The texts of an example; pairs are of texts that belong together, triplets have a third that
 # does not, and scored pairs are as alike as their score says.

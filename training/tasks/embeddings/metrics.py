@@ -22,7 +22,7 @@ from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import Logits, Prepared, Runner, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.labelled.errors import raise_listed
+from training.data.labelled.rows import raise_listed
 from training.model.heads import AlbertForTasks
 from training.tasks.embeddings.files import SimilarTexts
 from training.tasks.engine import EngineItem, TorchEngine, predict

@@ -25,8 +25,7 @@ from training.data.labelled.columns import (
     Columns,
     read_choice_columns,
 )
-from training.data.labelled.errors import collecting, raise_listed
-from training.data.labelled.tables import gather_rows
+from training.data.labelled.rows import collecting, gather_rows, raise_listed
 
 # A file has one split, of this name.
 _ONLY: Final = "data"

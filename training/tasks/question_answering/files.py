@@ -15,8 +15,7 @@ from albert_serve.tokenizer import AlbertTokenizer, Encoding
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.labelled.cells import is_blank, locate
-from training.data.labelled.errors import collecting, raise_listed
-from training.data.labelled.tables import read_records
+from training.data.labelled.rows import collecting, raise_listed, read_records
 
 _NUM_SPECIAL: Final = 3
 

@@ -17,7 +17,7 @@ from albert_serve.progress import progress
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
-from training.data.labelled.errors import collecting, raise_listed
+from training.data.labelled.rows import collecting, raise_listed
 from training.errors import EvaluationError
 from training.loop.validation import Validation
 from training.losses import LogitsFunction, LossSums, cross_entropy, example_rows

@@ -25,8 +25,7 @@ from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
 from training.data.examples import IGNORED
 from training.data.labelled.cells import cell_text, from_utf_16, locate
-from training.data.labelled.errors import raise_listed
-from training.data.labelled.tables import gather_rows, read_records
+from training.data.labelled.rows import gather_rows, raise_listed, read_records
 
 _TAGS: Final = ("ner_tags", "tags", "labels")
 _IS_TAG: Final = re.compile(rf"{OUTSIDE}|[BIESLUM]-.+").fullmatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -13,6 +14,34 @@ from albert_serve.errors import AlbertServeError
 from albert_serve.tables import ReadOptions, Row, read_rows
 from albert_serve.tables.formats import Format, detect_type, has_known_suffix
 from albert_serve.tables.rows import NamesByOrder
+from training.data.corpus import CorpusError
+from training.errors import TrainingError
+
+
+@contextmanager
+def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]:
+    """Append the errors of data that is read, for `raise_listed` later; for `with`.
+
+    Args:
+        kinds: errors of data besides CorpusError.
+    """
+    try:
+        yield
+    except TrainingError as error:
+        if not isinstance(error, (CorpusError, *kinds)):
+            raise
+        errors += error.args
+
+
+def raise_listed(errors: Sequence[str]) -> None:
+    """Raise the errors as one.
+
+    Raises:
+        CorpusError: there are errors, each of which is an argument.
+    """
+    if errors:
+        raise CorpusError(*errors)
+
 
 _ReadT = TypeVar("_ReadT")
 
