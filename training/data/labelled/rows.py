@@ -17,6 +17,8 @@ from albert_serve.tables.rows import NamesByOrder
 from training.data.corpus import CorpusError
 from training.errors import TrainingError
 
+_ReadT = TypeVar("_ReadT")
+
 
 @contextmanager
 def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]:
@@ -41,9 +43,6 @@ def raise_listed(errors: Sequence[str]) -> None:
     """
     if errors:
         raise CorpusError(*errors)
-
-
-_ReadT = TypeVar("_ReadT")
 
 
 class LeftOut(NamedTuple):
