@@ -50,19 +50,19 @@ class FeatureExtractionParameters(Parameters):
 
     pooling: Pooling | None = Field(
         None,
-        description="The embedding of a text: the mean of its tokens' vectors, [CLS] and [SEP] "
-        "among them, the vector of [CLS], or the largest number of all tokens in each dimension; "
-        '"none" for the vectors themselves. Left out, it is the model\'s, which is the mean unless '
-        "/info says otherwise.",
+        description="Embedding of a text: the mean of all tokens' vectors including [CLS] and "
+        "[SEP], the vector of [CLS], or the maximum over all tokens in each "
+        'dimension; "none" returns the vectors of all tokens (default: the model\'s,'
+        " which /info shows; otherwise mean).",
     )
     normalize: bool | None = Field(
         None,
-        description="Scale each vector to a length of 1. Left out, it is the model's, which is "
-        "false unless /info says otherwise.",
+        description="Whether vectors are scaled to length 1 (default: the model's, which /info "
+        "shows; otherwise false).",
     )
-    truncate: bool | None = Field(None, description="Hugging Face's name for truncation.")
+    truncate: bool | None = Field(None, description="Hugging Face's name for `truncation`.")
     truncation_direction: TruncationDirection = Field(
-        "right", description="The end of the text at which tokens are cut off."
+        "right", description="End of the text at which tokens are removed."
     )
 
     @model_validator(mode="after")
@@ -138,23 +138,30 @@ def holds_token_ids(texts: object) -> bool:
 class EmbeddingsRequest(Request):
     """Return the embedding of one text or of several, in OpenAI's format, of length 1."""
 
-    input: OneOrMany[Text] = Field(description="A text or several; token ids are not taken.")
+    input: OneOrMany[Text] = Field(
+        description="One text or a list of texts. Token ids are rejected."
+    )
     model: str | None = Field(
-        None, description="The name of the model that answers at this path, if it is given."
+        None, description="Name of the model at this path (default: that model)."
     )
     encoding_format: _EncodingFormat = Field(
-        "float", description="base64: the float32 numbers, little-endian."
+        "float", description="Format of the vectors; base64 has float32 numbers, little-endian."
     )
     dimensions: int | None = Field(
-        None, ge=1, description="The model's own number of dimensions; no other is possible."
+        None, ge=1, description="Number of dimensions, which must be the model's own."
     )
-    user: str | None = Field(None, description="Taken and not used.")
-    pooling: Pooled | None = Field(None, description="As in feature extraction; not OpenAI's.")
+    user: str | None = Field(None, description="Ignored.")
+    pooling: Pooled | None = Field(
+        None,
+        description="Pooling, as in feature extraction (an "
+        "extension of OpenAI's format; default: "
+        "the model's).",
+    )
     truncation: TruncationField = Field(
         "error",
         json_schema_extra={"default": False},
-        description="Whether a text of more tokens than the model has positions is cut at its end; "
-        "not OpenAI's.",
+        description="Whether a text with more tokens than the model reads is truncated (an "
+        "extension of OpenAI's format); false rejects it.",
     )
 
     @model_validator(mode="before")
@@ -181,8 +188,10 @@ class EmbeddingObject(Reply):
     """The embedding of one text of a request."""
 
     object: Literal["embedding"] = "embedding"
-    index: int = Field(description="The place of the text in the request.")
-    embedding: Embedding | str = Field(description="Numbers, or base64 if that was asked for.")
+    index: int = Field(description="Index of the text in the request, from 0.")
+    embedding: Embedding | str = Field(
+        description="List of numbers, or a base64 text if requested."
+    )
 
 
 class Usage(Reply):
@@ -205,7 +214,7 @@ class OpenAIError(Reply):
     """The error as OpenAI's clients read it; they show the message alone."""
 
     message: str
-    type: str = Field(description="The same as error_type.")
+    type: str = Field(description="Same value as `error_type`.")
     param: str | None = None
     code: str | None = None
 

@@ -22,7 +22,7 @@ _CONTEXT: Final = (
 EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
     "fill-mask": (
         RequestExample(
-            summary="The likeliest tokens",
+            summary="The most likely tokens",
             body={"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
         ),
         RequestExample(
@@ -49,7 +49,7 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
             body={"inputs": {"question": "When was the bridge built?", "context": _CONTEXT}},
         ),
         RequestExample(
-            summary="Several answers, none of them among them, of overlapping windows",
+            summary='Several answers from overlapping windows, including "no answer"',
             body={
                 "inputs": {"question": "Who designed it?", "context": " ".join([_CONTEXT] * 6)},
                 "parameters": {
@@ -65,7 +65,7 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
     ),
     "sentence-order": (
         RequestExample(
-            summary="A pair of texts, and how well sentences follow each other",
+            summary="A pair of texts, and a list of sentences",
             body={
                 "inputs": [
                     {"text": "It rained.", "text_pair": "So we stayed in."},
@@ -86,7 +86,7 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
     ),
     "feature-extraction": (
         RequestExample(
-            summary="Embeddings of length 1, for a search by their products",
+            summary="Embeddings of length 1, whose dot product is the cosine",
             body={
                 "inputs": ["It rained.", "The weather was bad.", "He studied physics."],
                 "parameters": {"normalize": True, "truncation": True},
@@ -106,21 +106,21 @@ EXAMPLES: Final[dict[str, tuple[RequestExample, ...]]] = {
 EMBEDDINGS_EXAMPLES: Final = (
     RequestExample(summary="A text", body={"input": "It rained, so we stayed in."}),
     RequestExample(
-        summary="Several, as OpenAI's clients ask for them",
+        summary="Several texts, as OpenAI's clients send them",
         body={"input": ["It rained.", "He studied physics."], "encoding_format": "base64"},
     ),
 )
 
 ZERO_SHOT_EXAMPLES: Final = (
     RequestExample(
-        summary="The likeliest of some labels",
+        summary="The most likely of several labels",
         body={
             "inputs": "My card was stolen this morning.",
             "parameters": {"candidate_labels": ["card", "loan", "exchange rate"]},
         },
     ),
     RequestExample(
-        summary="Each label by itself, of several texts",
+        summary="Several texts, each label scored by itself",
         body={
             "inputs": ["A warm and funny film.", "It drags on for two hours."],
             "parameters": {

@@ -48,9 +48,11 @@ _WORDS: Final[Mapping[str, str]] = {
 class ModelSizes(Reply):
     """The sizes of the model."""
 
-    num_parameters: int = Field(description="Stored; those that layers share count once.")
-    weights_bytes: int = Field(description="Of the file of weights.")
-    num_layers: int = Field(description="Applied; how many are stored depends on sharing.")
+    num_parameters: int = Field(
+        description="Number of stored parameters; shared parameters count once."
+    )
+    weights_bytes: int = Field(description="Size of the weights file in bytes.")
+    num_layers: int = Field(description="Number of times that layers are applied.")
     hidden_size: int
     embedding_size: int
     num_heads: int
@@ -61,12 +63,12 @@ class ModelSizes(Reply):
 class ModelCard(Reply):
     """The content of a model card; a field is absent where the bundle does not have it."""
 
-    license: str | None = Field(None, description="As the bundle's README.md has it.")
+    license: str | None = Field(None, description="License in the bundle's README.md.")
     language: list[str] = Field(default_factory=list)
     base_model: list[str] = Field(default_factory=list)
     sizes: ModelSizes
     evaluation: dict[str, float] = Field(
-        default_factory=dict, description="Figures on held-out data, by name."
+        default_factory=dict, description="Metrics on held-out data, by name."
     )
 
 

@@ -63,8 +63,8 @@ _SENTENCES: Final = "<sentences>"
 class TextPair(Request):
     """Two texts that are read together."""
 
-    text: Text = Field(description="The first text.")
-    text_pair: Text = Field(description="The second text.")
+    text: Text = Field(description="First text.")
+    text_pair: Text = Field(description="Second text.")
 
 
 class Sentences(Request):
@@ -76,8 +76,8 @@ class Sentences(Request):
 class TextInput(Request):
     """A text, or two that are read together."""
 
-    text: Text = Field(description="The first, or only, text.")
-    text_pair: Text | None = Field(None, description="The second text.")
+    text: Text = Field(description="Text, or the first text of a pair.")
+    text_pair: Text | None = Field(None, description="Second text.")
 
 
 class QuestionContext(Request):
@@ -115,11 +115,12 @@ _OrderItem: TypeAlias = Annotated[
 class FillMaskParameters(Parameters):
     """The parameters of fill-mask."""
 
-    top_k: int = Field(5, ge=1, le=MAX_TOP_K, description="Predictions for each mask.")
+    top_k: int = Field(5, ge=1, le=MAX_TOP_K, description="Number of predictions for each mask.")
     targets: Targets | None = Field(
         None,
-        description="Score these tokens only. One that the vocabulary lacks stands for its first "
-        f"piece, which the {WARNINGS_HEADER} header then says.",
+        description="Token or list of tokens to choose from; if a token is not in the vocabulary, "
+        f"its first piece is scored and the header {WARNINGS_HEADER} says so (default: the whole "
+        "vocabulary).",
     )
 
     @model_validator(mode="after")
@@ -138,45 +139,63 @@ class TextClassificationParameters(Parameters):
 
     function_to_apply: ScoreFunction | None = Field(
         None,
-        description="The function of the logits. Left out, the model's problem type decides, and "
-        "the classifier's temperature applies.",
+        description="Function that turns logits into scores (default: by the model's problem "
+        "type, after division by the classifier's temperature).",
     )
     top_k: int | None = Field(
-        None, ge=1, le=MAX_TOP_K, description="The best so many labels; left out, all."
+        None,
+        ge=1,
+        le=MAX_TOP_K,
+        description="Number of labels to return, best first (default: all).",
     )
     head: str | None = Field(
         None,
         max_length=MAX_HEAD_CHARS,
-        description="The classifier, of a model that has several; left out, its default one.",
+        description="Name of the classifier, if the model has several (default: the default "
+        "classifier).",
     )
 
 
 class QuestionAnsweringParameters(Parameters):
     """The parameters of question answering; lengths are in tokens."""
 
-    top_k: int = Field(1, ge=1, le=MAX_TOP_K, description="Answers; over 1 replies with a list.")
-    doc_stride: int | None = Field(
-        None, ge=0, description="Tokens that neighbouring windows share; left out, 128 or fewer."
+    top_k: int = Field(
+        1,
+        ge=1,
+        le=MAX_TOP_K,
+        description="Number of answers; if it is over 1, the reply is a list.",
     )
-    max_answer_len: int = Field(15, ge=1, le=512, description="Longest answer.")
+    doc_stride: int | None = Field(
+        None,
+        ge=0,
+        description="Number of tokens that neighbouring windows share (default: "
+        "128, or fewer if windows are short).",
+    )
+    max_answer_len: int = Field(15, ge=1, le=512, description="Maximum tokens of an answer.")
     max_question_len: int | None = Field(
-        None, ge=1, description="Cut a longer question to this; left out, it is not cut."
+        None,
+        ge=1,
+        description="Maximum tokens of the question, which is truncated to it "
+        "(default: unlimited).",
     )
     max_seq_len: int | None = Field(
-        None, ge=4, description="Question and window together; left out, 384 or fewer."
+        None,
+        ge=4,
+        description="Maximum tokens of question and window together (default: 384, "
+        "or the model's maximum if smaller).",
     )
     handle_impossible_answer: bool | None = Field(
         None,
-        description='Let "no answer" compete, as an empty answer. Left out, of a model that has a '
-        "threshold for it.",
+        description='Whether "no answer" competes, as an empty answer (default: if the model '
+        "has a threshold for it).",
     )
     null_score_diff_threshold: float | None = Field(
         None,
         allow_inf_nan=False,
-        description='"No answer" wins where its logit is over that of the best answer by more than '
-        "this. Left out, the model's own, tuned on questions without an answer, or 0.",
+        description='Threshold: "no answer" wins if its logit exceeds the best answer\'s by more'
+        " than this (default: the model's threshold, otherwise 0).",
     )
-    align_to_words: bool = Field(True, description="Widen an answer to whole words.")
+    align_to_words: bool = Field(True, description="Whether answers are extended to whole words.")
 
 
 class SentenceOrderParameters(Parameters):
@@ -188,15 +207,19 @@ class TokenClassificationParameters(Parameters):
 
     aggregation_strategy: AggregationStrategy = Field(
         "first",
-        description="How labels of tokens become entities: not at all (none); by the label of each "
-        "token (simple); or by that of each word: of its first token, of its tokens' mean scores, "
-        "of its highest score.",
+        description="How labels of tokens become entities: not at all (none), by the label of "
+        "each token (simple), or by the label of each word: its first token's "
+        "(first), that of the best mean score (average), or that of the highest "
+        "score (max).",
     )
     ignore_labels: list[str] = Field(
-        ["O"], max_length=MAX_TARGETS, description="Labels that are not answered."
+        ["O"], max_length=MAX_TARGETS, description="Labels that are not returned."
     )
     stride: int | None = Field(
-        None, ge=0, description="Tokens that neighbouring windows share; left out, 128 or fewer."
+        None,
+        ge=0,
+        description="Number of tokens that neighbouring windows share (default: "
+        "128, or fewer if windows are short).",
     )
 
 
@@ -238,10 +261,10 @@ class TokenClassificationRequest(TaskRequest):
 class FilledToken(Reply):
     """One way to fill a mask."""
 
-    score: float = Field(description="Probability over the whole vocabulary.")
+    score: float = Field(description="Probability over the whole vocabulary, 0 to 1.")
     token: int
     token_str: str
-    sequence: str = Field(description="The text with this mask filled.")
+    sequence: str = Field(description="Text with this mask filled.")
 
 
 class LabelScore(Reply):
@@ -254,8 +277,10 @@ class LabelScore(Reply):
 class EntityGroup(Reply):
     """An entity of a text: `text[start:end] == word`, in code points."""
 
-    entity_group: str = Field(description="Its label, without B- or I-.")
-    score: float = Field(description="Mean of its tokens' or words' probabilities.")
+    entity_group: str = Field(description="Label of the entity, without B- or I-.")
+    score: float = Field(
+        description="Mean of the probabilities of the entity's tokens or words, 0 to 1."
+    )
     word: str
     start: int
     end: int
@@ -266,8 +291,8 @@ class ClassifiedToken(Reply):
 
     entity: str
     score: float
-    index: int = Field(description="The token's place in the text, from 1.")
-    word: str = Field(description="The token as the vocabulary writes it.")
+    index: int = Field(description="Position of the token in the text, from 1.")
+    word: str = Field(description="Token, as in the vocabulary.")
     start: int
     end: int
 
@@ -275,8 +300,10 @@ class ClassifiedToken(Reply):
 class Answer(Reply):
     """A part of the context: `context[start:end] == answer`, in code points."""
 
-    answer: str = Field(description='"" where "no answer" is the answer.')
-    score: float = Field(description='Probability among the 20 best answers and "no answer".')
+    answer: str = Field(description='Part of the context; "" means "no answer".')
+    score: float = Field(
+        description='Probability among the 20 best answers and "no answer", 0 to 1.'
+    )
     start: int
     end: int
 
@@ -284,7 +311,9 @@ class Answer(Reply):
 class Order(Reply):
     """The order of a pair of texts."""
 
-    in_order: float = Field(description="Probability that the second text follows the first.")
+    in_order: float = Field(
+        description="Probability of this order against the reverse order, 0 to 1."
+    )
 
 
 class PairOrder(Reply):
@@ -292,14 +321,18 @@ class PairOrder(Reply):
 
     first: int
     second: int
-    in_order: float = Field(description="Probability that the second follows the first.")
+    in_order: float = Field(
+        description="Probability of this order against the reverse order, 0 to 1."
+    )
 
 
 class Coherence(Reply):
     """The coherence of sentences in the order of the request."""
 
-    pairs: list[PairOrder] = Field(description="The neighbours.")
-    coherence: float = Field(description="Geometric mean of the neighbours' in_order.")
+    pairs: list[PairOrder] = Field(description="Order of each pair of neighbouring sentences.")
+    coherence: float = Field(
+        description="Geometric mean of `in_order` over all pairs; 0.5 means chance."
+    )
 
 
 FillMaskAnswer: TypeAlias = list[FilledToken] | list[list[FilledToken]]
@@ -323,26 +356,26 @@ FeatureExtractionReply: TypeAlias = (
 class TaskQuality(Reply):
     """Quality of the model's answers to a task, on the labelled data of its manifest."""
 
-    metric: str = Field(description='Such as "accuracy" or "F1".')
+    metric: str = Field(description='Name of the metric, such as "accuracy" or "F1".')
     percent: float
-    count: int = Field(description="Answers that it was measured on.")
-    data: str | None = Field(None, description="The files that these are from, where known.")
+    count: int = Field(description="Number of answers that were measured.")
+    data: str | None = Field(None, description="Name of the data, if known.")
 
 
 class InputExample(Reply):
     """An example input for the model."""
 
-    inputs: Any = Field(description="One item, as the endpoint takes it.")
-    label: str | None = Field(None, description="A few words for it.")
+    inputs: Any = Field(description="One item of `inputs`.")
+    label: str | None = Field(None, description="Short description of the example.")
 
 
 class HeadInfo(Reply):
     """One of the classifiers of a model that has several."""
 
-    name: str = Field(description="The value of the parameter `head`.")
+    name: str = Field(description="Name of the classifier: the value of the parameter `head`.")
     labels: list[str]
     problem_type: ProblemType | None = None
-    quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
+    quality: TaskQuality | None = Field(None, description="Quality on held-out data, if known.")
 
 
 class SentenceVectorsInfo(Reply):
@@ -351,7 +384,8 @@ class SentenceVectorsInfo(Reply):
     pooling: Pooled
     normalize: bool
     max_length: int | None = Field(
-        None, description="Tokens of a text, [CLS] and [SEP] among them; left out: max_positions."
+        None,
+        description="Maximum tokens of a text, including [CLS] and [SEP] (default: max_positions).",
     )
 
 
@@ -363,19 +397,23 @@ class TaskInfo(Reply):
     problem_type: ProblemType | None = None
     heads: list[HeadInfo] | None = Field(
         None,
-        description="Of text classification: the classifiers of a model that has several or named "
-        "ones; labels, problem type and quality of the task are those of the first, the default.",
+        description="Text classification: the classifiers, if the model has several or named "
+        "ones. The first is the default, whose labels, problem type and quality the"
+        " task shows.",
     )
     null_score_diff_threshold: float | None = Field(
-        None, description="Of question answering: the default of the parameter."
+        None,
+        description="Question answering: default of the parameter `null_score_diff_threshold`.",
     )
     sentence_vectors: SentenceVectorsInfo | None = Field(
         None,
-        description="Of feature extraction, if the model was trained to give vectors of sentences; "
-        "left out, the mean of all tokens' vectors.",
+        description="Feature extraction: defaults of a model that was trained for sentence "
+        "embeddings (otherwise: the mean of all tokens' vectors).",
     )
-    quality: TaskQuality | None = Field(None, description="Left out, it is not known.")
-    examples: list[InputExample] | None = Field(None, description="Of the model's manifest.")
+    quality: TaskQuality | None = Field(None, description="Quality on held-out data, if known.")
+    examples: list[InputExample] | None = Field(
+        None, description="Example inputs from the bundle's manifest."
+    )
 
 
 class ModelDescription(Reply):
@@ -383,10 +421,10 @@ class ModelDescription(Reply):
 
     model_id: str
     precision: str
-    revision: str = Field("", description="Another as soon as a byte of the bundle is.")
+    revision: str = Field("", description="Hash of the bundle's content.")
     tasks: list[TaskInfo]
-    max_positions: int
-    card: ModelCard | None = Field(None, description="What the model is, and how it was made.")
+    max_positions: int = Field(description="Maximum tokens of a text.")
+    card: ModelCard | None = Field(None, description="Origin, sizes and metrics of the model.")
 
     def text(self) -> str:
         """Return the description as text of several lines."""
@@ -398,14 +436,18 @@ class InfoReply(ModelDescription):
 
     version: str
     mask_token: str
-    max_items: int = Field(description="Items that one request may hold.")
-    max_body_bytes: int
-    needs_key: bool = Field(False, description="Whether the tasks are answered with a key only.")
-    max_chars: int = Field(MAX_CHARS, description="Characters of one text.")
-    max_targets: int = Field(MAX_TARGETS, description="Targets of one fill-mask request.")
-    max_top_k: int = MAX_TOP_K
-    max_masks: int = Field(MAX_MASKS, description="Masks in all texts of a request together.")
-    max_sentences: int = Field(MAX_SENTENCES, description="Sentences of one text.")
+    max_items: int = Field(description="Maximum number of items in a request.")
+    max_body_bytes: int = Field(description="Maximum size of a body in bytes.")
+    needs_key: bool = Field(False, description="Whether the tasks require an API key.")
+    max_chars: int = Field(MAX_CHARS, description="Maximum characters of a text.")
+    max_targets: int = Field(
+        MAX_TARGETS, description="Maximum number of targets in a fill-mask request."
+    )
+    max_top_k: int = Field(MAX_TOP_K, description="Maximum value of `top_k`.")
+    max_masks: int = Field(
+        MAX_MASKS, description="Maximum number of masks in all texts of a request."
+    )
+    max_sentences: int = Field(MAX_SENTENCES, description="Maximum number of sentences in a text.")
 
     def __str__(self) -> str:
         return f"{self.text()}\n{describe_limits(self)}"
@@ -416,7 +458,7 @@ class ModelObject(Reply):
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="When its bundle was written, in seconds since 1970.")
+    created: int = Field(description="Time at which the bundle was written, in seconds since 1970.")
     owned_by: str = "albert-serve"
 
 
@@ -429,7 +471,9 @@ class ModelsReply(Reply):
 
     object: Literal["list"] = "list"
     data: list[ModelObject]
-    default: str = Field(description="The model that answers where none is named.")
+    default: str = Field(
+        description="Name of the model that answers requests without a model name."
+    )
     models: list[ModelReply]
 
 

@@ -98,9 +98,9 @@ class Parameters(Request):
     truncation: TruncationField = Field(
         "error",
         json_schema_extra={"default": False},
-        description="Whether a text of more tokens than the model has positions is cut at its end, "
-        "as in transformers; false refuses it. The reply's header "
-        f"{TRUNCATED_HEADER} has the number of tokens that were cut off.",
+        description="Whether a text with more tokens than the model reads is truncated at its end; "
+        f"false rejects it. The reply's header {TRUNCATED_HEADER} has the number of removed "
+        "tokens.",
     )
 
     @property

@@ -35,16 +35,17 @@ class ZeroShotParameters(Parameters):
         list[Text],
         Field(min_length=1, max_length=_MAX_LABELS, fail_fast=True),
         BeforeValidator(_split),
-    ] = Field(description="The labels, as a list or as a text with commas.")
+    ] = Field(description="Labels: a list, or a text that separates them by commas.")
     hypothesis_template: Annotated[
         str, Field(max_length=_MAX_TEMPLATE_CHARS), AfterValidator(_check_place)
     ] = Field(
         "This example is {}.",
-        description="The sentence about a label, which replaces {}.",
+        description="Sentence about a label, with {} in place of the label.",
         json_schema_extra={"pattern": r"^(?![\s\S]*\{\}[\s\S]*\{\})[\s\S]*\{\}"},
     )
     multi_label: bool = Field(
-        False, description="Score each label by itself; left out, the scores have a sum of 1."
+        False,
+        description="Whether each label is scored by itself; otherwise the scores have a sum of 1.",
     )
 
     @property
