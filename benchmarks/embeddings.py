@@ -31,6 +31,7 @@ from albert_serve.files import sha256_of
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks.load import load_setups
+from albert_serve.terminal import make_parser
 from benchmarks.harness.page import table
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from training.errors import report_errors
@@ -161,12 +162,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m benchmarks.embeddings", __doc__, _EXAMPLES)
     add = parser.add_argument
     shipped = REPOSITORY / "models" / "albert-small-en"
-    add("models", nargs="*", type=Path, default=[shipped], help="bundles")
-    add("--sentence-transformers", nargs="+", type=Path, default=[], help="models, as folders")
+    add(
+        "models",
+        nargs="*",
+        type=Path,
+        default=[shipped],
+        help="bundles (default: the default model)",
+    )
+    add(
+        "--sentence-transformers",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="folders of sentence-transformers models",
+    )
     add("--stsb", type=Path, help="pairs with a score, such as sts-dev.tsv")
-    add("--sick", type=Path, help="SICK_test_annotated.txt")
+    add("--sick", type=Path, help="pairs with a score: SICK_test_annotated.txt")
     add("--squad", type=Path, help="questions with their paragraphs, such as dev-v1.1.json")
-    add("--threads", type=int, default=num_usable_cpus(), help="(%(default)s)")
+    add("--threads", type=int, default=num_usable_cpus(), help="threads (default: %(default)s)")
     return parser
 
 

@@ -29,8 +29,10 @@ def columns(answer: list[LabelScore] | RequestError) -> dict[str, Any]:
 def main() -> None:
     """Print each row with its label, in order, as soon as it is there."""
     parser = example_parser(str(__doc__))
-    parser.add_argument("file", nargs="?", type=Path, default=FILE, help='rows with a "text"')
-    parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=FILE, help='file of rows with a "text"'
+    )
+    parser.add_argument("--truncate", action="store_true", help="truncate texts that are too long")
     options = parser.parse_args()
     with options.file.open(encoding="utf-8") as lines, connect(options) as albert:
         rows, sent = tee(map(json.loads, lines))

@@ -19,13 +19,13 @@ def example_parser(description: str) -> argparse.ArgumentParser:
     where.add_argument(
         "--url",
         default=argparse.SUPPRESS,
-        help="a running service, such as http://127.0.0.1:3000 (that in ALBERT_URL)",
+        help="address of a service, such as http://127.0.0.1:3000 (default: ALBERT_URL)",
     )
     where.add_argument(
         "--local",
         metavar="PATH",
         default=argparse.SUPPRESS,
-        help="the folder of a model to open in this process, in place of a service",
+        help="folder of a model to run in this process, instead of a service",
     )
     return parser
 

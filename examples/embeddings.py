@@ -16,7 +16,9 @@ def main() -> None:
     parser = example_parser(str(__doc__))
     parser.add_argument("query", nargs="?", default="a comedy that made me laugh")
     parser.add_argument("--file", type=Path, default=FILE, help='JSONL with a field "text"')
-    parser.add_argument("--top-k", type=int, default=3, help="texts")
+    parser.add_argument(
+        "--top-k", type=int, default=3, help="number of texts to show (default: %(default)s)"
+    )
     options = parser.parse_args()
     lines = options.file.read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]

@@ -9,8 +9,15 @@ def main() -> None:
     """Print the likeliest fillings."""
     parser = example_parser(str(__doc__))
     parser.add_argument("text", nargs="?", default="Paris is the capital of [MASK].")
-    parser.add_argument("--top-k", type=int, default=5, help="fillings")
-    parser.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
+    parser.add_argument(
+        "--top-k", type=int, default=5, help="number of predictions (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        metavar="WORD",
+        help="words to choose from, instead of the vocabulary",
+    )
     options = parser.parse_args()
     with connect(options) as albert:
         choice = {"targets": options.targets} if options.targets else {}

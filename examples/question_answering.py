@@ -17,11 +17,13 @@ def main() -> None:
     parser = example_parser(str(__doc__))
     parser.add_argument("question", nargs="?", default="When was Marie Curie born?")
     parser.add_argument("context", nargs="?", default=CONTEXT)
-    parser.add_argument("--top-k", type=int, default=1, help="answers")
+    parser.add_argument(
+        "--top-k", type=int, default=1, help="number of answers (default: %(default)s)"
+    )
     parser.add_argument(
         "--allow-none",
         action=BooleanOptionalAction,
-        help='whether "no answer" is one of the answers; otherwise as the model was exported',
+        help='whether "no answer" competes; None: as the model was exported',
     )
     options = parser.parse_args()
     with connect(options) as albert:

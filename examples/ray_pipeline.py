@@ -16,12 +16,18 @@ from albert_serve.scoring import AlbertScorer
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="classify texts with Ray Data")
-    parser.add_argument("--bundle", type=Path, required=True, help="the same path on each node")
-    parser.add_argument("--column", default="text", help="the column of the texts (%(default)s)")
-    parser.add_argument("--workers", type=int, default=1, help="engines (%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="CPUs of each (%(default)s)")
-    parser.add_argument("input", help="files of Parquet")
-    parser.add_argument("output", help="a folder for the scored ones")
+    parser.add_argument(
+        "--bundle", type=Path, required=True, help="bundle: the same path on each node"
+    )
+    parser.add_argument(
+        "--column", default="text", help="column of the texts (default: %(default)s)"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="engines (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="CPUs per engine (default: %(default)s)"
+    )
+    parser.add_argument("input", help="Parquet files to score")
+    parser.add_argument("output", help="folder of the scored files")
     options = parser.parse_args(arguments)
 
     scored = ray.data.read_parquet(options.input).map_batches(

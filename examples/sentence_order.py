@@ -18,7 +18,9 @@ SENTENCES = [
 def main() -> None:
     """Print the probability of each neighbouring pair, and the coherence."""
     parser = example_parser(str(__doc__))
-    parser.add_argument("sentences", nargs="*", default=SENTENCES, help="two or more, in order")
+    parser.add_argument(
+        "sentences", nargs="*", default=SENTENCES, help="two or more sentences, in order"
+    )
     options = parser.parse_args()
     sentences = options.sentences
     with connect(options) as albert:

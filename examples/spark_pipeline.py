@@ -17,10 +17,14 @@ from albert_serve.scoring import AlbertScorer
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="classify texts with Spark")
-    parser.add_argument("--bundle", type=Path, required=True, help="the same path on each executor")
-    parser.add_argument("--column", default="text", help="the column of the texts (%(default)s)")
-    parser.add_argument("input", help="files of Parquet")
-    parser.add_argument("output", help="a folder for the scored ones")
+    parser.add_argument(
+        "--bundle", type=Path, required=True, help="bundle: the same path on each executor"
+    )
+    parser.add_argument(
+        "--column", default="text", help="column of the texts (default: %(default)s)"
+    )
+    parser.add_argument("input", help="Parquet files to score")
+    parser.add_argument("output", help="folder of the scored files")
     options = parser.parse_args(arguments)
 
     spark = SparkSession.builder.appName("albert-serve").getOrCreate()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from albert_serve.terminal import make_parser
 from export.config import ExportConfig
 from export.job import export, report
 from training.conversion.source import REFERENCE_HELP
@@ -14,7 +15,6 @@ from training.errors import report_errors
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
 from training.options.labelled import LabelledTexts
-from training.system.command_line import make_parser
 
 _EXAMPLES: Final = """\
 examples:
@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _EXAMPLES,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE_DIR")
+    parser.add_argument(
+        "bundle", type=Path, metavar="BUNDLE_DIR", help="folder of the bundle to write"
+    )
     add_flags(parser, ExportConfig)
     add_heads(parser)
     values, heads = parse_with_heads(parser, LabelledTexts, arguments)

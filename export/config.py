@@ -30,57 +30,64 @@ class ExportConfig(LabelledTexts, title="export"):
     bundle: str | Path
     heads: tuple[LabelledTexts, ...] = ()
     tasks: tuple[TaskName, ...] = flag(
-        "the tasks to export (those that the last training run trained, or that there is data for "
-        "here; all if the checkpoint does not say what was trained)",
+        "tasks to export (default: those of the last training run, and those with data in this "
+        "command; all if the checkpoint has no record of its training)",
         (),
         metavar="TASK",
     )
     precision: Precision = flag(
-        "fp32: the checkpoint's own file; int8: a quarter of the size, fastest on CPUs; fp16: half "
-        "of the size on disk, fp32 in memory",
+        "precision. fp32: the checkpoint's own file; int8: a quarter of the size, fastest on "
+        "CPUs; fp16: half of the size on disk, fp32 in memory",
         "fp32",
     )
-    keep_fp32: tuple[Part, ...] = flag("parts that stay fp32", (), metavar="PART")
+    keep_fp32: tuple[Part, ...] = flag(
+        "modules that stay in fp32: embeddings, attention, ffn, heads", (), metavar="PART"
+    )
     cuda_precision: ComputePrecision = flag(
-        "the type that the encoder computes in on a GPU; fp16 and bf16 are as fast, bf16 has the "
-        "range of fp32 and an eighth of fp16's exactness",
+        "precision of the encoder on a GPU; bf16 has the range of fp32 and an eighth of the "
+        "precision of fp16",
         "fp16",
     )
-    question_answering: tuple[Path, ...] = flag("SQuAD's JSON", (), metavar="FILE")
+    question_answering: tuple[Path, ...] = flag(
+        "question answering: files in SQuAD's format", (), metavar="FILE"
+    )
     token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, (), metavar="FILE")
     text: tuple[Path, ...] = flag(
-        "texts without labels, of which the first 100 lines show how much the answers of heads "
-        "without labelled data differ from torch's (an excerpt of Wikipedia)",
+        "texts without labels; their first 100 lines show how much the answers of heads without"
+        " labelled data differ from torch (default: an excerpt of Wikipedia)",
         (),
         metavar="FILE",
     )
-    quality: bool = flag("compare each task with torch on these texts", True)
+    quality: bool = flag("compare each task with torch (default: compare)", True)
     max_cost: Finite = flag(
-        "maximum loss of a task's metric in points, by precision; only significant losses count",
+        "maximum loss of a task's metric in points; only significant losses count",
         1.0,
         metavar="POINTS",
     )
     max_difference: Finite = flag(
-        "largest difference from torch in fp32, as a share of the largest value",
+        "maximum difference from torch in fp32, as a fraction of the largest value",
         1e-4,
         metavar="SHARE",
     )
     max_cuda_difference: Finite | None = flag(
-        "largest difference from torch on a GPU, emulated, as a share of the largest value (fp32 "
-        "1e-4, fp16 0.06, bf16 0.3)",
+        "maximum difference of the emulated GPU precision from torch, as a fraction of the "
+        "largest value (default: fp32 1e-4, fp16 0.06, bf16 0.3)",
         metavar="SHARE",
     )
-    force: bool = flag("write the bundle even if a task loses more, or differs too much", False)
-    evaluation: Path | None = flag("results to put into the manifest", metavar="FILE.json")
+    force: bool = flag("write the bundle even if --max-cost or a difference is exceeded", False)
+    evaluation: Path | None = flag(
+        "file of results for the manifest (default: evaluation.json of the checkpoint)",
+        metavar="FILE.json",
+    )
     null_score_diff_threshold: Finite | None = flag(
-        "the service's default for questions: by how much the logit of no answer must be over that "
-        "of the best answer to win (question_answering_best_f1_threshold of --evaluation, or the "
-        "bundle's that is exported again, or that of the checkpoint's evaluation)",
+        'the service\'s default threshold: "no answer" wins if its logit exceeds the best '
+        "answer's by more (default: the best threshold of --evaluation, the replaced bundle, or"
+        " evaluation.json of the checkpoint)",
         metavar="LOGITS",
     )
     examples: Path | None = flag(
-        "examples for the service's page: for each task a list of inputs, as in "
-        "albert_serve/web/examples.json (those of the bundle that is exported again)",
+        "examples for the service's page: a list of inputs per task, as in "
+        "albert_serve/web/examples.json (default: those of the replaced bundle)",
         metavar="FILE.json",
     )
-    overwrite: bool = flag("replace the bundle that is at BUNDLE_DIR", False)
+    overwrite: bool = flag("replace the bundle at BUNDLE_DIR", False)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from albert_serve import __version__
 from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
-from albert_serve.terminal import prepare_output, print_error
+from albert_serve.terminal import make_parser, prepare_output, print_error
 
 # By name: the module of a command, which is imported when it is called, and the command's purpose.
 _Commands: TypeAlias = Mapping[str, tuple[str, str]]
@@ -90,13 +90,8 @@ def _overview(training: _Commands) -> argparse.ArgumentParser:
     for title, commands in groups.items():
         lines = (f"  {name:<12} {purpose}" for name, (_, purpose) in commands.items())
         shown += [f"\n{title}:", *lines]
-    parser = argparse.ArgumentParser(
-        prog="albert-serve",
-        usage="albert-serve [-h] [--version] COMMAND ...",
-        description="\n".join(shown),
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("albert-serve", "\n".join(shown), _EXAMPLES)
+    parser.usage = "albert-serve [-h] [--version] COMMAND ..."
     parser.add_argument("--version", action="version", version=f"albert-serve {__version__}")
     names = (*_SERVING, *training)
     parser.add_argument("command", choices=names, metavar="COMMAND", help=argparse.SUPPRESS)

@@ -8,7 +8,7 @@ from typing import Final
 from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import import_bundle, locate
-from albert_serve.cli.options import check_home, make_parser
+from albert_serve.cli.options import check_home, serving_parser
 from albert_serve.settings import STORE_PREFIX
 from albert_serve.tasks.description import describe
 
@@ -29,23 +29,27 @@ store.
 
 def info_parser(purpose: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    info = make_parser("info", purpose, _INFO_EXAMPLES)
-    info.add_argument("bundle", metavar="BUNDLE")
-    info.add_argument("--json", action="store_true", help="print JSON, as `/info` has it")
+    info = serving_parser("info", purpose, _INFO_EXAMPLES)
+    info.add_argument(
+        "bundle",
+        metavar="BUNDLE",
+        help="bundle: a folder, bentoml:NAME[:VERSION], or OWNER/NAME[@REVISION] of the Hub",
+    )
+    info.add_argument("--json", action="store_true", help="print what `/info` has, as JSON")
     info.set_defaults(run=_info)
     return info
 
 
 def import_parser(purpose: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    importing = make_parser("import", purpose, _IMPORT_EXAMPLES)
-    importing.add_argument("bundle", metavar="BUNDLE")
+    importing = serving_parser("import", purpose, _IMPORT_EXAMPLES)
+    importing.add_argument("bundle", metavar="BUNDLE", help="folder of the bundle")
     importing.add_argument(
         "--name",
         "--tag",
         dest="tag",
         metavar="NAME[:VERSION]",
-        help="the tag in the store (the folder's name, and the bundle's revision as version)",
+        help="tag in the store (default: the folder's name, and the bundle's revision as version)",
     )
     importing.set_defaults(run=_import)
     return importing

@@ -16,16 +16,12 @@ from albert_serve.config import Precision
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import ConfigError
 from albert_serve.settings import Device, Prepack, Settings
+from albert_serve.terminal import CommandParser, make_parser
 
 
-def make_parser(name: str, purpose: str, examples: str) -> argparse.ArgumentParser:
+def serving_parser(name: str, purpose: str, examples: str) -> CommandParser:
     """Return the parser of a command, whose help ends with examples."""
-    return argparse.ArgumentParser(
-        prog=f"albert-serve {name}",
-        description=purpose[0].upper() + purpose[1:] + ".",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return make_parser(f"albert-serve {name}", f"{purpose[0].upper()}{purpose[1:]}.", examples)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -33,22 +29,28 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bundle",
         metavar="BUNDLE",
-        help="the model: a bundle or a checkpoint, as a folder, bentoml:NAME[:VERSION], or "
-        "OWNER/NAME[@REVISION] on the Hugging Face Hub (the one that ships in models/)",
+        help="bundle or checkpoint: a folder, bentoml:NAME[:VERSION], or OWNER/NAME[@REVISION] "
+        "on the Hugging Face Hub (default: the default model)",
     )
     parser.add_argument(
         "--precision",
         choices=get_args(Precision),
-        help="of a checkpoint, which is exported into the cache first (fp32)",
+        help="precision in which to export a checkpoint (default: fp32)",
     )
     parser.add_argument(
-        "--threads", metavar="N", help="threads of one run (the usable CPUs, shared among workers)"
+        "--threads",
+        metavar="N",
+        help="threads per batch (default: the usable CPUs, divided among the workers)",
     )
-    parser.add_argument("--device", choices=get_args(Device), help="the device to run on (auto)")
+    parser.add_argument(
+        "--device",
+        choices=get_args(Device),
+        help="device; auto uses a GPU if a test call succeeds (default: auto)",
+    )
     parser.add_argument(
         "--prepack",
         choices=("auto", *get_args(Prepack)),
-        help="the location of pre-packed weights (auto)",
+        help="storage of prepacked weights: in memory, on disk (cache), or none (default: auto)",
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from albert_serve.bundle.weights import CLASSIFICATION
-from albert_serve.cli.options import add_model_options, chosen, make_parser, one_bundle
+from albert_serve.cli.options import add_model_options, chosen, one_bundle, serving_parser
 from albert_serve.errors import AlbertServeError, ConfigError, InvalidInputError, how_to_install
 from albert_serve.files import write_atomically
 from albert_serve.scoring.errors import LockedOutputError, OutputError, StoppedError, writing
@@ -52,14 +52,14 @@ After 5, 7, 130 and 143 the same command goes on.
 
 def score_parser(purpose: str) -> argparse.ArgumentParser:
     """Return the parser of the command; many names are fields of `ScoreOptions`."""
-    score = make_parser("score", purpose, _SCORE_EXAMPLES)
-    score.add_argument("--task", required=True, choices=list(TASKS))
+    score = serving_parser("score", purpose, _SCORE_EXAMPLES)
+    score.add_argument("--task", required=True, choices=list(TASKS), help="task (required)")
     score.add_argument(
         "--parameters",
         type=_json_object,
         default={},
         metavar="JSON",
-        help="task parameters for every row",
+        help="task parameters for every row, such as '{\"top_k\": 3}'",
     )
     score.add_argument(
         "--head", metavar="NAME", help="classifier, if the model has several (default: the model's)"
@@ -67,7 +67,7 @@ def score_parser(purpose: str) -> argparse.ArgumentParser:
     score.add_argument(
         "--all-scores",
         action="store_true",
-        help="text classification: return the scores of all labels, not only of the best",
+        help="return the scores of all labels (default: only the best; text classification)",
     )
     score.add_argument(
         "--truncation", action=argparse.BooleanOptionalAction, default=True, help=TRUNCATION_HELP
@@ -76,9 +76,11 @@ def score_parser(purpose: str) -> argparse.ArgumentParser:
     _add_job(score.add_argument_group("the job"))
     add_model_options(score)
     score.add_argument(
-        "inputs", nargs="+", metavar="INPUT", help="files, globs or folders; - for stdin"
+        "inputs", nargs="+", metavar="INPUT", help="input files, globs or folders; - for stdin"
     )
-    score.add_argument("output", metavar="OUTPUT", help="a file, a folder (OUTPUT/), or - (stdout)")
+    score.add_argument(
+        "output", metavar="OUTPUT", help="output file or folder (OUTPUT/); - for stdout"
+    )
     score.set_defaults(run=_score)
     return score
 
@@ -98,7 +100,7 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         action="extend",
         type=_names,
         metavar="COLUMNS",
-        help="input columns to keep in the output, by commas; '' for none (default: all)",
+        help="input columns to keep in the output, separated by commas; '' for none (default: all)",
     )
     group.add_argument(
         "--input-format",
@@ -113,7 +115,7 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--delimiter",
         metavar="CHARACTER",
-        help="delimiter of CSV and TSV input (default: CSV's by its header; a tab in TSV)",
+        help="delimiter of CSV and TSV input (default: CSV: detected from the header; TSV: a tab)",
     )
     group.add_argument(
         "--no-quotes",
@@ -126,7 +128,7 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         type=_shard,
         default=(0, 1),
         metavar="I/N",
-        help="score only every N-th file, starting with file I (counted from 0)",
+        help="score only every N-th file, starting with file I, counted from 0 (default: all)",
     )
 
 
@@ -168,7 +170,10 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         help="keep rows that cannot be answered, or end the job (default: %(default)s)",
     )
     group.add_argument(
-        "--max-errors", type=int, metavar="N", help="end the job after more than N error rows"
+        "--max-errors",
+        type=int,
+        metavar="N",
+        help="end the job after more than N error rows (default: never)",
     )
     group.add_argument(
         "--part-rows",
@@ -181,7 +186,7 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         "--restart", action="store_true", help="discard existing parts and start over"
     )
     group.add_argument(
-        "--summary", type=Path, metavar="FILE", help="write counts and rates as JSON"
+        "--summary", type=Path, metavar="FILE", help="file for counts and rates as JSON"
     )
 
 

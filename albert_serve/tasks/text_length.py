@@ -10,8 +10,8 @@ from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.weights import CLASSIFICATION
 
 TRUNCATION_HELP: Final = (
-    "truncate texts over the length of training (finetune's --length; all positions, if it is not "
-    "known); with --no-truncation they are errors"
+    "truncate longer texts to the length of training (--length of finetune; otherwise all "
+    "positions of the model); with --no-truncation they are errors (default: truncate)"
 )
 # Tasks that read a text at once; others read windows, or rows of pretraining.
 _TASKS: Final = (CLASSIFICATION, "multiple-choice", FEATURE_EXTRACTION)

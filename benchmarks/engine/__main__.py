@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from albert_serve.config import PRESETS, AlbertConfig
 from albert_serve.settings import num_usable_cpus
+from albert_serve.terminal import make_parser
 from benchmarks.engine.contestants import (
     CONTESTANTS,
     KINDS,
@@ -39,7 +40,6 @@ from benchmarks.harness.process import BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI, Text, draw_texts
 from training.errors import report_errors
 from training.options.config import add_device
-from training.system.command_line import make_parser
 
 _NUM_CALIBRATION: Final = 64
 _EXAMPLES: Final = r"""examples:
@@ -188,20 +188,48 @@ def _describe_model(options: argparse.Namespace, config: AlbertConfig) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m benchmarks.engine", __doc__, _EXAMPLES)
     add = parser.add_argument
-    add("--output", type=Path, default=Path("runs/bench-engine"), help="(%(default)s)")
-    add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("runs/bench-engine"),
+        help="folder of the results (default: %(default)s)",
+    )
+    add(
+        "--preset",
+        choices=list(PRESETS),
+        default="base",
+        help="sizes of the model (default: %(default)s)",
+    )
     names = list(CONTESTANTS)
-    contestants_help = f"of {', '.join(names)} (those of the device)"
+    contestants_help = "contestants (default: those of the device)"
     add("--contestants", nargs="+", choices=names, help=contestants_help)
-    add("--cases", nargs="+", choices=KINDS, default=list(KINDS), help="(all)")
+    add("--cases", nargs="+", choices=KINDS, default=list(KINDS), help="cases (default: all)")
     shapes = ["1x8", "1x32", "1x128", "4x128", "1x512"]
-    add("--shapes", nargs="+", metavar="ROWSxTOKENS", default=shapes, help=f"({' '.join(shapes)})")
-    texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
+    add(
+        "--shapes",
+        nargs="+",
+        metavar="ROWSxTOKENS",
+        default=shapes,
+        help=f"shapes of a call (default: {' '.join(shapes)})",
+    )
+    texts_help = "text, or JSONL with a field `text` (default: a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
-    add("--num-texts", type=int, default=64, help="of the stream (%(default)s)")
-    add("--rounds", type=int, default=3, help="turns of each contestant at each case (3)")
-    add("--turn", type=float, default=0.3, help="seconds of a shape's turn, at least (0.3)")
-    add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
+    add(
+        "--num-texts",
+        type=int,
+        default=64,
+        help="number of texts in the stream (default: %(default)s)",
+    )
+    add(
+        "--rounds", type=int, default=3, help="turns per contestant and case (default: %(default)s)"
+    )
+    add("--turn", type=float, default=0.3, help="minimum seconds per turn (default: %(default)s)")
+    add(
+        "--threads",
+        type=int,
+        default=num_usable_cpus(),
+        help="threads of a contestant (default: %(default)s)",
+    )
     add_device(parser)
     return parser
 

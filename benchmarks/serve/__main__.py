@@ -23,6 +23,7 @@ from albert_serve.bundle.manifest import TOKENIZER_FILE
 from albert_serve.config import PRESETS, preset
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.settings import num_usable_cpus
+from albert_serve.terminal import make_parser
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.checkpoint import make_checkpoint
 from benchmarks.harness.page import describe_machine, write_results
@@ -39,7 +40,6 @@ from benchmarks.serve.services import (
 from benchmarks.serve.tables import ServedResult, ServeReport
 from export.job import ExportConfig, export
 from training.errors import report_errors
-from training.system.command_line import make_parser
 
 _PRECISIONS: Final = ("fp32", "int8")
 # Untimed, when a service has started: BentoML's batching learns from the first 11 batches of each
@@ -123,18 +123,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m benchmarks.serve", __doc__, _EXAMPLES)
     add = parser.add_argument
-    add("--preset", choices=list(PRESETS), default="base", help="sizes (%(default)s)")
-    add("--precisions", nargs="+", choices=_PRECISIONS, default=_PRECISIONS, help="of ours (all)")
-    texts_help = "text, or JSONL with a field `text`, perhaps compressed (a few articles)"
+    add(
+        "--preset",
+        choices=list(PRESETS),
+        default="base",
+        help="sizes of the model (default: %(default)s)",
+    )
+    add(
+        "--precisions",
+        nargs="+",
+        choices=_PRECISIONS,
+        default=_PRECISIONS,
+        help="precisions (default: all)",
+    )
+    texts_help = "text, or JSONL with a field `text` (default: a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
-    add("--num-requests", type=int, default=80, help="of a pass (%(default)s)")
+    add("--num-requests", type=int, default=80, help="requests per pass (default: %(default)s)")
     levels = [1, 2, 4, 8, 16, 32, 64]
-    add("--levels", nargs="+", type=int, metavar="N", default=levels, help="connections (1 to 64)")
-    add("--level-time", type=float, default=3.0, help="seconds in which passes begin (3)")
-    add("--rounds", type=int, default=2, help="turns of each service (%(default)s)")
-    add("--threads", type=int, default=num_usable_cpus(), help="of each (%(default)s)")
+    add(
+        "--levels",
+        nargs="+",
+        type=int,
+        metavar="N",
+        default=levels,
+        help="numbers of connections (default: 1 to 64)",
+    )
+    add(
+        "--level-time",
+        type=float,
+        default=3.0,
+        help="seconds in which passes begin (default: %(default)s)",
+    )
+    add("--rounds", type=int, default=2, help="turns per service (default: %(default)s)")
+    add(
+        "--threads",
+        type=int,
+        default=num_usable_cpus(),
+        help="threads of a service (default: %(default)s)",
+    )
     where = Path("runs/bench-serve")
-    add("--output", type=Path, default=where, help="folder of models and logs (%(default)s)")
+    add(
+        "--output",
+        type=Path,
+        default=where,
+        help="folder of models and logs (default: %(default)s)",
+    )
     return parser
 
 

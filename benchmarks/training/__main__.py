@@ -20,6 +20,7 @@ from typing import Final
 import torch
 
 from albert_serve.config import PRESETS
+from albert_serve.terminal import make_parser
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.page import bullets, describe_machine, table, write_results
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, Worker
@@ -30,7 +31,6 @@ from training.data.preparation import prepare
 from training.errors import report_errors
 from training.options.config import add_device
 from training.options.values import parse_count, parse_duration
-from training.system.command_line import make_parser
 
 # Tokens of a step: more was no faster.
 _BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
@@ -186,17 +186,44 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("python -m benchmarks.training", __doc__, _EXAMPLES)
     add = parser.add_argument
     shapes = ["small", "base"]
-    add("--shapes", nargs="+", choices=list(PRESETS), default=shapes, help="(small base)")
-    add("--length", type=parse_count, default=128, help="tokens of an example (%(default)s)")
-    add("--batch-tokens", type=parse_count, help="of a step (4096 or, on GPU, 65536)")
-    add("--corpus", nargs="+", type=Path, default=[WIKI], help="text (a few articles)")
+    add(
+        "--shapes",
+        nargs="+",
+        choices=list(PRESETS),
+        default=shapes,
+        help="sizes of the models (default: small base)",
+    )
+    add("--length", type=parse_count, default=128, help="tokens per example (default: %(default)s)")
+    add("--batch-tokens", type=parse_count, help="tokens per step (default: 4096; GPU: 65536)")
+    add("--corpus", nargs="+", type=Path, default=[WIKI], help="text (default: a few articles)")
     shipped = REPOSITORY / "models" / "albert-small-en"
-    add("--tokenizer", type=Path, default=shipped, help="folder (the shipped model's)")
-    add("--output", type=Path, default=Path("runs/bench-training"), help="(%(default)s)")
-    add("--compile", action=argparse.BooleanOptionalAction, default=True, help="(yes)")
-    add("--rounds", type=parse_count, default=3, help="turns that count (%(default)s)")
-    add("--turn", type=parse_duration, metavar="8s", default=8.0, help="length of a turn (8s)")
-    add("--threads", type=parse_count, default=torch.get_num_threads(), help="(%(default)s)")
+    add("--tokenizer", type=Path, default=shipped, help="folder (default: the default model)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("runs/bench-training"),
+        help="folder of the results (default: %(default)s)",
+    )
+    add(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile both sides (default: yes)",
+    )
+    add("--rounds", type=parse_count, default=3, help="measured turns (default: %(default)s)")
+    add(
+        "--turn",
+        type=parse_duration,
+        metavar="8s",
+        default=8.0,
+        help="duration of a turn (default: 8s)",
+    )
+    add(
+        "--threads",
+        type=parse_count,
+        default=torch.get_num_threads(),
+        help="threads (default: %(default)s)",
+    )
     add_device(parser)
     return parser
 

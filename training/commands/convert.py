@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from albert_serve.terminal import make_parser
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.conversion.standard import write_for_transformers
 from training.errors import report_errors
-from training.system.command_line import make_parser
 from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = """examples:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     parser = make_parser("albert-serve convert", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to write")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
     values = parser.parse_args(arguments)
 
     def run() -> int:

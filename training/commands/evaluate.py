@@ -13,13 +13,13 @@ from itertools import islice
 from typing import Any, Final
 
 from albert_serve.files import write_atomically
+from albert_serve.terminal import make_parser
 from training.conversion.source import REFERENCE_HELP
 from training.errors import report_errors
 from training.evaluation.run import EvaluateConfig, evaluate
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
 from training.options.labelled import LabelledTexts
-from training.system.command_line import make_parser
 
 _MAX_CLASSES: Final = 20  # that are printed
 _EXAMPLES: Final = r"""examples:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from albert_serve.terminal import make_parser
 from training.errors import report_errors
 from training.finetuning.config import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
@@ -21,7 +22,6 @@ from training.loop.driver import TrainedRun
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
 from training.options.tables import naming_tables
-from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
   albert-serve finetune --initialize-from runs/base/checkpoint --output runs/sentiment \

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.settings import num_usable_cpus
+from albert_serve.terminal import make_parser
 from training.data.corpus import TEXT_COLUMN_HELP
 from training.data.preparation import prepare
 from training.errors import report_errors
 from training.options.flags import Options, add_flags, flag, read_flags
 from training.options.values import Count
-from training.system.command_line import make_parser
 
 _INTERRUPTED: Final = 130
 _EXAMPLES: Final = r"""examples:
@@ -31,15 +31,15 @@ _EXAMPLES: Final = r"""examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig(Options):
+class PrepareConfig(Options, title="corpus"):
     """A corpus, its tokenizer, and the folder of the result."""
 
     corpus: tuple[Path, ...] = flag(
-        "Parquet files, or text or JSONL files, plain, .gz, .xz, .bz2 or .zst, or folders", MISSING
+        "text, JSON, CSV or Parquet files, plain, .gz, .xz, .bz2 or .zst, or folders", MISSING
     )
     text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
     tokenizer: Path = flag("folder that albert-serve vocab wrote", MISSING)
-    output: Path = flag("folder to write into", MISSING)
+    output: Path = flag("folder to write", MISSING)
     workers: Count | None = flag("worker processes (default: the number of usable CPUs)")
 
 

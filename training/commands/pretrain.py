@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from albert_serve.terminal import make_parser
 from training.errors import report_errors
 from training.loop.driver import TrainedRun
 from training.options.flags import add_flags, read_flags
@@ -19,7 +20,6 @@ from training.pretraining.config import PretrainConfig as PretrainConfig
 from training.pretraining.config import architecture, open_start
 from training.pretraining.job import run_job
 from training.pretraining.recipes import RECIPES
-from training.system.command_line import make_parser
 
 _EXAMPLES: Final = r"""examples:
   albert-serve pretrain --corpus wiki/*.jsonl.xz --tokenizer vocab/ --output runs/base \

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from albert_serve.files import write_atomically
+from albert_serve.terminal import make_parser
 from training.data.corpus import TEXT_COLUMN_HELP, find_files, read_documents
 from training.errors import report_errors
 from training.options.flags import Options, add_flags, flag, read_flags
 from training.options.values import Count, Seed
-from training.system.command_line import make_parser
 from training.vocabulary.normalization import Folding
 from training.vocabulary.settings import TooFewPiecesError, VocabularySettings
 from training.vocabulary.spiece import build_tokenizer
@@ -35,22 +35,23 @@ _EXAMPLES: Final = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocabConfig(Options):
+class VocabConfig(Options, title="corpus and vocabulary"):
     """A corpus, and the vocabulary to make of it."""
 
     corpus: tuple[Path, ...] = flag(
-        "text or JSONL files, plain, .gz, .xz, .bz2 or .zst, or folders of them", MISSING
+        "text, JSON, CSV or Parquet files, plain, .gz, .xz, .bz2 or .zst, or folders", MISSING
     )
     text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
-    output: Path = flag("folder to write into", MISSING)
+    output: Path = flag("folder to write", MISSING)
     vocab_size: Count = flag("number of pieces in the vocabulary", VOCAB_SIZE)
     num_sentences: Seed = flag("maximum number of sentences drawn from the corpus", NUM_SENTENCES)
-    cased: bool = flag("keep capitals; without it all text is lower-cased", default=False)
+    cased: bool = flag("keep capitals (default: lower-case all text)", default=False)
     keep_accents: bool = flag(
-        "keep accents and other combining signs, which most languages but English need",
+        "keep accents and other combining signs, as most languages except English need "
+        "(default: remove them)",
         default=False,
     )
-    seed: Seed = flag("seed of that draw", 0)
+    seed: Seed = flag("seed of the draw of sentences", 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

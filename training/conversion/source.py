@@ -23,7 +23,7 @@ from training.errors import TrainingError
 from training.model.checkpoint import CheckpointError, check_config, read_config
 
 REFERENCE_HELP: Final = (
-    "a checkpoint: a folder, or a model of the Hugging Face Hub such as albert/albert-base-v2 or "
+    "checkpoint: a folder, or a model of the Hugging Face Hub such as albert/albert-base-v2 or "
     "albert/albert-base-v2@main"
 )
 _SMALL_FILES: Final = (

@@ -23,7 +23,7 @@ from training.data.documents import MAX_DOCUMENT_CHARACTERS
 from training.errors import TrainingError
 
 TEXT_COLUMN_HELP: Final = (
-    "field of JSON, or column of a table, with the text (text, or the only one)"
+    "column or JSON field of the text (default: text, sentence, or the only column)"
 )
 _WHITESPACE: Final = re.compile(r"\s+")
 

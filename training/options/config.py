@@ -18,7 +18,7 @@ from training.options.flags import Options, flag
 from training.options.values import Count, Duration, Fraction, Parsed, Positive, Seed
 from training.system.precision import PrecisionName
 
-DEVICE_HELP: Final = "auto, cpu, cuda, cuda:1, ...; auto takes the GPU if there is one"
+DEVICE_HELP: Final = "device: auto, cpu, cuda, cuda:1, ...; auto uses the GPU if there is one"
 COMPILE_HELP: Final = "compile the model: faster steps after some minutes at the start"
 
 
@@ -42,7 +42,7 @@ Device: TypeAlias = Annotated[torch.device, Parsed(parse_device)]
 
 def add_device(group: argparse._ActionsContainer) -> None:
     """Add the option of the device, which is read as a `torch.device`."""
-    help_ = f"{DEVICE_HELP} (%(default)s)"
+    help_ = f"{DEVICE_HELP} (default: %(default)s)"
     group.add_argument("--device", type=parse_device, default="auto", help=help_)
 
 
@@ -67,8 +67,8 @@ class StoppingCriteria(Options, title="end of the run (whichever is reached firs
         budget: seconds of training; on the command line a duration such as 25m.
     """
 
-    steps: Count | None = flag()
-    budget: Duration | None = flag("training time, such as 25m or 2h")
+    steps: Count | None = flag("maximum number of steps")
+    budget: Duration | None = flag("maximum training time, such as 25m or 2h")
 
     @property
     def has_end(self) -> bool:
@@ -84,14 +84,15 @@ class RunFolder(Options, title="device and output"):
         save_every: seconds between checkpoints.
     """
 
-    output: Path = flag("the run's folder", MISSING)
+    output: Path = flag("folder of the run", MISSING)
     device: Device = flag(DEVICE_HELP, "auto")
     precision: PrecisionName = flag(
-        "of matrix products; auto measures which is faster, and a resumed run keeps it", "auto"
+        "precision of matrix products; auto measures which is faster, and a resumed run keeps it",
+        "auto",
     )
-    threads: Count | None = flag("threads of computation on a CPU (torch's number)")
-    save_every: Duration = flag("time between checkpoints (5m)", 300.0)
-    keep: Count = flag("checkpoints to keep", 2)
+    threads: Count | None = flag("number of threads on a CPU (default: torch's number)")
+    save_every: Duration = flag("time between checkpoints, such as 5m (default: 5m)", 300.0)
+    keep: Count = flag("number of checkpoints to keep", 2)
     report_every: Count = flag("steps per line of metrics", 50)
 
 
@@ -99,15 +100,17 @@ class RunFolder(Options, title="device and output"):
 class Optimization(Options, title="optimization"):
     """The optimizers and their rates, where they are not the recipe's."""
 
-    optimizer: OptimizerName | None = flag("muon trains the layers' matrices, and AdamW the rest")
-    lr: Positive | None = flag("peak learning rate; with muon of the layers' matrices")
-    adamw_lr: Positive | None = flag("with muon, the peak learning rate of the rest")
-    weight_decay: Fraction | None = flag("weight decay of matrices")
+    optimizer: OptimizerName | None = flag(
+        "optimizer; muon trains the layers' matrices, and AdamW the other weights"
+    )
+    lr: Positive | None = flag("peak learning rate; with muon, that of the layers' matrices")
+    adamw_lr: Positive | None = flag("peak learning rate of the other weights, with muon")
+    weight_decay: Fraction | None = flag("weight decay of matrices, 0 to 1")
     schedule: ScheduleName | None = flag("learning-rate schedule")
-    warmup: Fraction | None = flag("fraction of the run that is warm-up")
-    decay: Fraction | None = flag("fraction of the run that is decay, with wsd")
+    warmup: Fraction | None = flag("warm-up as a fraction of the run, 0 to 1")
+    decay: Fraction | None = flag("decay as a fraction of the run, 0 to 1, with wsd")
     sentence_weight: Fraction | None = flag(
-        "weight of the sentence task's loss; 1 in the paper, with 4096 sequences a step"
+        "weight of the sentence task's loss, 0 to 1 (the paper, with 4096 sequences per step: 1)"
     )
     clip_norm: Positive | None = flag("maximum gradient norm")
     seed: Seed | None = flag("seed of data order, masks and dropout")
@@ -117,13 +120,13 @@ class Optimization(Options, title="optimization"):
 class ObjectiveOptions(Options, title="masked tokens and sentence order"):
     """Options of masked tokens and of sentence order."""
 
-    mask_rate: Fraction | None = flag("fraction of the tokens that is predicted")
+    mask_rate: Fraction | None = flag("fraction of the tokens that is predicted, 0 to 1")
     order_share: Fraction | None = flag(
-        "fraction of the steps of pretraining that learn sentence order from both orders of a "
-        "pair, without masks, in place of the masked rows' sentence task (0)"
+        "fraction of the pretraining steps that learn only sentence order, from both orders of "
+        "pairs without masks, 0 to below 1 (default: 0)"
     )
-    order_length: Count | None = flag("maximum tokens of such a pair (512)")
-    order_sentences: Count | None = flag("least sentences of each side of a pair (2)")
+    order_length: Count | None = flag("maximum tokens of a pair of --order-share (default: 512)")
+    order_sentences: Count | None = flag("minimum sentences in each segment of a pair (default: 2)")
 
     def __post_init__(self) -> None:
         """Check the share."""

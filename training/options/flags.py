@@ -42,12 +42,12 @@ class OptionError(RunError):
 
 
 def flag(
-    help_: str | None = None,
+    help_: str,
     default: Any = None,
     *,
     metavar: str | None = None,
 ) -> Any:
-    """Return a field that is a flag; its help ends with the default, unless it says it itself."""
+    """Return a field that is a flag; its help ends with the default, unless the text has it."""
     return field(default=default, metadata={_HELP: help_, _METAVAR: metavar})
 
 
@@ -167,12 +167,14 @@ def read_flags(config: type[_OptionsT], values: argparse.Namespace, **others: An
 
 
 def _help(option: Field[Any], defaults: Mapping[str, Any]) -> str:
-    text: str = option.metadata[_HELP] or ""
+    text: str = option.metadata[_HELP]
     default = defaults.get(option.name, option.default)
-    if default in (None, MISSING, False, True, ()) or text.endswith(")"):
+    if default is MISSING:
+        return f"{text} (required)"
+    if default is None or default == () or isinstance(default, bool) or "(default: " in text:
         return text
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-    return f"{text} ({shown})".lstrip()
+    return f"{text} (default: {shown})"
 
 
 def _declaring(config: type[Options], name: str) -> type[Options]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from albert_serve.bundle.weights import HEAD_NAME
+from albert_serve.terminal import CommandParser
 from training.options.flags import add_flags, read_flags
 from training.options.labelled import LabelledTexts
 
@@ -21,8 +22,8 @@ def add_heads(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         _OPTION,
         metavar="NAME",
-        help="a further classifier of that name; the options of labelled texts after it are those "
-        "of its data. May be given several times",
+        help="name of an additional classifier; the data options that follow apply to it "
+        "(repeatable)",
     )
 
 
@@ -37,12 +38,7 @@ def parse_with_heads(
     # An abbreviation after `--head` would be read as the default classifier's option.
     parser.allow_abbrev = False
     shared, *parts = _parts(sys.argv[1:] if words is None else words)
-    of_head = argparse.ArgumentParser(
-        add_help=False,
-        allow_abbrev=False,
-        prog=parser.prog,
-        usage=parser.format_usage().removeprefix("usage: "),
-    )
+    of_head = CommandParser(add_help=False, allow_abbrev=False, prog=parser.prog)
     add_flags(of_head, head)
     heads: list[argparse.Namespace] = []
     for name, *rest in parts:

@@ -49,29 +49,34 @@ class LabelledTexts(Options, title="labelled texts"):
     """
 
     task: Annotated[str, Parsed(_parse_task)] | None = flag(
-        f"a task of GLUE ({', '.join(task.title for task in TASKS.values())}), or RACE",
+        f"task of GLUE ({', '.join(task.title for task in TASKS.values())}), or RACE",
         metavar="NAME",
     )
     data: Path | None = flag(
-        f"the folder with the official files of --task (downloaded: {GLUE.repo_id} of the Hugging "
-        f"Face Hub; {GLUE.repo_id}@main takes its newest version)",
+        f"folder with the official files of --task (default: {GLUE.repo_id} of the Hugging Face "
+        f"Hub; {GLUE.repo_id}@main for its newest version)",
         metavar="FOLDER",
     )
     text_classification: tuple[Path, ...] = flag(
-        "CSV, TSV, JSONL or Parquet files, or folders of them", ()
+        "text classification: CSV, TSV, JSONL or Parquet files, or folders", ()
     )
-    text_column: str | None = flag("column of the text (text, sentence, ...)", metavar="NAME")
-    pair_column: str | None = flag("column of the second text of a pair", metavar="NAME")
+    text_column: str | None = flag(
+        "column of the text (default: text, sentence, ...)", metavar="NAME"
+    )
+    pair_column: str | None = flag(
+        "column of the second text of a pair (default: text_pair, sentence2, ...)", metavar="NAME"
+    )
     label_column: tuple[str, ...] = flag(
-        "column of the label (label, category, ...); or a column of 0 and 1 for each of several "
-        "labels",
+        "column of the label, or one column of 0 and 1 per label (default: label, category, ...)",
         (),
         metavar="NAME",
     )
     label_separator: str | None = flag(
-        "divides a column into several labels of a text", metavar="TEXT"
+        "separator between several labels in one column", metavar="TEXT"
     )
-    delimiter: str | None = flag("of CSV files, one character (detected from the header)")
+    delimiter: str | None = flag(
+        "delimiter of CSV files, one character (default: detected from the header)"
+    )
     head: str | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +106,7 @@ class LabelledTexts(Options, title="labelled texts"):
 
 ENTITIES_HELP: Final = (
     "texts with entities: JSONL or Parquet with tokens and ner_tags or tags, or with text and "
-    "entities (start, end, label); other files are CoNLL's columns"
+    "entities (start, end, label); CoNLL columns in other files"
 )
 
 
@@ -110,12 +115,11 @@ class ChoiceFiles(Options, title="multiple choice"):
     """The files of multiple choice; `LabelledTexts` names their other columns."""
 
     multiple_choice: tuple[Path, ...] = flag(
-        "CSV, TSV, JSONL or Parquet files, files of RACE, or folders of them", ()
+        "multiple choice: CSV, TSV, JSONL or Parquet files, RACE's files, or folders", ()
     )
     choice_columns: tuple[str, ...] = flag(
-        "columns of the choices of --multiple-choice, or the one with a list of them (choices, or "
-        "ending0, ending1, ...); its context is the text column, and a question or beginning "
-        "before each choice the pair column",
+        "columns of the choices, or one column with a list; --text-column names the context, "
+        "and --pair-column the question (default: choices, or ending0, ending1, ...)",
         (),
         metavar="NAME",
     )

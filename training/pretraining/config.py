@@ -31,15 +31,17 @@ from training.pretraining.recipes import RECIPES, Dropout, PresetName, Recipe, R
 class _CorpusOptions(Options, title="data"):
     """The text to train on, as files or as shards."""
 
-    corpus: tuple[Path, ...] = flag("files of text, or folders", ())
+    corpus: tuple[Path, ...] = flag(
+        "text, JSON, CSV or Parquet files, or folders; see docs/pretraining.md", ()
+    )
     text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
-    shards: Path | None = flag("folder that albert-serve prepare wrote, in place of --corpus")
+    shards: Path | None = flag("folder that albert-serve prepare wrote, instead of --corpus")
     tokenizer: Path | None = flag(
         "folder that albert-serve vocab wrote (default: that of --initialize-from)"
     )
-    validation: tuple[Path, ...] = flag("held-out text, or a folder of its shards", ())
+    validation: tuple[Path, ...] = flag("held-out text: files, or a folder of shards", ())
     validate_every: Count = flag(
-        "steps between validations (500); the end of the run is validated in any case", 500
+        "steps between validations; the end of the run is validated too", 500
     )
 
     def __post_init__(self) -> None:
@@ -53,19 +55,19 @@ class _CorpusOptions(Options, title="data"):
 class ModelOptions(Options, title="model (defaults are the preset's)"):
     """The sizes of the model, or the checkpoint that it starts from."""
 
-    preset: PresetName | None = flag("(base)")
-    embedding_size: Count | None = flag()
-    hidden_size: Count | None = flag()
-    layers: Count | None = flag()
-    heads: Count | None = flag()
-    ffn_size: Count | None = flag()
-    groups: Count | None = flag()
-    inner_layers: Count | None = flag()
-    max_positions: Count | None = flag()
-    sharing: Sharing | None = flag()
-    initialize_from: str | None = flag(
-        f"{REFERENCE_HELP}, for the initial weights", metavar="CHECKPOINT"
+    preset: PresetName | None = flag("sizes of a new model (default: base)")
+    embedding_size: Count | None = flag("size of the embeddings")
+    hidden_size: Count | None = flag("size of the hidden states")
+    layers: Count | None = flag("number of times that layers are applied")
+    heads: Count | None = flag("number of attention heads")
+    ffn_size: Count | None = flag(
+        "size of the feed-forward layer (default: 4 times --hidden-size, if it is set)"
     )
+    groups: Count | None = flag("number of groups of layers with separate weights")
+    inner_layers: Count | None = flag("number of layers in a group")
+    max_positions: Count | None = flag("number of positions, and so the maximum tokens of a text")
+    sharing: Sharing | None = flag("weights that the layers of a group share")
+    initialize_from: str | None = flag(f"{REFERENCE_HELP}, to start from", metavar="CHECKPOINT")
 
     @property
     def given(self) -> dict[str, Any]:
@@ -90,13 +92,17 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
 
     length: Count | None = flag("tokens per row")
     batch_size: Count | None = flag("rows per step")
-    sentence_task: SentenceTask | None = flag("order, next sentence, or none")
-    order_batch_size: Count | None = flag(
-        "rows of such pairs per step, each in both orders (about as many tokens as in other steps, "
-        "and a multiple of the processes)"
+    sentence_task: SentenceTask | None = flag(
+        "sentence task: sentence order, next sentence, or none"
     )
-    short_rate: Fraction | None = flag("fraction of documents cut into shorter examples")
-    dropout: Dropout | None = flag("0.1 except in xxlarge, or none")
+    order_batch_size: Count | None = flag(
+        "rows per step of --order-share, each with a pair in both orders (default: about as "
+        "many tokens as in other steps, and a multiple of the number of processes)"
+    )
+    short_rate: Fraction | None = flag(
+        "fraction of the documents cut into shorter examples, 0 to 1"
+    )
+    dropout: Dropout | None = flag("dropout: the paper's (0.1, except in xxlarge: 0), or none")
 
     def __post_init__(self) -> None:
         """Check that one task trains the head of sentences."""
@@ -126,13 +132,16 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
 class _MachineOptions(Options, title="machine"):
     """Options of the machine, which change results in their last digits at most."""
 
-    micro_batch_size: Count | None = flag("most rows of a forward pass, or as many tokens of pairs")
-    recompute: bool = flag(
-        "recompute activations in the backward pass; for xlarge and xxlarge", default=False
+    micro_batch_size: Count | None = flag(
+        "maximum rows per forward pass, or as many tokens of pairs (default: all of a process)"
     )
-    workers: Seed | None = flag("data loader workers (0 on a CPU)")
+    recompute: bool = flag(
+        "recompute activations in the backward pass, to save memory (xlarge, xxlarge)",
+        default=False,
+    )
+    workers: Seed | None = flag("number of data loader workers (default: 0 on a CPU)")
     compile: bool | None = flag(
-        f"{COMPILE_HELP} (default: yes, where there is a compiler, unless --budget is below 10m)"
+        f"{COMPILE_HELP} (default: yes, if there is a compiler and --budget is not below 10m)"
     )
 
 
@@ -149,10 +158,11 @@ class PretrainConfig(
     """Configuration of a pretraining run; the fields are the command's flags."""
 
     recipe: RecipeName = flag(
-        "the paper's, or one for a few hours on a small machine (small)", "small"
+        "recipe: the paper's, or one for a few hours on a small machine (default: small)", "small"
     )
     start: Literal["local", "random"] | None = flag(
-        "initialization: attention to neighbours, or the paper's random weights"
+        "initialization: local attention to neighbours, or the paper's random weights (default:"
+        " the recipe's)"
     )
 
     def __post_init__(self) -> None:

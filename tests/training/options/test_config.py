@@ -89,10 +89,10 @@ def test_the_help_names_every_flag_with_its_default(config: type[Options]) -> No
     parser = argparse.ArgumentParser()
     add_flags(parser, config)
     help_ = " ".join(parser.format_help().split())
-    assert "--keep KEEP checkpoints to keep (2)" in help_
+    assert "--keep KEEP number of checkpoints to keep (default: 2)" in help_
     assert "--precision {auto,fp32,bf16,fp16}" in help_
     if config is FinetuneConfig:
-        assert "with muon of the layers' matrices (0.0002; of a hidden size over 384" in help_
+        assert "with muon, that of the layers' matrices (default: 0.0002" in help_
 
 
 @pytest.mark.parametrize(("has_gpu", "expected"), [(False, "cpu"), (True, "cuda")])
