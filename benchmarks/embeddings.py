@@ -35,7 +35,6 @@ from albert_serve.terminal import make_parser
 from benchmarks.harness.page import table
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from training.errors import report_errors
-from training.system.command_line import make_parser
 from training.tasks.embeddings.files import SimilarTexts, read_similar
 from training.tasks.embeddings.metrics import (
     Embed,
