@@ -28,13 +28,12 @@ examples:
       --keep-fp32 embeddings heads
   albert-serve export albert_base/ bundles/base
 
-CHECKPOINT is a folder, or a model of the Hugging Face Hub: one of ours, one that transformers
-wrote, or what Google published (albert_config.json, model.ckpt-best.*, 30k-clean.model). Its
-evaluation.json and training.json go into the bundle's manifest. BUNDLE_DIR appears whole or not
-at all.
+CHECKPOINT is a folder, or a model of the Hugging Face Hub: a checkpoint of albert-serve or
+transformers, or an archive of Google (albert_config.json, model.ckpt-best.*, 30k-clean.model). The
+manifest gets its evaluation.json and training.json. BUNDLE_DIR appears only when it is complete.
 
-With a task's held-out data, its metric is measured in torch and from the bundle, and both go into
-the manifest. Without, export prints how much the probabilities of the two differ on other texts.
+With held-out data of a task, export measures the task's metric in torch and from the bundle. Both
+go into the manifest. Without data, export prints the difference of the probabilities.
 """
 
 
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     parser = make_parser(
         "albert-serve export",
-        "Write an ALBERT checkpoint as the bundle that albert-serve opens.",
+        "Export an ALBERT checkpoint as a bundle, which albert-serve opens.",
         _EXAMPLES,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)

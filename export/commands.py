@@ -8,5 +8,5 @@ from typing import Final
 
 # The same form as `training.commands`.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {"export": ("export.__main__", "write a checkpoint as a bundle, which is what is served")}
+    {"export": ("export.__main__", "export a checkpoint as a bundle for the service")}
 )

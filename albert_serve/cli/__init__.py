@@ -20,8 +20,8 @@ _Commands: TypeAlias = Mapping[str, tuple[str, str]]
 _SERVING: Final[_Commands] = MappingProxyType(
     {
         "serve": ("albert_serve.cli.serve", "answer requests over HTTP"),
-        "score": ("albert_serve.cli.score", "answer every row of files"),
-        "info": ("albert_serve.cli.bundles", "check a bundle and say what it holds"),
+        "score": ("albert_serve.cli.score", "score the rows of files"),
+        "info": ("albert_serve.cli.bundles", "show the tasks, sizes and metrics of a bundle"),
         "import": ("albert_serve.cli.bundles", "put a bundle into BentoML's model store"),
     }
 )

@@ -33,20 +33,19 @@ examples:
   albert-serve score --task fill-mask - - < in.jsonl > out.jsonl
 
 Input and output are CSV, TSV, JSONL or Parquet, by their names (.csv, .jsonl.gz, ...; also .bz2,
-.xz, .zst). A row has the fields of one item in columns of their names (text, text_pair, question,
-context, sentences), or of those that finetune knows (sentence, premise, ...); or, in
-JSONL, {"inputs": ..., "parameters": ...} as the endpoint takes it. The output has the rows of the
-input, in order, with the columns of the answer beside their own.
-A row that cannot be answered has an "error" and an "error_type" instead.
+.xz, .zst). Columns have the names of the task's fields (text, text_pair, question, context,
+sentences) or the names that finetune recognises (sentence, premise, ...). A row of JSONL can also
+be a request: {"inputs": ..., "parameters": ...}. The output has the rows of the input, in order,
+with the columns of the answer. A row that fails has an "error" and an "error_type" instead.
 
-The output appears when it is complete. Until then its parts are in OUTPUT.parts: a job that was
-killed goes on where it was, with the same command. An output that is a folder (OUTPUT/) holds the
-parts themselves. A pipe, a device or - is written to at once.
+The output appears when it is complete. Until then, its parts are in OUTPUT.parts. To resume an
+interrupted job, repeat the command. If OUTPUT is a folder (OUTPUT/), it contains the parts. The
+job writes to a pipe, a device or - immediately.
 
-exit status: 0 done; 1 wrong options, model or input, or no row was answered; 2 usage; 3 too many
-rows with errors; 4 the parts are of another job (--restart); 5 another job writes there; 7 the
-output cannot be written; 130 interrupted; 143 stopped by SIGTERM, after the part that it was at.
-After 5, 7, 130 and 143 the same command goes on.
+exit status: 0 done; 1 invalid options, model or input, or no row was answered; 2 invalid command
+line; 3 too many error rows; 4 the parts are of another job (--restart); 5 another job writes to
+the output; 7 the output cannot be written; 130 interrupted; 143 stopped by SIGTERM.
+After 5, 7, 130 and 143, repeat the command to continue.
 """
 
 

@@ -35,7 +35,7 @@ examples:
   albert-serve serve --threads 4 --deadline-s 10
   albert-serve serve --models bundles/ --workers 2
 
-Further settings are environment variables; docs/operate.md lists them.
+docs/operate.md lists the other settings, which are environment variables.
 """
 
 

@@ -1,7 +1,7 @@
-"""Write any ALBERT checkpoint as a Hugging Face directory that transformers reads.
+"""Convert an ALBERT checkpoint to a Hugging Face directory that transformers reads.
 
-Parts of layers that are shared in ways that transformers cannot express (--sharing attention, ffn
-or none) are repeated, so that each layer has its own copy; the outputs are the same.
+transformers has no key for --sharing attention, ffn or none. Shared weights are then repeated, so
+that each layer has its own copy; the outputs are the same.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _EXAMPLES: Final = """examples:
   albert-serve convert albert_base/ checkpoints/albert-base-v2
   albert-serve convert textattack/albert-base-v2-SST-2 checkpoints/sst2
 
-A checkpoint is a folder, or a model of the Hugging Face Hub: config.json with weights as
-safetensors or pytorch_model.bin, in one file or several, in fp32, fp16 or bf16; or what Google
-published: albert_config.json, model.ckpt-best.index and .data-..., and 30k-clean.model.
+CHECKPOINT is a folder, or a model of the Hugging Face Hub: config.json with weights as safetensors
+or pytorch_model.bin, in one file or several, in fp32, fp16 or bf16; or an archive of Google:
+albert_config.json, model.ckpt-best.index and .data-..., and 30k-clean.model.
 """
 
 

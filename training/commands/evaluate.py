@@ -1,7 +1,7 @@
 """Evaluate a checkpoint on held-out data, each task by its own metric.
 
-Prints a table and writes `evaluation.json` into the checkpoint's folder, where `export` reads it.
-Questions are answered by the serving code.
+The command prints a table and writes `evaluation.json` into the checkpoint's folder. `export`
+copies it into the bundle.
 """
 
 from __future__ import annotations

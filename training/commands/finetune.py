@@ -1,10 +1,9 @@
-"""Finetuning of several tasks into one set of weights.
+"""Finetune a model on one or several tasks.
 
-Each step trains one task, drawn by its --weights. `--pretraining` continues masked tokens and
-sentence order, so that these tasks keep their accuracy while the shared layer changes. Writes
-`checkpoints/`, of which `checkpoint` is the newest and `best` that of the best validation,
-`metrics.jsonl` and `tensorboard/` into the output folder; the same command resumes a run that was
-stopped. On several GPUs or hosts start it with torchrun.
+Each step trains one task, drawn by --weights. --pretraining continues masked tokens and sentence
+order, so that these tasks keep their accuracy. The output folder gets `checkpoints/`,
+`checkpoint` (the newest), `best` (of the best validation), `metrics.jsonl` and `tensorboard/`. To
+resume an interrupted run, repeat the command. For several GPUs or hosts, start it with torchrun.
 """
 
 from __future__ import annotations

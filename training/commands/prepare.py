@@ -1,9 +1,7 @@
 """Tokenise a corpus once, for all runs that train on it.
 
-Writes parts of at most 60 MiB and `shards.json` into the output folder (their format is in
-training/data/shards.py). If it is interrupted, repeat the command to resume it; a complete corpus
-is left unchanged. The files are identical to the byte, whatever the number of workers and of
-interruptions.
+The output folder gets shards of at most 60 MiB and `shards.json`. To resume after an interruption,
+repeat the command. The number of workers and interruptions do not change the files.
 """
 
 from __future__ import annotations

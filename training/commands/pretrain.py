@@ -1,8 +1,8 @@
-"""Pretraining from text: masked n-grams and sentence order (Lan et al. 2019, section 3.1).
+"""Pretrain a model on text: masked n-grams and sentence order (Lan et al. 2019, section 3.1).
 
-Writes into the output folder: `checkpoints/`, of which `checkpoint` is the newest (Hugging Face
-directories), `metrics.jsonl` and `tensorboard/`. The same command resumes a run
-that was stopped or killed. On several GPUs or hosts start it with torchrun.
+The output folder gets `checkpoints/` (Hugging Face directories), `checkpoint` (the newest),
+`metrics.jsonl` and `tensorboard/`. To resume an interrupted run, repeat the command. For several
+GPUs or hosts, start it with torchrun.
 """
 
 from __future__ import annotations
