@@ -26,11 +26,10 @@ from albert_serve.bundle.store import locate
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.engine import Engine
-from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.models.hosted_model import HostedModel, describe_hosted
+from albert_serve.server.limits import LargeRequests, Limits
+from albert_serve.server.models import HostedModel, describe_hosted
 from albert_serve.server.routes import make_app
-from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
@@ -157,13 +156,8 @@ def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
         bundle=opened,
         tasks=tasks,
         description=describe_hosted(name, opened, settings, mask_token),
-        budget=BodyBudget(_UNLIMITED),
-        thread=WorkerThread(),
-        batcher=Batcher(
-            engine,
-            max_queue_tokens=_UNLIMITED,
-            call_overhead_tokens=engine.call_overhead_tokens,
-        ),
+        limits=Limits(name, settings, LargeRequests(max_bytes=_UNLIMITED)),
+        batcher=Batcher(engine, call_overhead_tokens=engine.call_overhead_tokens),
     )
 
 

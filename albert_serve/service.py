@@ -19,7 +19,6 @@ from typing import Any, Final
 import bentoml
 import click
 from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 
 from albert_serve.api.schemas import (
     FeatureExtractionReply,
@@ -31,18 +30,18 @@ from albert_serve.api.schemas import (
     TokenClassificationReply,
 )
 from albert_serve.errors import AlbertServeError, printable
-from albert_serve.server.auth import ApiKeyMiddleware, cors_options, read_keys
+from albert_serve.server.auth import read_keys
 from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
-from albert_serve.server.bentoml.middleware import adapt_middleware
+from albert_serve.server.bentoml.middleware import order_middleware
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_worker, supervise
-from albert_serve.server.concurrency_gate import ConcurrencyGate
 from albert_serve.server.documents.openapi import describe_service
-from albert_serve.server.error_replies import EXCEPTION_HANDLERS, ErrorReplies
-from albert_serve.server.hosts import AllowedHosts
+from albert_serve.server.error_replies import EXCEPTION_HANDLERS
+from albert_serve.server.limits import Limits
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
-from albert_serve.server.models.registry import Models, check_models
+from albert_serve.server.models import Models, check_models
+from albert_serve.server.paths import RequestTarget
 from albert_serve.server.routes import make_app
 from albert_serve.settings import (
     DEFAULT_VARIABLE,
@@ -168,23 +167,13 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         folder = metrics_folder()
         if folder is not None and not reserve_files(folder):
             self.config["metrics"] = {"enabled": False}
-        if is_main:
-            self.add_asgi_middleware(ErrorReplies)
-        if is_main and settings.allowed_hosts and "*" not in settings.allowed_hosts:
-            self.add_asgi_middleware(AllowedHosts, hosts=settings.allowed_hosts)
-        if settings.has_keys:
-            hashes = read_keys(settings.api_keys, settings.api_keys_file)
-            self.add_asgi_middleware(ApiKeyMiddleware, hashes=hashes, surfaces=settings.guard)
         app = super().to_asgi(is_main=is_main)
-        adapt_middleware(app, is_main=is_main)
+        app.user_middleware = order_middleware(
+            app.user_middleware, settings, _find_limits, is_main=is_main
+        )
         if is_main:
             self._add_our_routes(app)
             app.exception_handlers.update(EXCEPTION_HANDLERS)
-        app.add_middleware(
-            ConcurrencyGate, models=lambda: _app.state.models, limit=settings.max_concurrency
-        )
-        if settings.cors_origins:  # outside of the gate, so that pages can read its refusals
-            app.add_middleware(CORSMiddleware, **cors_options(settings))
         return app
 
     def _add_our_routes(self, app: Starlette) -> None:
@@ -200,6 +189,11 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         ]
         app.router.routes = [*_app.routes, *bentomls]
         app.state = _app.state
+
+
+def _find_limits(target: RequestTarget) -> tuple[Limits, str] | None:
+    models: Models | None = _app.state.models
+    return None if models is None else models.find(target)
 
 
 def _listens_on_loopback() -> bool:

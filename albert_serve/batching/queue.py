@@ -20,8 +20,6 @@ from albert_serve.batching.scheduler import QueuedRequest, Scheduler
 from albert_serve.errors import (
     DeadlineExceededError,
     NotReadyError,
-    QueueFullError,
-    TooMuchAtOnceError,
 )
 from albert_serve.tasks.base import EncoderInput, Logits
 
@@ -102,7 +100,8 @@ class Batcher:
     """Runs the inputs of many callers in shared batches. Belongs to one event loop.
 
     Args:
-        max_queue_tokens: the limit of queued tokens.
+        check_room: raises if a request does not fit in the queue; takes its tokens, and those that
+            are queued.
         call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
             padding than that.
         observer: receives events.
@@ -113,7 +112,7 @@ class Batcher:
         self,
         engine: _BatchRunner,
         *,
-        max_queue_tokens: int,
+        check_room: Callable[[int, int], None] = lambda _num_tokens, _num_queued: None,
         call_overhead_tokens: int = 16,
         observer: BatchObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -124,7 +123,7 @@ class Batcher:
         self._scheduler: Scheduler[_PendingRequest] = Scheduler(
             max_batch_tokens=engine.max_batch_tokens, call_overhead_tokens=call_overhead_tokens
         )
-        self._max_queue_tokens = max_queue_tokens
+        self._check_room = check_room
         self._lock = threading.Lock()  # guards the scheduler and _is_working
         self._is_working = False  # the thread will check the queue again
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -149,8 +148,7 @@ class Batcher:
             deadline_s: seconds from now after which the answer is of no use.
 
         Raises:
-            QueueFullError: the queue has no room for all of them now.
-            TooMuchAtOnceError: the inputs exceed even an empty queue.
+            QueueFullError: the queue has no room for all of them now; of `check_room`.
             NotReadyError: the batcher is draining.
             DeadlineExceededError: there was no answer in time.
         """
@@ -192,7 +190,7 @@ class Batcher:
         if not call.ends_s > self._clock():
             raise _late()
         with self._lock:
-            self._check_room(call.num_tokens)
+            self._check_room(call.num_tokens, self.num_queued_tokens)
             self._scheduler.add(call)
             must_start = not self._is_working
             self._is_working = True
@@ -201,25 +199,6 @@ class Batcher:
         if must_start:
             # Deferred, so that requests of the same event loop iteration share a batch.
             call.answer.get_loop().call_soon(self._start)
-
-    def _check_room(self, num_tokens: int) -> None:
-        """Reject a request that does not fit in the queue.
-
-        Raises:
-            TooMuchAtOnceError: it does not fit in an empty queue.
-            QueueFullError: it does not fit now.
-        """
-        if num_tokens > self._max_queue_tokens:
-            raise TooMuchAtOnceError(
-                f"the request has {num_tokens} tokens; the limit is {self._max_queue_tokens}. "
-                "Split it."
-            )
-        num_free = max(0, self._max_queue_tokens - self.num_queued_tokens)
-        if num_tokens > num_free:
-            raise QueueFullError(
-                f"{num_tokens} tokens do not fit in the queue, which has room for {num_free} more "
-                "tokens. Try again later."
-            )
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Authentication by bearer keys, and CORS.
+"""Who may call: bearer keys, the names by which the service may be called, and CORS.
 
 Keys come from the environment, from a file that is read at start, or from both. All of them are
 valid at once, so that a new key can be handed out before the old one is revoked.
@@ -12,19 +12,17 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from albert_serve.api.schemas import (
-    TRUNCATED_HEADER,
-    WARNINGS_HEADER,
-)
-from albert_serve.errors import ConfigError, UnauthorizedError
+from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER
+from albert_serve.errors import ConfigError, MalformedRequestError, UnauthorizedError
 from albert_serve.files import read_small_file
 from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
-from albert_serve.server.paths import target_of
-from albert_serve.settings import Settings, Surface
+from albert_serve.server.paths import HEALTH_PATHS, target_of
+from albert_serve.settings import HOSTS_VARIABLE, Settings, Surface
 
 MIN_KEY_CHARS: Final = 16
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -97,6 +95,47 @@ class ApiKeyMiddleware:
         digest = _hash(key)
         matches = [hmac.compare_digest(digest, valid) for valid in self._hashes]
         return any(matches)
+
+
+class AllowedHosts:
+    """ASGI middleware that answers 400 to requests for another host, except health checks.
+
+    A page of any site can have its own name resolved to this machine (DNS rebinding). To the
+    browser the service is then of the page's origin, so that CORS does not hold, and only the
+    header `Host` tells.
+
+    Args:
+        hosts: names and addresses; `*.example.com` is every name that ends so.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str]) -> None:
+        self.app = app
+        self._hosts = [host.lower().strip("[]") for host in hosts]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it before any of its body is read."""
+        if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
+            await self.app(scope, receive, send)
+            return
+        host = Headers(scope=scope).get("host", "")
+        if self._allows(host):
+            await self.app(scope, receive, send)
+            return
+        error = MalformedRequestError(
+            f"the service does not accept the host {host[:80]!r}. Allowed are "
+            f"{', '.join(self._hosts)}. Set {HOSTS_VARIABLE} to allow others."
+        )
+        await error_response(error, scope)(scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        try:
+            host = urlsplit(f"//{host}").hostname or ""
+        except ValueError:  # brackets without an address
+            return False
+        return any(
+            host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:]))
+            for allowed in self._hosts
+        )
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

@@ -196,6 +196,6 @@ def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Re
     return Response(
         reply.model_dump_json(),
         status,
-        headers={REQUEST_ID_HEADER: _request_id(scope)},  # the gate replies outside of ErrorReplies
+        headers={REQUEST_ID_HEADER: _request_id(scope)},  # admission is outside of ErrorReplies
         media_type=JSON,
     )

@@ -124,10 +124,6 @@ class Metrics:
         self._models.labels(model, precision).set(1)
         return _PrometheusObserver(self, model, tasks)
 
-    def count_refusal(self, model: str, task: str) -> None:
-        """Count a request refused by admission control or by the queue."""
-        self.given_up.labels(model, task, "shed").inc()
-
 
 class _TaskMetrics(NamedTuple):
     """The metrics of one task of a model."""

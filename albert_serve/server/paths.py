@@ -22,22 +22,27 @@ _DOCS_FOLDER: Final = "/static_content/"
 # Open: the page holds no data and asks for the key itself, and a browser can send none for it.
 _PAGE_PATH: Final = "/"
 _PAGE_FOLDER: Final = "/web/"
-_TASK_PATHS: Final = {f"/{name}": name for name in TASKS}
+# The task of each endpoint.
+ENDPOINTS: Final[dict[str, str]] = {
+    **{name: name for name in TASKS},
+    EMBEDDINGS: FEATURE_EXTRACTION,
+    EMBED: FEATURE_EXTRACTION,
+    ZERO_SHOT: CLASSIFICATION,
+}
+# The path of each endpoint of the default model.
+DEFAULT_PATHS: Final = {
+    **{name: f"/{name}" for name in ENDPOINTS},
+    EMBEDDINGS: EMBEDDINGS_PATH,
+}
 # The tasks of paths; None for a path of no task.
 _API_PATHS: Final[dict[str, str | None]] = {
-    **_TASK_PATHS,
-    EMBEDDINGS_PATH: FEATURE_EXTRACTION,
-    f"/{EMBED}": FEATURE_EXTRACTION,
-    f"/{ZERO_SHOT}": CLASSIFICATION,
+    **{DEFAULT_PATHS[name]: task for name, task in ENDPOINTS.items()},
     "/info": None,
     MODELS_PATH: None,
 }
 # The same of paths after a model's name.
 _MODEL_PATHS: Final[dict[str, str | None]] = {
-    **_TASK_PATHS,
-    f"/{EMBEDDINGS}": FEATURE_EXTRACTION,
-    f"/{EMBED}": FEATURE_EXTRACTION,
-    f"/{ZERO_SHOT}": CLASSIFICATION,
+    **{f"/{name}": task for name, task in ENDPOINTS.items()},
     "": None,
     "/info": None,
     "/health": None,

@@ -12,18 +12,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from albert_serve.api.embeddings import EMBED, EMBEDDINGS, EMBEDDINGS_PATH, FEATURE_EXTRACTION
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.api.zero_shot import ZERO_SHOT
-from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import NotFoundError, NotReadyError
-from albert_serve.server.bodies import check_media_type
-from albert_serve.server.embed_form import read_embed
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
-from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.openai_form import read_embeddings
-from albert_serve.server.task_requests import answer_request
-from albert_serve.server.zero_shot_form import read_zero_shot
+from albert_serve.server.handlers import answer_request, check_media_type
+from albert_serve.server.models import HostedModel
+from albert_serve.server.paths import DEFAULT_PATHS
 from albert_serve.tasks import TASKS
 from albert_serve.web import API_PAGE_HEADERS, page_routes
 
@@ -74,19 +69,10 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
     app = Starlette(
         routes=[
             *(
-                Route(f"{prefix}/{name}", functools.partial(_task, name), methods=["POST"])
-                for prefix in ("", MODEL_PATH)
-                for name in TASKS
+                Route(path, functools.partial(_answer, name), methods=["POST"])
+                for name, default_path in DEFAULT_PATHS.items()
+                for path in (default_path, f"{MODEL_PATH}/{name}")
             ),
-            *(
-                Route(path, _embeddings, methods=["POST"])
-                for path in (EMBEDDINGS_PATH, f"{MODEL_PATH}/{EMBEDDINGS}")
-            ),
-            *(
-                Route(f"{prefix}/{ZERO_SHOT}", _zero_shot, methods=["POST"])
-                for prefix in ("", MODEL_PATH)
-            ),
-            *(Route(f"{prefix}/{EMBED}", _embed, methods=["POST"]) for prefix in ("", MODEL_PATH)),
             Route(MODELS_PATH, _list),
             Route(MODEL_PATH, _info),
             # BentoML's clients post to the endpoint of the method `info`.
@@ -105,21 +91,8 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
     return app
 
 
-async def _task(name: str, request: Request) -> Response:
-    return await answer_request(_model(request), name, request)
-
-
-async def _embeddings(request: Request) -> Response:
-    model = _model(request)
-    return await answer_request(model, FEATURE_EXTRACTION, request, read=read_embeddings)
-
-
-async def _embed(request: Request) -> Response:
-    return await answer_request(_model(request), FEATURE_EXTRACTION, request, read=read_embed)
-
-
-async def _zero_shot(request: Request) -> Response:
-    return await answer_request(_model(request), CLASSIFICATION, request, read=read_zero_shot)
+async def _answer(endpoint: str, request: Request) -> Response:
+    return await answer_request(_model(request), endpoint, request)
 
 
 async def _list(request: Request) -> Response:

@@ -54,4 +54,4 @@ def test_the_sdk_needs_no_serving_stack(module: str) -> None:
 
 
 def test_serving_and_the_command_line_need_no_pyarrow() -> None:
-    assert "pyarrow" not in imported_by("albert_serve.cli", "albert_serve.server.task_requests")
+    assert "pyarrow" not in imported_by("albert_serve.cli", "albert_serve.server.handlers")

@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import Split
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleCorruptError, InvalidInputError
 from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server.memory import num_anonymous_bytes
+from albert_serve.server.models import num_anonymous_bytes
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
 from tests.training.vocabulary.oracle import preprocess_text
 from training.data.corpus import read_documents

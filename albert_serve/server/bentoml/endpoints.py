@@ -11,8 +11,8 @@ from pydantic_core import CoreSchema
 
 from albert_serve.api.schemas import InfoReply
 from albert_serve.errors import AlbertServeError
-from albert_serve.server.models.registry import Models
-from albert_serve.server.task_requests import answer_call
+from albert_serve.server.handlers import answer_call
+from albert_serve.server.models import Models
 from albert_serve.tasks import TASKS
 
 

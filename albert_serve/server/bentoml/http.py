@@ -23,10 +23,10 @@ import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from albert_serve.server.bentoml.unread_replies import UnreadReplies
-
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
+MAX_UNREAD_S: Final = 60.0
+MAX_UNREAD_BYTES: Final = 1 << 27
 # Bytes around chunks, for each byte of a body: at 1-byte chunks a megabyte takes seconds.
 _FRAMING_SHARE: Final = 1 / 16
 # What is read of a body that nobody waits for any more, because its request was answered.
@@ -93,7 +93,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_unwanted_bytes = 0
         self._is_given_up = False
         self._starts = _starts.setdefault(self.server_state, _Starts(self.loop))
-        self._unread = _unread.setdefault(self.server_state, UnreadReplies(self.loop))
+        self._unread = _unread.setdefault(self.server_state, _UnreadReplies(self.loop))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Free what belongs to the connection; uvicorn leaves the timer after a reset."""
@@ -235,9 +235,48 @@ class _Starts:
             self._loop.call_soon(self._begin_next)
 
 
+class _UnreadReplies:
+    """The connections of a server whose clients have not read all of a reply yet.
+
+    uvicorn writes a reply into the connection's buffer, which has no limit, and closes a
+    connection only when its buffer is empty.
+
+    A client has `MAX_UNREAD_S` to read a reply. If all unread replies together exceed
+    `MAX_UNREAD_BYTES`, the oldest connections are ended; a single reply may be larger.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # the oldest is first
+
+    def watch(self, transport: asyncio.Transport) -> None:
+        """End a connection if it still has an unread reply when the time is over."""
+        if transport in self._timers or not transport.get_write_buffer_size():
+            return
+        self._timers[transport] = self._loop.call_later(MAX_UNREAD_S, self._end, transport)
+        sizes = {unread: unread.get_write_buffer_size() for unread in self._timers}
+        num_bytes = sum(sizes.values())
+        for oldest in list(self._timers)[:-1]:
+            if num_bytes <= MAX_UNREAD_BYTES:
+                return
+            num_bytes -= sizes[oldest]
+            self._end(oldest)
+
+    def forget(self, transport: asyncio.Transport) -> None:
+        """Stop watching a connection, because its client reads, or because it has ended."""
+        timer = self._timers.pop(transport, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.forget(transport)
+        if transport.get_write_buffer_size():
+            transport.abort()
+
+
 # One for each server of this process; tests run several.
 _starts: WeakKeyDictionary[ServerState, _Starts] = WeakKeyDictionary()
-_unread: WeakKeyDictionary[ServerState, UnreadReplies] = WeakKeyDictionary()
+_unread: WeakKeyDictionary[ServerState, _UnreadReplies] = WeakKeyDictionary()
 
 
 def _reply() -> bytes:

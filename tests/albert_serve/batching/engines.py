@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
 
 from albert_serve.batching.queue import Batcher, BatchObserver, BatchReport
 from albert_serve.errors import EngineError
+from albert_serve.server.limits import LargeRequests, Limits
+from albert_serve.settings import Settings
 from albert_serve.tasks.base import EncoderInput, Logits
 
 P = ParamSpec("P")
@@ -93,8 +96,16 @@ class Diary(BatchObserver):
         self.counts["expired", task] += 1
 
 
-def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:
-    return Batcher(engine, max_queue_tokens=max_queue_tokens)
+def make_limits(**settings: Any) -> Limits:
+    """The limits of a model with these settings; without them, the defaults."""
+    observer = settings.pop("observer", None)
+    large = LargeRequests(max_bytes=settings.pop("max_held_bytes", 1 << 20))
+    return Limits("tiny", Settings(bundle=Path("tiny"), **settings), large, observer)
+
+
+def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000, **options: Any) -> Batcher:
+    limits = make_limits(max_queue_tokens=max_queue_tokens)
+    return Batcher(engine, check_room=limits.check_tokens, **options)
 
 
 async def occupied(

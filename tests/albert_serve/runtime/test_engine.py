@@ -19,7 +19,7 @@ from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputErr
 from albert_serve.runtime.cuda import NO_DRIVER, no_cuda_reason
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import encoder_options, head_options, open_session, return_free_memory
-from albert_serve.server.memory import num_anonymous_bytes
+from albert_serve.server.models import num_anonymous_bytes
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks import EncoderInput
 from tests.albert_serve.runtime.inputs import some_inputs

@@ -17,8 +17,7 @@ from starlette.types import ASGIApp
 
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.errors import ConfigError
-from albert_serve.server.auth import MIN_KEY_CHARS, ApiKeyMiddleware, read_keys
-from albert_serve.server.hosts import AllowedHosts
+from albert_serve.server.auth import MIN_KEY_CHARS, AllowedHosts, ApiKeyMiddleware, read_keys
 from albert_serve.server.paths import OTHER, parse
 from tests.albert_serve.support import MAX_BODY_BYTES, Running, served, wait_until_logged
 

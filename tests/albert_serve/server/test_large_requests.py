@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 from albert_serve.errors import DeadlineExceededError, InvalidInputError, TooMuchAtOnceError
 from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server import memory
-from albert_serve.server.bodies import BodyBudget, read_body
-from albert_serve.server.memory import keep_memory_low, num_anonymous_bytes
-from albert_serve.server.models.hosted_model import HostedModel
-from albert_serve.server.task_requests import answer_request
-from albert_serve.server.worker_thread import SMALL_BYTES, WorkerThread
-from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input
+from albert_serve.server import models
+from albert_serve.server.handlers import answer_request, read_body
+from albert_serve.server.limits import SMALL_BYTES, Admission, Limits
+from albert_serve.server.models import keep_memory_low, num_anonymous_bytes
+from albert_serve.tasks import Prepared
+from tests.albert_serve.batching.engines import FakeEngine, make_batcher, make_input, make_limits
 from tests.albert_serve.support import without_garbage_collection
 
 LARGE_BYTES = SMALL_BYTES + 1
@@ -33,8 +30,11 @@ SOON_S = 20.0
 HEADERS = [(b"content-type", b"application/json")]
 
 
-def in_s(seconds: float = SOON_S) -> float:
-    return time.monotonic() + seconds
+def admission(num_bytes: int, limits: Limits | None = None, **settings: Any) -> Admission:
+    """The admission of a request with a body of this size."""
+    admitted = Admission(limits or make_limits(**settings), "fill-mask")
+    admitted.num_bytes = num_bytes
+    return admitted
 
 
 def thread_name() -> str:
@@ -43,9 +43,9 @@ def thread_name() -> str:
 
 def test_large_requests_have_one_thread_and_small_ones_none() -> None:
     async def names(num_bytes: int) -> set[str]:
-        worker = WorkerThread()
-        running = (worker.run(thread_name, num_bytes=num_bytes, ends_s=in_s()) for _ in range(4))
-        return {*await asyncio.gather(*running)}
+        limits = make_limits()
+        calls = (admission(num_bytes, limits).call(thread_name) for _ in range(4))
+        return {*await asyncio.gather(*calls)}
 
     here = {thread_name()}
     assert asyncio.run(names(SMALL_BYTES)) == here
@@ -57,20 +57,15 @@ def test_what_is_cancelled_or_late_before_its_turn_never_begins() -> None:
     begun: list[str] = []
 
     async def run() -> None:
-        worker, free = WorkerThread(), threading.Event()
+        limits, free = make_limits(), threading.Event()
 
-        def turn(name: str, ends_s: float) -> asyncio.Task[None]:
-            call = worker.run(begun.append, name, num_bytes=LARGE_BYTES, ends_s=ends_s)
-            return asyncio.create_task(call)
+        def turn(name: str, *, in_s: float = SOON_S) -> asyncio.Task[None]:
+            admitted = admission(LARGE_BYTES, limits)
+            admitted.ends_s = time.monotonic() + in_s
+            return asyncio.create_task(admitted.call(begun.append, name))
 
-        first = asyncio.create_task(
-            worker.run(free.wait, SOON_S, num_bytes=LARGE_BYTES, ends_s=in_s())
-        )
-        cancelled, late, last = (
-            turn("cancelled", in_s()),
-            turn("late", in_s(0.05)),
-            turn("last", in_s()),
-        )
+        first = asyncio.create_task(admission(LARGE_BYTES, limits).call(free.wait, SOON_S))
+        cancelled, late, last = turn("cancelled"), turn("late", in_s=0.05), turn("last")
         with pytest.raises(DeadlineExceededError):
             await late
         cancelled.cancel()
@@ -84,8 +79,8 @@ def test_what_is_cancelled_or_late_before_its_turn_never_begins() -> None:
 
 
 def test_a_body_over_the_limit_of_all_has_room_where_it_is_alone() -> None:
-    with BodyBudget(LARGE_BYTES).body() as count:
-        count(LARGE_BYTES + 1)
+    with admission(0, max_held_bytes=LARGE_BYTES) as admitted:
+        admitted.count_bytes(LARGE_BYTES + 1)
 
 
 class Held:
@@ -100,39 +95,32 @@ class Refusing:
     """
 
     name = "tiny"
-    tasks: ClassVar = {"fill-mask": None}
-    settings = SimpleNamespace(
-        deadline_s=0.2, max_body_bytes=1 << 20, max_items=MAX_ITEMS, max_queue_tokens=64
-    )
-    check_num_items = HostedModel.check_num_items
-    budget = BodyBudget(1 << 20)
+    settings = SimpleNamespace(max_queue_tokens=64)
     held: weakref.ref[Held]
 
     def __init__(self, end: str = "") -> None:
-        self.thread = WorkerThread()
+        self.limits = make_limits(deadline_s=0.2, max_items=MAX_ITEMS)
+        self.tasks = {"fill-mask": self}
+        self.batcher = self
         self._end = end
 
-    @contextlib.contextmanager
-    def in_use(self, _task: str) -> Iterator[None]:
-        yield
-
-    def prepare(self, *_: Any) -> Any:
+    def prepare(self, *_: Any) -> Prepared[Any]:
         held = Held()
         self.held = weakref.ref(held)
         if self._end in ("late in the thread", "cancelled"):
             time.sleep(0.3)
         if self._end == "refused in the thread":
             raise InvalidInputError("refused")
-        return []
+        return Prepared(inputs=[], finish=lambda _: None)
 
-    async def answer(self, *_: Any, ends_s: float, **__: Any) -> Any:
+    async def run(self, _inputs: Any, deadline_s: float) -> Any:
         held = Held()
         self.held = weakref.ref(held)
         if self._end == "late":
             engine = FakeEngine()
             engine.open.clear()
             try:
-                await make_batcher(engine).run([make_input([1])], ends_s - time.monotonic())
+                await make_batcher(engine).run([make_input([1])], deadline_s)
             finally:
                 engine.open.set()
         raise InvalidInputError("refused")
@@ -182,7 +170,9 @@ def test_a_request_that_has_ended_is_freed_without_a_garbage_collection(
     async def run() -> None:
         error = await refusal(model, body, is_cancelled=end == "cancelled")
         assert error is expected
-        await model.thread.run(Held, num_bytes=LARGE_BYTES, ends_s=in_s())  # it is done with it
+        next_one = admission(LARGE_BYTES, model.limits)
+        next_one.ends_s += SOON_S
+        await next_one.call(Held)  # the thread is done with it
 
     with without_garbage_collection():
         asyncio.run(run())
@@ -202,8 +192,7 @@ def test_a_body_that_does_not_end_is_freed_without_a_garbage_collection(is_cance
 
     async def run() -> None:
         request = Request({"type": "http", "method": "POST", "headers": HEADERS}, receive)
-        work = read_body(request, max_bytes=10_000, deadline_s=0.05, count=lambda _: None)
-        reading = asyncio.create_task(work)
+        reading = asyncio.create_task(read_body(request, admission(0, deadline_s=0.05)))
         if is_cancelled:
             asyncio.get_running_loop().call_later(0.01, reading.cancel)
         await asyncio.wait({reading})
@@ -232,7 +221,7 @@ def held_mb() -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_freed_memory_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(models, "_CHECK_EVERY_S", 0.05)
 
     async def run() -> None:
         return_free_memory()  # what other tests freed, which the blocks would take

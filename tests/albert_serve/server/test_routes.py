@@ -25,12 +25,11 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.local import OneModel
 from albert_serve.runtime.engine import Engine
-from albert_serve.server.bodies import BodyBudget
 from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.limits import SMALL_BYTES, LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.hosted_model import HostedModel, describe_hosted
+from albert_serve.server.models import HostedModel, describe_hosted
 from albert_serve.server.routes import make_app
-from albert_serve.server.worker_thread import SMALL_BYTES, WorkerThread
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
 from albert_serve.tasks.load import load_tasks
@@ -109,16 +108,15 @@ async def serve(
     del tasks["sentence-order"]
     observer = Metrics(registry).observer("tiny", "fp32", [*tasks])
     settings = Settings(bundle=bundle_dir, deadline_s=deadline_s, max_queue_tokens=max_queue_tokens)
+    limits = Limits("tiny", settings, LargeRequests(max_bytes=max_held_bytes), observer)
     model = HostedModel(
         name="tiny",
         settings=settings,
         bundle=bundle,
         tasks=tasks,
-        batcher=Batcher(slow, max_queue_tokens=max_queue_tokens, observer=observer),
+        batcher=Batcher(slow, check_room=limits.check_tokens, observer=observer),
         description=describe_hosted("tiny", bundle, settings, "[MASK]"),
-        budget=BodyBudget(max_held_bytes),
-        thread=WorkerThread(),
-        observer=observer,
+        limits=limits,
     )
     app = make_app(dict)
     app.state.models = models = OneModel(model)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from albert_serve.server.bentoml import unread_replies
+from albert_serve.server.bentoml import http
 from albert_serve.server.bentoml.http import MAX_HEAD_BYTES, MAX_HEADERS, LimitedHttpProtocol
 
 TIMEOUT_S = 20
@@ -326,8 +326,8 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 def test_a_reply_has_a_time_to_be_read(
     reply_bytes: int, address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread_replies, "MAX_UNREAD_S", 1.0)
-    monkeypatch.setattr(unread_replies, "MAX_UNREAD_BYTES", 1 << 25)
+    monkeypatch.setattr(http, "MAX_UNREAD_S", 1.0)
+    monkeypatch.setattr(http, "MAX_UNREAD_BYTES", 1 << 25)
     app.reply_bytes = reply_bytes
     with asks(address) as connection:
         assert num_read(connection) > reply_bytes
@@ -340,7 +340,7 @@ def test_a_reply_has_a_time_to_be_read(
 def test_unread_replies_have_a_sum_and_the_oldest_are_ended(
     address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread_replies, "MAX_UNREAD_BYTES", 1 << 25)
+    monkeypatch.setattr(http, "MAX_UNREAD_BYTES", 1 << 25)
     app.reply_bytes = 1 << 24  # of which the system's buffers hold some megabytes
     with contextlib.ExitStack() as stack:
         connections = []

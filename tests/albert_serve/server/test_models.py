@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import onnxruntime
 import pytest
 from huggingface_hub import InferenceClient
 from prometheus_client import CollectorRegistry
@@ -18,16 +19,57 @@ from prometheus_client import CollectorRegistry
 from albert_serve.client import AlbertClient
 from albert_serve.errors import AlbertServeError, ConfigError
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.registry import Models, check_models
+from albert_serve.server.models import Models, check_models
 from albert_serve.settings import Settings
-from tests.albert_serve.server.models.shelves import (
-    REQUEST,
-    damage,
-    load,
-    settings_of,
-    truncate,
-)
 from tests.albert_serve.support import served
+
+REQUEST = {"inputs": "The [MASK] run.", "parameters": {"top_k": 3}}
+
+
+def load(settings: Settings) -> Models:
+    return Models.load(settings, Metrics(CollectorRegistry()))
+
+
+def settings_of(models: Path) -> Settings:
+    variables = {"ALBERT_SERVE_MODELS": str(models), "ALBERT_SERVE_THREADS": "1"}
+    return Settings.from_environment(variables)
+
+
+def damage(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as weights:
+        weights.seek(-1, os.SEEK_END)
+        weights.write(b"\xff")
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "encoder.onnx", 100)
+
+
+@pytest.fixture
+def shelf(bundle_dir: Path, int8_dir: Path, tmp_path: Path) -> Path:
+    """A folder with two bundles, and things beside them that are none."""
+    folder = tmp_path / "bundles"
+    shutil.copytree(bundle_dir, folder / "first")
+    shutil.copytree(int8_dir, folder / "second")
+    shutil.copytree(int8_dir, folder / ".partial")
+    (folder / "notes").mkdir()
+    return folder
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The encoders' sessions that are opened: the bundle's folder, and whether threads spin."""
+    opened: list[tuple[str, str]] = []
+
+    class Recorded(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, graph: str, options: Any, **others: Any) -> None:
+            super().__init__(graph, options, **others)
+            if Path(graph).name == "encoder.onnx":
+                spins = options.get_session_config_entry("session.intra_op.allow_spinning")
+                opened.append((Path(graph).parent.name, spins))
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Recorded)
+    return opened
 
 
 def test_each_model_answers_under_its_name_and_the_first_without_one(

@@ -1,37 +1,86 @@
-"""The registry of hosted models, by name."""
+"""The hosted models of a process, each with its tasks, limits, and a queue for its engine."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 
+from albert_serve import __version__
+from albert_serve.api.schemas import ModelReply
 from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.catalog import Catalogue, read_catalogue
-from albert_serve.bundle.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Bundle
+from albert_serve.bundle.manifest import MANIFEST_FILE, TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError
 from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
 from albert_serve.runtime.encoders import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server.bodies import BodyBudget
-from albert_serve.server.memory import keep_memory_low
+from albert_serve.server.limits import LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.hosted_model import HostedModel, describe_hosted
 from albert_serve.server.paths import RequestTarget
-from albert_serve.server.worker_thread import WorkerThread
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
+from albert_serve.tasks import Task
+from albert_serve.tasks.description import describe
 from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 
 # The bodies of the greatest size that are held at once, of all connections.
 _HELD_BODIES: Final = 16
+_CHECK_EVERY_S: Final = 1.0
+# Memory above the minimum since the start. glibc may hold less than this for the next requests.
+_RETAINED_BYTES: Final = 8 << 20
+_STATM: Final = Path("/proc/self/statm")
 _logger = logging.getLogger(__name__)
+
+
+def describe_hosted(name: str, bundle: Bundle, settings: Settings, mask_token: str) -> ModelReply:
+    """Return a model's description and limits; it reads files, so call it off the event loop."""
+    return ModelReply(
+        **dict(describe(bundle.manifest, name, bundle.folder)),
+        id=name,
+        created=int((bundle.folder / MANIFEST_FILE).stat().st_mtime),
+        version=__version__,
+        mask_token=mask_token,
+        max_items=settings.max_items,
+        max_body_bytes=settings.max_body_bytes,
+        needs_key=settings.needs_key,
+    )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class HostedModel:
+    """A model that answers requests. Belongs to one event loop.
+
+    Attributes:
+        tasks: the logic of each task of the bundle, by endpoint name.
+        description: description of the model and its limits.
+        info_json: the description as the reply of `/info`.
+    """
+
+    name: str
+    settings: Settings
+    bundle: Bundle
+    tasks: dict[str, Task]
+    batcher: Batcher
+    limits: Limits
+    description: ModelReply
+    info_json: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.info_json = self.description.model_dump_json()
+
+    async def close(self) -> None:
+        """Answer the accepted requests, and end the engine's thread."""
+        await self.limits.unused.wait()
+        await self.batcher.close()
 
 
 class Models:
@@ -46,8 +95,7 @@ class Models:
         self.accepting = True
         self._metrics = metrics
         self._encoders = EncoderPool()
-        self._budget = BodyBudget(_HELD_BODIES * settings.max_body_bytes)
-        self._thread = WorkerThread()
+        self._large = LargeRequests(max_bytes=_HELD_BODIES * settings.max_body_bytes)
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
         self._served: dict[str, HostedModel] = {}
         self._default = ""
@@ -90,15 +138,10 @@ class Models:
             )
         return self._served[name]
 
-    def find_task(self, target: RequestTarget) -> tuple[str, str] | None:
-        """Return the names of a target's model and task; None if it does not have the task."""
-        name, task = target.model or self._default, target.task
-        model = self._served.get(name)
-        return (name, task) if task and model and task in model.tasks else None
-
-    def count_refusal(self, model: str, task: str) -> None:
-        """Count a request refused by admission control."""
-        self._metrics.count_refusal(model, task)
+    def find(self, target: RequestTarget) -> tuple[Limits, str] | None:
+        """Return the limits of a target's model, and its task; None if the model has no such."""
+        model, task = self._served.get(target.model or self._default), target.task
+        return (model.limits, task) if task and model and task in model.tasks else None
 
     async def close(self) -> None:
         """Answer the accepted requests, and close the models."""
@@ -133,9 +176,10 @@ class Models:
         tasks = load_tasks(bundle, tokenizer)
         description = describe_hosted(name, bundle, self.settings, tokenizer.mask_token)
         observer = self._metrics.observer(name, bundle.manifest.precision, tasks)
+        limits = Limits(name, self.settings, self._large, observer)
         batcher = Batcher(
             engine,
-            max_queue_tokens=self.settings.max_queue_tokens,
+            check_room=limits.check_tokens,
             call_overhead_tokens=engine.call_overhead_tokens,
             observer=observer,
         )
@@ -145,10 +189,8 @@ class Models:
             bundle=bundle,
             tasks=tasks,
             batcher=batcher,
-            budget=self._budget,
-            thread=self._thread,
+            limits=limits,
             description=description,
-            observer=observer,
         )
 
     def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
@@ -201,3 +243,30 @@ def _shared_options(settings: Settings, bundles: Mapping[str, Bundle]) -> Runtim
     if settings.spinning == "auto" and len(encoders) > 1:
         return replace(settings.runtime, spinning=False)  # docs/decisions.md
     return settings.runtime
+
+
+async def keep_memory_low() -> None:
+    """Return free memory to the system, once a second while there may be much of it.
+
+    glibc would keep most of it. A large request frees memory when its reply has been sent, when
+    its client has gone, or when the engine is done with it, so no moment is the right one.
+    A call that finds nothing to return takes some 2 ms, in a thread of its own.
+    """
+    minimum = num_anonymous_bytes()
+    while minimum is not None:
+        await asyncio.sleep(_CHECK_EVERY_S)
+        num_bytes = num_anonymous_bytes()
+        if num_bytes is None:
+            return
+        minimum = min(minimum, num_bytes)
+        if num_bytes > minimum + _RETAINED_BYTES:
+            await asyncio.to_thread(return_free_memory)
+
+
+def num_anonymous_bytes() -> int | None:
+    """Return the resident memory of this process without pages of files; None if it is unknown."""
+    try:
+        _, resident, shared, *_ = map(int, _STATM.read_text(encoding="ascii").split())
+    except OSError:  # the file exists only on Linux
+        return None
+    return (resident - shared) * mmap.PAGESIZE

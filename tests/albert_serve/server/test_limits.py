@@ -11,15 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from albert_serve.server.concurrency_gate import ConcurrencyGate
-from albert_serve.server.metrics import Metrics
-from albert_serve.server.models.registry import Models
+from albert_serve.server.limits import AdmissionControl, Limits
 from albert_serve.server.paths import RequestTarget
-from albert_serve.settings import Settings
-from tests.albert_serve.batching.engines import on_event_loop
+from tests.albert_serve.batching.engines import Diary, make_limits, on_event_loop
 from tests.albert_serve.support import Running
 
 LIMIT = 8
@@ -29,21 +25,23 @@ def scope(path: str = "/fill-mask", method: str = "POST") -> Scope:
     return {"type": "http", "method": method, "path": path, "headers": []}
 
 
-class TwoModels(Models):
-    """Two models that answer everything."""
+class Service:
+    """Admission to two models, which answer everything."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        super().__init__(Settings.model_construct(), Metrics(self.registry))
+    def __init__(self, app: ASGIApp) -> None:
+        self.diary = Diary()
+        self._limits = {
+            name: make_limits(max_concurrency=LIMIT, observer=self.diary)
+            for name in (None, "second")
+        }
+        self.control = AdmissionControl(app, find=self._find)
 
-    def find_task(self, target: RequestTarget) -> tuple[str, str] | None:
-        return (target.model or "first", target.task) if target.task else None
+    def _find(self, target: RequestTarget) -> tuple[Limits, str] | None:
+        return (self._limits[target.model], target.task) if target.task else None
 
     @property
-    def num_refused(self) -> float:
-        labels = {"model": "first", "task": "fill-mask", "reason": "shed"}
-        name = "albert_serve_requests_given_up_total"
-        return self.registry.get_sample_value(name, labels) or 0
+    def num_refused(self) -> int:
+        return self.diary.counts["shed", "fill-mask"]
 
 
 class Application:
@@ -61,13 +59,8 @@ class Application:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
 
-def gate(app: ASGIApp) -> tuple[ConcurrencyGate, TwoModels]:
-    models = TwoModels()
-    return ConcurrencyGate(app, lambda: models, LIMIT), models
-
-
 async def ask(
-    gate: ConcurrencyGate,
+    service: Service,
     request: Scope | None = None,
     body: Sequence[Message] = ({"type": "http.request"},),
 ) -> list[Message]:
@@ -84,12 +77,12 @@ async def ask(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await gate(request or scope(), receive, send)
+    await service.control(request or scope(), receive, send)
     return sent
 
 
-async def fill(gate: ConcurrencyGate, **options: Any) -> list[asyncio.Task[list[Message]]]:
-    tasks = [asyncio.create_task(ask(gate, **options)) for _ in range(LIMIT)]
+async def fill(service: Service, **options: Any) -> list[asyncio.Task[list[Message]]]:
+    tasks = [asyncio.create_task(ask(service, **options)) for _ in range(LIMIT)]
     await asyncio.sleep(0)
     return tasks
 
@@ -97,12 +90,12 @@ async def fill(gate: ConcurrencyGate, **options: Any) -> list[asyncio.Task[list[
 @on_event_loop
 async def test_a_request_over_the_limit_is_refused_unread() -> None:
     inside = Application()
-    full, models = gate(inside)
+    full = Service(inside)
     tasks = await fill(full)
     start, body = await ask(full)
     headers = dict(start["headers"])
     assert inside.num == LIMIT
-    assert (start["status"], headers[b"retry-after"], models.num_refused) == (429, b"1", 1)
+    assert (start["status"], headers[b"retry-after"], full.num_refused) == (429, b"1", 1)
     error = json.loads(body["body"])
     assert error["error_type"] == "overloaded"
     assert error["error"] == "8 requests are in progress; the limit is 8. Try again later."
@@ -125,7 +118,7 @@ async def test_a_request_over_the_limit_is_refused_unread() -> None:
 @on_event_loop
 async def test_each_model_has_its_own_limit_and_all_else_has_none(other: Scope) -> None:
     inside = Application()
-    full, _ = gate(inside)
+    full = Service(inside)
     tasks = await fill(full)
     admitted = asyncio.create_task(ask(full, other))
     await asyncio.sleep(0)
@@ -144,11 +137,11 @@ async def test_slow_readers_do_not_use_up_the_limit() -> None:
 
     inside = Application()
     inside.open.set()
-    full, models = gate(inside)
-    tasks = [asyncio.create_task(full(scope(), receive, send)) for _ in range(LIMIT)]
+    full = Service(inside)
+    tasks = [asyncio.create_task(full.control(scope(), receive, send)) for _ in range(LIMIT)]
     await asyncio.sleep(0)
     (start,) = await ask(full)
-    assert (start["status"], models.num_refused) == (200, 0)
+    assert (start["status"], full.num_refused) == (200, 0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -162,11 +155,11 @@ async def test_requests_that_arrive_together_do_not_exceed_the_limit() -> None:
     async def later(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.create_task(inside(scope, receive, send))
 
-    full, models = gate(later)
+    full = Service(later)
     tasks = [asyncio.create_task(ask(full)) for _ in range(3 * LIMIT)]
     for _ in range(5):
         await asyncio.sleep(0)
-    assert (inside.num, models.num_refused) == (LIMIT, 2 * LIMIT)
+    assert (inside.num, full.num_refused) == (LIMIT, 2 * LIMIT)
     inside.open.set()
     statuses = [reply[0]["status"] for reply in await asyncio.gather(*tasks)]
     assert (statuses.count(200), statuses.count(429)) == (LIMIT, 2 * LIMIT)
@@ -177,7 +170,7 @@ async def test_an_error_before_the_body_is_read_frees_the_slot() -> None:
     async def unauthorized(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 401, "headers": []})
 
-    empty, _ = gate(unauthorized)
+    empty = Service(unauthorized)
     for _ in range(3 * LIMIT):
         (start,) = await ask(empty)
         assert start["status"] == 401
@@ -190,10 +183,10 @@ async def test_a_body_that_is_read_after_the_reply_has_begun_has_no_slot() -> No
         await receive()
         await asyncio.Event().wait()
 
-    full, models = gate(refuse_and_drain)
+    full = Service(refuse_and_drain)
     tasks = [*await fill(full), asyncio.create_task(ask(full))]
     await asyncio.sleep(0)
-    assert models.num_refused == 0
+    assert full.num_refused == 0
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

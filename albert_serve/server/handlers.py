@@ -1,0 +1,201 @@
+"""The way of a request through the service: admit > read > prepare > run > finish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, NoReturn, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER
+from albert_serve.errors import (
+    BodyTooLargeError,
+    MalformedRequestError,
+    NotFoundError,
+    UnsupportedMediaError,
+)
+from albert_serve.server.error_replies import JSON
+from albert_serve.server.forms import READERS, ParsedRequest
+from albert_serve.server.limits import Admission, admission_of
+from albert_serve.server.models import HostedModel
+from albert_serve.server.paths import ENDPOINTS
+from albert_serve.tasks import Logits, Prepared, prepare_request, shape_reply
+from albert_serve.tasks.base import finish_all, inputs_of
+
+# nginx's status for a client that disconnected; only the log shows it.
+_CLIENT_GONE: Final = 499
+_ResultT = TypeVar("_ResultT")
+
+
+async def answer_request(model: HostedModel, endpoint: str, request: Request) -> Response:
+    """Answer an HTTP request at an endpoint: a task, in Hugging Face's or in another format."""
+    task = ENDPOINTS[endpoint]
+    _check_task(model, task)
+    with admission_of(request.scope, model.limits, task) as admission:
+        # The body has no name here, so that its memory is free once it is parsed.
+        answering = _answer(
+            model,
+            task,
+            admission,
+            partial(_parse, endpoint, model, await read_body(request, admission)),
+        )
+        answer = await _until_disconnect(request, answering)
+    if answer is None:
+        return Response(status_code=_CLIENT_GONE)
+    prepared, body = answer
+    return Response(body, headers=_note_headers(prepared), media_type=JSON)
+
+
+async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: Any) -> Any:
+    """Answer a call from Python with the values that a request has; return the reply's value."""
+    _check_task(model, task)
+    parsed = READERS[task](model, {"inputs": inputs, "parameters": parameters})
+    parsed = replace(parsed, write=lambda _, reply: reply)
+    with Admission(model.limits, task) as admission:
+        admission.num_bytes = len(parsed.request.model_dump_json())
+        return (await _answer(model, task, admission, lambda: parsed))[1]
+
+
+async def _answer(
+    model: HostedModel, task: str, admission: Admission, parse: Callable[[], ParsedRequest]
+) -> tuple[list[Prepared[Any]], Any]:
+    """Return the prepared items of a request, and its reply as its form writes it."""
+    preparing = admission.call(_prepare, model, task, parse)
+    del parse  # it holds the body
+    parsed, prepared = await preparing
+    logits = await model.batcher.run(inputs_of(prepared), admission.left_s)
+    return prepared, await admission.call(_finish, parsed, prepared, logits)
+
+
+def _parse(endpoint: str, model: HostedModel, body: bytes) -> ParsedRequest:
+    return READERS[endpoint](model, parse_json(body))
+
+
+def _prepare(
+    model: HostedModel, task: str, parse: Callable[[], ParsedRequest]
+) -> tuple[ParsedRequest, list[Prepared[Any]]]:
+    parsed = parse()
+    max_tokens = model.settings.max_queue_tokens
+    return parsed, prepare_request(
+        parsed.task or model.tasks[task], parsed.request, max_tokens=max_tokens
+    )
+
+
+def _finish(
+    parsed: ParsedRequest, prepared: Sequence[Prepared[Any]], logits: Sequence[Logits]
+) -> Any:
+    return parsed.write(prepared, shape_reply(parsed.request, finish_all(prepared, logits)))
+
+
+def _check_task(model: HostedModel, task: str) -> None:
+    if task not in model.tasks:
+        tasks = ", ".join(model.tasks)
+        raise NotFoundError(f"the model {model.name} has no {task}. It has {tasks}.")
+
+
+async def read_body(request: Request, admission: Admission) -> bytes:
+    """Read a request's body within its limits of bytes and time."""
+    check_media_type(request.headers)
+    settings = admission.limits.settings
+    return await admission.in_time(
+        asyncio.ensure_future(_read_body(request, admission, settings.max_body_bytes)),
+        f"the body did not arrive within {settings.deadline_s:g} s",
+    )
+
+
+async def _read_body(request: Request, admission: Admission, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    _check_size(int(declared) if declared.isdecimal() else 0, max_bytes)
+    chunks: list[bytes] = []
+    num_bytes, is_complete = 0, False
+    while not is_complete:
+        with admission.without_slot():
+            message = await request.receive()  # does not suspend if the body has arrived
+        if message["type"] == "http.disconnect":
+            raise MalformedRequestError("the connection closed within the body")
+        chunks.append(message.get("body", b""))
+        num_bytes += len(chunks[-1])
+        _check_size(num_bytes, max_bytes)
+        admission.count_bytes(num_bytes)
+        is_complete = not message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes. Split it.")
+
+
+def check_media_type(headers: Headers) -> None:
+    """Refuse a body that is not declared as JSON.
+
+    Raises:
+        UnsupportedMediaError: the content type is not JSON, or the body is compressed.
+    """
+    media = headers.get("content-type", "").split(";")[0].strip().lower()
+    if media != JSON:
+        problem = f"the content type is {media}" if media else "there is no Content-Type"
+        raise UnsupportedMediaError(f"{problem}. Send application/json.")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedMediaError(
+            f"the content encoding is {coding[:40]!r}. Send the body without compression."
+        )
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the JSON value of a body.
+
+    Raises:
+        MalformedRequestError: it is not JSON.
+    """
+    try:
+        # From bytes it would also accept UTF-16 and UTF-32, and lone surrogates in UTF-8.
+        return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise MalformedRequestError(f"the body is not JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _note_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
+    """Return headers for warnings and truncation, which the reply's format cannot express."""
+    warnings = list(dict.fromkeys(text for item in prepared for text in item.warnings))
+    num_truncated = sum(item.num_truncated for item in prepared)
+    notes = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
+    if num_truncated:
+        notes[TRUNCATED_HEADER] = str(num_truncated)
+    return notes
+
+
+async def _until_disconnect(
+    request: Request, work: Coroutine[Any, Any, _ResultT]
+) -> _ResultT | None:
+    """Return the result of `work`, or None if it is cancelled because the client disconnects."""
+    watching = asyncio.ensure_future(_cancel_at_disconnect(request, asyncio.current_task()))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not watching.done():
+            raise
+        return None
+    finally:
+        watching.cancel()
+        # An exception's traceback holds this frame, and `watching` the task that raises: without
+        # this cycle a refused request's memory is free at once.
+        del watching
+
+
+async def _cancel_at_disconnect(request: Request, working: asyncio.Task[Any] | None) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    if working is not None:
+        working.cancel()

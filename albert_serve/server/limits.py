@@ -1,0 +1,290 @@
+"""The limits of a service: requests at once, bytes of bodies, queued tokens, items, time.
+
+A request holds one `Admission` from its arrival to its reply. Every refusal for want of room (429)
+is raised here, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self, TypeVar, TypeVarTuple, Unpack
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from albert_serve.batching.queue import BatchObserver
+from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError
+from albert_serve.server.error_replies import error_response
+from albert_serve.server.logging import RepeatedWarning
+from albert_serve.server.paths import RequestTarget, target_of
+from albert_serve.settings import Settings
+
+# A body of this size is read within about 2 ms; handing it to a thread would take longer.
+SMALL_BYTES: Final = 1 << 12
+_ADMISSION: Final = "albert_serve.admission"
+_Args = TypeVarTuple("_Args")
+_ResultT = TypeVar("_ResultT")
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class LargeRequests:
+    """The memory and the thread that the large requests of a process share.
+
+    One thread serves all of them: Python runs one thread at a time, so more would only make all
+    others wait longer. It is an executor's, because the limiter of `anyio.to_thread` lets the next
+    call begin when a late one is given up, and keeps the frames of a refused one.
+
+    Attributes:
+        max_bytes: the limit of the sum of their bodies; a single body may exceed it.
+        num_bytes: the bytes of those that have not been answered.
+    """
+
+    max_bytes: int
+    num_bytes: int = 0
+    thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="large-requests")
+    )
+
+
+class Limits:
+    """The limits of a model's requests, and what these use of them. Belongs to one event loop.
+
+    Args:
+        name: the model's, for the log.
+        observer: counts the requests that are refused or late.
+
+    Attributes:
+        unused: set while no request is in progress.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        large: LargeRequests,
+        observer: BatchObserver | None = None,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.large = large
+        self.observer = observer or BatchObserver()
+        self.num_requests = 0  # with a slot
+        self.num_open = 0
+        self.unused = asyncio.Event()
+        self.unused.set()
+
+    def admit(self, task: str) -> Admission:
+        """Return the admission of a new request, with a slot.
+
+        Raises:
+            QueueFullError: too many requests have one.
+        """
+        limit = self.settings.max_concurrency
+        if self.num_requests >= limit:
+            self.observer.shed(task)
+            raise QueueFullError(
+                f"{self.num_requests} requests are in progress; the limit is {limit}. "
+                "Try again later."
+            )
+        admission = Admission(self, task)
+        admission.take_slot()
+        return admission
+
+    def check_tokens(self, num_tokens: int, num_queued: int) -> None:
+        """Refuse a request whose tokens do not fit in the queue; called under the queue's lock.
+
+        Raises:
+            QueueFullError: they do not fit now.
+        """
+        num_free = max(0, self.settings.max_queue_tokens - num_queued)
+        if num_tokens > num_free:
+            raise QueueFullError(
+                f"{num_tokens} tokens do not fit in the queue, which has room for {num_free} more "
+                "tokens. Try again later."
+            )
+
+    def check_num_items(self, inputs: object, name: str = "inputs") -> None:
+        """Refuse a list of too many inputs, before any of them is validated.
+
+        Args:
+            name: of the inputs, in the message.
+
+        Raises:
+            TooMuchAtOnceError: there are more than the setting allows.
+        """
+        if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
+            raise TooMuchAtOnceError(
+                f"{name} holds {len(inputs)} items; at most {self.settings.max_items} are "
+                "taken at once: split the list"
+            )
+
+
+class Admission:
+    """A request's share of its model's limits. Inside `with`, the request is in progress.
+
+    Attributes:
+        limits: its model's.
+        num_bytes: of its body, as far as it has arrived.
+        ends_s: the deadline, on `time.monotonic`'s clock.
+    """
+
+    def __init__(self, limits: Limits, task: str) -> None:
+        self.limits = limits
+        self.num_bytes = 0
+        self.ends_s = time.monotonic() + limits.settings.deadline_s
+        self._task = task
+        self._num_slots = 0
+        self._num_counted = 0  # bytes of a large body
+
+    def __enter__(self) -> Self:
+        self.limits.num_open += 1
+        self.limits.unused.clear()
+        return self
+
+    def __exit__(
+        self, _kind: object, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, QueueFullError):
+            self.limits.observer.shed(self._task)
+        elif isinstance(error, DeadlineExceededError):
+            self.limits.observer.expired(self._task)
+        self.limits.large.num_bytes -= self._num_counted
+        self.limits.num_open -= 1
+        if not self.limits.num_open:
+            self.limits.unused.set()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.ends_s - time.monotonic()
+
+    def take_slot(self) -> None:
+        """Count this request among those that have a slot."""
+        self._num_slots = 1
+        self.limits.num_requests += 1
+
+    def free_slot(self) -> None:
+        """Free the slot, if the request has one."""
+        self.limits.num_requests -= self._num_slots
+        self._num_slots = 0
+
+    @contextmanager
+    def without_slot(self) -> Iterator[None]:
+        """Free the slot for a while, in which the request waits for its client."""
+        had_slot = self._num_slots
+        self.free_slot()
+        yield
+        if had_slot:
+            self.take_slot()
+
+    def count_bytes(self, num_bytes: int) -> None:
+        """Count the bytes of the body that have arrived so far.
+
+        Raises:
+            QueueFullError: the body is large and does not fit next to the others, because clients
+                may leave bodies unfinished.
+        """
+        self.num_bytes = num_bytes
+        if num_bytes <= SMALL_BYTES:
+            return
+        large = self.limits.large
+        others = large.num_bytes - self._num_counted
+        if others and others + num_bytes > large.max_bytes:
+            raise QueueFullError(
+                f"bodies of {others} bytes are in progress, and this one does not fit; the "
+                f"limit is {large.max_bytes} bytes. Try again later."
+            )
+        large.num_bytes += num_bytes - self._num_counted
+        self._num_counted = num_bytes
+
+    async def call(self, function: Callable[[Unpack[_Args]], _ResultT], *args: *_Args) -> _ResultT:
+        """Call a function: here if the body is small, otherwise in the thread of large requests.
+
+        If the request is cancelled or late before the call begins, it never begins. The result of
+        a call that ends late is dropped.
+        """
+        if self.num_bytes <= SMALL_BYTES:
+            return function(*args)
+        return await self.in_time(
+            asyncio.get_running_loop().run_in_executor(
+                self.limits.large.thread, copy_context().run, function, *args
+            ),
+            "there was no answer before the deadline. Send fewer inputs per request.",
+        )
+
+    async def in_time(self, work: asyncio.Future[_ResultT], message: str) -> _ResultT:
+        """Return the result of `work`, which is cancelled at the deadline, or with the caller.
+
+        `asyncio.timeout` is avoided: its exceptions refer to each other, which keeps the body of
+        each late request in memory until a garbage collection.
+
+        Raises:
+            DeadlineExceededError: the work did not end before the deadline; has this message.
+        """
+        try:
+            await asyncio.wait({work}, timeout=max(0.0, self.left_s))
+            if work.done():
+                return work.result()
+            raise DeadlineExceededError(message)
+        finally:
+            work.cancel()
+            # An exception's traceback refers to this frame, and `work` to the exception.
+            del work
+
+
+class AdmissionControl:
+    """ASGI middleware that admits requests of tasks, or answers 429 above a model's concurrency.
+
+    A request has a slot except while its body arrives, so that slow clients do not use up the
+    limit. Until the application begins to read, it has one, too: otherwise all requests that
+    arrive together would find the limit not reached.
+
+    Args:
+        find: returns the limits and the task of a target, if it has any now.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, find: Callable[[RequestTarget], tuple[Limits, str] | None]
+    ) -> None:
+        self.app = app
+        self._find = find
+        self._rejections = RepeatedWarning(_logger, "%d requests rejected, the last to model %s")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or reject it before any of its body is read."""
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        found = self._find(target_of(scope)) if is_post else None
+        if found is None:
+            await self.app(scope, receive, send)
+            return
+        limits, task = found
+        try:
+            admission = limits.admit(task)
+        except QueueFullError as error:
+            self._rejections.log(limits.name)
+            await error_response(error, scope)(scope, receive, send)
+            return
+
+        async def send_without_slot(message: Message) -> None:
+            admission.free_slot()
+            await send(message)
+
+        scope[_ADMISSION] = admission
+        try:
+            await self.app(scope, receive, send_without_slot)
+        finally:
+            admission.free_slot()
+
+
+def admission_of(scope: Scope, limits: Limits, task: str) -> Admission:
+    """Return the admission of a request; a new one without a slot if nothing admitted it."""
+    admission: Admission = scope.get(_ADMISSION) or Admission(limits, task)
+    return admission

@@ -1,1 +1,0 @@
-"""The served models: each with its engine and queue, and all of them together."""
