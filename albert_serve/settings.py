@@ -57,7 +57,6 @@ _KUBERNETES: Final = re.compile(
 
 
 Device = Literal["auto", "cpu", "cuda"]
-Prepack = Literal["memory", "cache", "none"]
 # The surfaces that keys can guard: the tasks and /info, the metrics, and the documentation.
 Surface = Literal["api", "metrics", "docs"]
 _logger = logging.getLogger(__name__)
@@ -72,10 +71,8 @@ class RuntimeOptions:
         num_threads: threads of one run; None: the CPUs that this process may use.
         spinning: whether threads wait for each other actively: 5 to 10 % faster, unless other
             processes want the same cores.
-        prepack: the location of weights pre-packed for this CPU's kernels: in this process'
-            "memory", or in a "cache" on disk that processes share; "none" multiplies with
-            the bundle's own pages and is slower for small batches.
-        cache_folder: the folder of prepack "cache".
+        cache_folder: of weights pre-packed for this CPU's kernels, which processes and sessions
+            share; None: each session packs them into memory of its own.
         gpu_mem_limit: of the activations of an encoder on CUDA, in bytes.
     """
 
@@ -83,20 +80,14 @@ class RuntimeOptions:
     num_threads: int | None = None
     gpu_mem_limit: int | None = None
     spinning: bool = True
-    prepack: Prepack = "memory"
     cache_folder: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("device", self.device, get_args(Device)),
-            ("prepack", self.prepack, get_args(Prepack)),
-        ):
-            if value not in allowed:
-                raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+        if self.device not in get_args(Device):
+            allowed = ", ".join(get_args(Device))
+            raise ConfigError(f"device is {self.device!r}; allowed are {allowed}")
         if self.num_threads is not None and self.num_threads < 1:
             raise ConfigError(f"num_threads is {self.num_threads}; it must be 1 or more")
-        if self.prepack == "cache" and self.cache_folder is None:
-            raise ConfigError("prepack is 'cache', which needs a cache_folder")
 
     @property
     def threads(self) -> int:
@@ -168,7 +159,6 @@ class Settings(BaseModel):
     num_threads: int | None = Field(None, ge=1, le=1024)
     device: Device = "auto"
     gpu_mem_limit: int | None = Field(None, ge=1 << 20, le=1 << 50)
-    prepack: Literal["auto", "memory", "cache", "none"] = "auto"
     spinning: Literal["auto", "on", "off"] = "auto"
     cache_folder: Path | None = Field(default_factory=_cache_folder)
     max_batch_tokens: int | None = Field(None, ge=1, le=1 << 24)
@@ -246,15 +236,11 @@ class Settings(BaseModel):
         return self._runtime(1, shares_weights=True)
 
     def _runtime(self, num_workers: int, *, shares_weights: bool) -> RuntimeOptions:
-        prepack = self.prepack
-        if prepack == "auto":
-            prepack = "cache" if shares_weights and self.cache_folder else "memory"
         return RuntimeOptions(
             device=self.device,
             num_threads=self.num_threads or max(1, num_usable_cpus() // num_workers),
             spinning=self.spinning != "off",
-            prepack=prepack,
-            cache_folder=self.cache_folder,
+            cache_folder=self.cache_folder if shares_weights else None,
             gpu_mem_limit=self.gpu_mem_limit,
         )
 

@@ -15,7 +15,7 @@ from albert_serve.bundle.store import locate
 from albert_serve.config import Precision
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import ConfigError
-from albert_serve.settings import Device, Prepack, Settings
+from albert_serve.settings import Device, Settings
 from albert_serve.terminal import CommandParser, make_parser
 
 
@@ -47,11 +47,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Device),
         help="device; auto uses a GPU if a test call succeeds (default: auto)",
     )
-    parser.add_argument(
-        "--prepack",
-        choices=("auto", *get_args(Prepack)),
-        help="storage of prepacked weights: in memory, on disk (cache), or none (default: auto)",
-    )
 
 
 def chosen(options: argparse.Namespace) -> dict[str, str]:
@@ -73,7 +68,6 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
         **sources,
         "ALBERT_SERVE_THREADS": options.threads,
         "ALBERT_SERVE_DEVICE": options.device,
-        "ALBERT_SERVE_PREPACK": options.prepack,
         "ALBERT_SERVE_WORKERS": getattr(options, "workers", None),
         "ALBERT_SERVE_DEADLINE_S": getattr(options, "deadline_s", None),
         "ALBERT_SERVE_MAX_BATCH_TOKENS": getattr(options, "max_batch_tokens", None),

@@ -128,7 +128,7 @@ def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
         provider = cuda_provider(options.gpu_mem_limit)
         session = open_session(bundle.cuda_encoder_file, cuda_options(), cuda=provider)
         return OpenEncoder(encoder=Encoder(session=session, device=(device, own_device())))
-    packed = packed_encoder(bundle, options) if options.prepack == "cache" else None
+    packed = packed_encoder(bundle, options) if options.cache_folder else None
     encoder = _open_cpu(bundle, options, packed)
     if packed is None or options.threads == 1:
         return OpenEncoder(encoder=encoder)

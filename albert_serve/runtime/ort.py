@@ -33,7 +33,6 @@ def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
     """Return the session options of an encoder on a CPU."""
     session_options = _common_options(options.threads)
     _set(session_options, "session.intra_op.allow_spinning", str(int(options.spinning)))
-    _set(session_options, "session.disable_prepacking", str(int(options.prepack == "none")))
     return session_options
 
 

@@ -57,7 +57,6 @@ def open_player(job: ModelJob) -> Player:
     options = RuntimeOptions(
         num_threads=job.num_threads,
         device=job.device,
-        prepack="cache",
         cache_folder=job.model.absolute().parent / "packed",
     )
     return _OurClassifier(

@@ -36,7 +36,6 @@ def test_settings_are_read_and_missing_ones_have_defaults(monkeypatch: pytest.Mo
         ("DEADLINE_S", "600", "is '600'; it must be a number of seconds from 0.05 to 55"),
         ("DEADLINE_S", "nan", "is 'nan'; it must be a number of seconds from 0.05 to 55"),
         ("DEVICE", "fast", "is 'fast'; allowed are auto, cpu, cuda"),
-        ("PREPACK", "fast", "is 'fast'; allowed are auto, memory, cache, none"),
         ("SPINNING", "fast", "is 'fast'; allowed are auto, on, off"),
         ("GUARD", "api", "is set, but there is no key"),
         ("CORS_ORIGINS", "app.example.com", "an origin is like https://app.example.com, without"),
@@ -67,7 +66,6 @@ def test_the_environment_for_a_process_reads_as_the_same_settings(tmp_path: Path
         num_workers=3,
         num_threads=2,
         device="cpu",
-        prepack="none",
         spinning="off",
         cache_folder=tmp_path / "cache",
         deadline_s=1.5,
@@ -103,12 +101,11 @@ def test_several_workers_share_packed_weights_and_the_cpus(tmp_path: Path) -> No
     def runtime(**changes: Any) -> RuntimeOptions:
         return Settings(bundle=tmp_path, cache_folder=tmp_path, **changes).runtime
 
-    assert runtime().prepack == "memory"
+    assert runtime().cache_folder is None
     assert runtime().threads == num_usable_cpus()
-    assert runtime(num_workers=2).prepack == "cache"
+    assert runtime(num_workers=2).cache_folder == tmp_path
     assert runtime(num_workers=256).threads == 1
     assert runtime(num_workers=2, num_threads=7).threads == 7
-    assert runtime(num_workers=2, prepack="none").prepack == "none"
 
 
 def test_the_shipped_bundle_is_the_only_one_in_models(tmp_path: Path) -> None:

@@ -11,6 +11,4 @@ from albert_serve.settings import RuntimeOptions
 
 @pytest.fixture
 def options(tmp_path: Path) -> RuntimeOptions:
-    return RuntimeOptions(
-        device="cpu", num_threads=1, prepack="cache", cache_folder=tmp_path / "cache"
-    )
+    return RuntimeOptions(device="cpu", num_threads=1, cache_folder=tmp_path / "cache")

@@ -16,7 +16,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime import prepacking
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.prepacking import packed_encoder
-from albert_serve.settings import Prepack, RuntimeOptions
+from albert_serve.settings import RuntimeOptions
 from tests.albert_serve.runtime.inputs import some_inputs
 
 pytestmark = pytest.mark.process
@@ -112,15 +112,3 @@ def test_packed_weights_are_mapped_and_not_copied(
     assert re.search(rf"{options.cache_folder}/\w+/encoder\.data", mapped)
     # Encoder and heads look words up in the same pages.
     assert str(bundle_dir / "model.safetensors") in mapped
-
-
-@pytest.mark.parametrize("prepack", ["memory", "none"])
-def test_without_packing_the_numbers_are_nearly_the_same(
-    bundle_dir: Path, options: RuntimeOptions, prepack: Prepack
-) -> None:
-    bundle = Bundle.open(bundle_dir)
-    one = Engine.open(bundle, options)
-    other = Engine.open(bundle, RuntimeOptions(num_threads=1, prepack=prepack, spinning=False))
-    inputs = some_inputs(one.tasks)
-    for expected, got in zip(one.run(inputs), other.run(inputs), strict=True):
-        np.testing.assert_allclose(got, expected, atol=1e-4)
