@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -39,27 +37,22 @@ SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 HOSTS_VARIABLE: Final = "ALBERT_SERVE_ALLOWED_HOSTS"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
-_LIKE_OURS: Final = re.compile("ALBERT(_|SERV)")
+_LIKE_OURS: Final = re.compile("ALBERT(_?SERV|_.*KEY)")
+# The addresses of services that Kubernetes gives to every container; a service named
+# `albert-serve` makes ALBERT_SERVE_PORT=tcp://10.0.0.1:80.
+_KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_|_PORT=(tcp|udp|sctp)://")
+# Of the Python clients (client/server.py).
+_CLIENTS_KEY: Final = "ALBERT_API_KEY"
 _API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
 _API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
-# Those of the Python clients (client/server.py).
-_CLIENTS_VARIABLES: Final = frozenset({"ALBERT_URL", "ALBERT_API_KEY"})
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
 # BentoML's timeout is 60 s (service.py); ours must be shorter, because it replies with a reason.
 _LONGEST_DEADLINE_S: Final = 55.0
-# The addresses of services that Kubernetes gives to every container; a service named
-# `albert-serve` makes ALBERT_SERVE_PORT=tcp://10.0.0.1:80.
-_KUBERNETES: Final = re.compile(
-    r"ALBERT_(\w+_)?(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT(_\w+)?=(tcp|udp|sctp)://"
-    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=).*"
-)
-
 
 Device = Literal["auto", "cpu", "cuda"]
 # The surfaces that keys can guard: the tasks and /info, the metrics, and the documentation.
 Surface = Literal["api", "metrics", "docs"]
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +118,10 @@ def _each_like(pattern: re.Pattern[str], description: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _cache_folder() -> Path | None:
-    """Return the user's cache folder; None without a home folder."""
+def cache_folder() -> Path | None:
+    """Return the cache folder of the settings; None without one and without a home folder."""
+    if named := os.environ.get(CACHE_VARIABLE, "").strip():
+        return Path(named)
     if folder := os.environ.get("XDG_CACHE_HOME", "").strip():
         return Path(folder) / "albert-serve"
     try:
@@ -160,7 +155,7 @@ class Settings(BaseModel):
     device: Device = "auto"
     gpu_mem_limit: int | None = Field(None, ge=1 << 20, le=1 << 50)
     spinning: Literal["auto", "on", "off"] = "auto"
-    cache_folder: Path | None = Field(default_factory=_cache_folder)
+    cache_folder: Path | None = Field(default_factory=cache_folder)
     max_batch_tokens: int | None = Field(None, ge=1, le=1 << 24)
     max_queue_tokens: int = Field(131_072, ge=1, le=1 << 30)
     max_concurrency: int = Field(128, ge=1, le=1 << 16)
@@ -205,7 +200,10 @@ class Settings(BaseModel):
             # An empty variable of keys is refused: the service would be open.
             if source.get(variable, "").strip() or ("keys" in field and variable in source)
         }
-        _choose_models(values)
+        if "models" not in values:
+            values.setdefault("bundle", shipped_bundle())
+        elif "bundle" in values:
+            raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
         if "guard" in values and not {"api_keys", "api_keys_file"} & values.keys():
             raise ConfigError(
                 f"{_PREFIX}GUARD is set, but there is no key; set {_API_KEYS} or {_API_KEYS_FILE}"
@@ -280,43 +278,19 @@ VARIABLES: Final = {
 }
 
 
-def _choose_models(values: dict[str, Any]) -> None:
-    """Add the default bundle where nothing is named.
-
-    Raises:
-        ConfigError: a bundle and models are named, or there is no default.
-    """
-    models = values.get("models")
-    if models and "bundle" in values:
-        raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
-    if not models:
-        values.setdefault("bundle", shipped_bundle())
-
-
 def _check_names(variables: Mapping[str, str]) -> None:
-    """Refuse variables that look like settings and are none: a misspelt one would go unnoticed.
-
-    What begins as ours do, or may be meant as keys, is refused; of other names there is a warning.
-    """
+    """Refuse variables that look like settings and are none: a misspelt one would go unnoticed."""
     for name, value in variables.items():
-        upper = name.upper()
-        if not _LIKE_OURS.match(upper) or name in VARIABLES or name in _CLIENTS_VARIABLES:
+        if (
+            not _LIKE_OURS.match(name.upper())
+            or name in VARIABLES
+            or name == _CLIENTS_KEY
+            or _KUBERNETES.search(f"{name}={value}")
+        ):
             continue
-        if _KUBERNETES.fullmatch(f"{name}={value}"):
-            continue
-        near = difflib.get_close_matches(upper, VARIABLES, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]}?" if near else "unset it; docs/operate.md lists them"
-        message = f"{name} is set, but there is no such setting; {hint}"
-        if upper.startswith(_PREFIX) or "KEY" in upper:
-            raise ConfigError(message)
-        _warn(message)
-
-
-@functools.cache
-def _warn(message: str) -> None:
-    """Log a warning once; the supervisor does it for its workers."""
-    if supervisor_pid() is None:
-        _logger.warning(message)
+        raise ConfigError(f"{name} is set, but there is no such setting; {hint}")
 
 
 def _describe(error: ErrorDetails) -> str:
@@ -339,12 +313,6 @@ def _describe(error: ErrorDetails) -> str:
         f"{variable} is {error['input']!r}; it must be {what} from {bounds['ge']:.16g} to "
         f"{bounds['le']:.16g}"
     )
-
-
-def cache_folder() -> Path | None:
-    """Return the cache folder of the settings; None without one and without a home folder."""
-    named = os.environ.get(CACHE_VARIABLE, "").strip()
-    return Path(named) if named else _cache_folder()
 
 
 def num_usable_cpus() -> int:
