@@ -62,7 +62,7 @@ gpu-first-look: $(VENV)/.dev $(VENV)/.gpu  ## the GPU tests, and training and an
 	PYTHON=$(BIN)/python benchmarks/gpu_first_look.sh runs/gpu-first-look
 
 fuzz: $(VENV)/.dev  ## 20,000 hostile requests, and the API document held against its service
-	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/test_fuzz.py tests/albert_serve/server/documents/test_api_document.py
+	$(BIN)/python -m pytest -s -m slow tests/albert_serve/server/test_fuzz.py tests/albert_serve/server/test_api_document.py
 
 bench-training: $(VENV)/.dev  ## pretrain with the Trainer of transformers and with this package, and compare
 	$(BIN)/python -m benchmarks.training

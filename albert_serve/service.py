@@ -35,12 +35,12 @@ from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.middleware import order_middleware
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_worker, supervise
-from albert_serve.server.documents.openapi import describe_service
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS
 from albert_serve.server.limits import Limits
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
 from albert_serve.server.models import Models, check_models
+from albert_serve.server.openapi import describe_service
 from albert_serve.server.paths import RequestTarget
 from albert_serve.server.routes import make_app
 from albert_serve.settings import (

@@ -1,7 +1,7 @@
 """Thousands of hostile requests to a real process: none breaks it, hangs it, or learns secrets.
 
 Requests that are HTTP have something wrong in their JSON, bytes, headers or path; schemathesis asks
-what the API document allows (documents/test_api_document.py). Request number n of a seed is always
+what the API document allows (test_api_document.py). Request number n of a seed is always
 the same one: a failure prints both. `make fuzz` sends 20,000.
 """
 
@@ -22,10 +22,12 @@ import httpx
 import psutil
 import pytest
 
-from albert_serve.api.embeddings import EMBEDDINGS_PATH, OpenAIErrorReply
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES
+from albert_serve.api.embeddings import OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply
+from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.server.bentoml.http import MAX_HEAD_BYTES
+from albert_serve.server.openapi import EXAMPLES
+from albert_serve.server.paths import DEFAULT_PATHS
 from tests.albert_serve.support import MAX_BODY_BYTES, ROOT, Running, served
 
 SEED = 20_260_101
@@ -34,10 +36,7 @@ NUM_THREADS = 8
 HANG_S = 10.0
 # Of what the processes hold. It grows until each thread has had its largest request.
 MAX_GROWTH_BYTES = 250 << 20
-BODIES = {
-    **{f"/{task}": [each.body for each in examples] for task, examples in EXAMPLES.items()},
-    EMBEDDINGS_PATH: [each.body for each in EMBEDDINGS_EXAMPLES],
-}
+BODIES = {DEFAULT_PATHS[name]: [example] for name, example in EXAMPLES.items() if name != ZERO_SHOT}
 # Texts of JSON, put in the place of a value.
 VALUES = (
     *("null", "true", "-1", "1001", "1e308", "1e999", "NaN", "0x10", "'a'", "9" * 5000),
@@ -242,9 +241,7 @@ def reference_answers(running: Running) -> list[Any]:
     with httpx.Client(base_url=running.url, timeout=HANG_S) as client:
         tasks = [task["name"] for task in client.get("/info").json()["tasks"]]
         return [
-            client.post(f"/{task}", json=example.body).raise_for_status().json()
-            for task in tasks
-            for example in EXAMPLES[task]
+            client.post(f"/{task}", json=EXAMPLES[task]).raise_for_status().json() for task in tasks
         ]
 
 

@@ -15,7 +15,8 @@ import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from albert_serve.api.examples import EXAMPLES
+from albert_serve.server.openapi import EXAMPLES
+from albert_serve.tasks import TASKS
 from tests.albert_serve.support import (
     ROOT,
     SERVICE,
@@ -190,11 +191,10 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
         for path in ("/", "/web/app.js", "/docs", "/docs.json", "/metrics", "/livez"):
             assert httpx.get(running.url + path).status_code == 200, path
         for task in (each["name"] for each in info["tasks"]):
-            for example in EXAMPLES[task]:
-                reply = httpx.post(f"{running.url}/{task}", json=example.body)
-                assert reply.status_code == 200, reply.text
+            reply = httpx.post(f"{running.url}/{task}", json=EXAMPLES[task])
+            assert reply.status_code == 200, reply.text
         native = httpx.get(f"{running.url}/schema.json").json()["routes"]
-        assert {route["route"] for route in native} == {"/info", *(f"/{task}" for task in EXAMPLES)}
+        assert {route["route"] for route in native} == {"/info", *(f"/{task}" for task in TASKS)}
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ from pydantic.json_schema import models_json_schema
 from albert_serve import __version__
 from albert_serve.api.embeddings import (
     EMBEDDINGS,
-    EMBEDDINGS_PATH,
     EmbeddingsReply,
     EmbeddingsRequest,
     OpenAIErrorReply,
 )
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, ZERO_SHOT_EXAMPLES
 from albert_serve.api.schemas import (
     MODEL_PATH,
     MODELS_PATH,
@@ -26,6 +24,7 @@ from albert_serve.api.schemas import (
     ModelsReply,
 )
 from albert_serve.api.zero_shot import ZERO_SHOT, ZeroShotReply, ZeroShotRequest
+from albert_serve.server.paths import DEFAULT_PATHS
 from albert_serve.tasks import TASKS
 
 # pydantic writes JSON Schema 2020-12, which OpenAPI 3.0 does not support.
@@ -77,10 +76,46 @@ _ERRORS: Final[dict[str, str]] = {
     "503": "The service is starting or shutting down.",
     "504": "No answer within the deadline.",
 }
-_EXAMPLES: Final = {
-    **EXAMPLES,
-    EMBEDDINGS: EMBEDDINGS_EXAMPLES,
-    ZERO_SHOT: ZERO_SHOT_EXAMPLES,
+_CONTEXT: Final = (
+    "The bridge over the river was built in 1932. It was designed by an engineer from Vienna, and "
+    "was closed to cars in 1988."
+)
+# The body of a request at each endpoint.
+EXAMPLES: Final[dict[str, dict[str, Any]]] = {
+    "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
+    "text-classification": {
+        "inputs": ["A moving film.", {"text": "A dog runs.", "text_pair": "It moves."}],
+        "parameters": {"top_k": 1, "function_to_apply": "sigmoid", "truncation": True},
+    },
+    "question-answering": {
+        "inputs": {"question": "Who designed it?", "context": _CONTEXT},
+        "parameters": {"top_k": 3, "handle_impossible_answer": True, "max_answer_len": 8},
+    },
+    "sentence-order": {
+        "inputs": [
+            {"text": "It rained.", "text_pair": "So we stayed in."},
+            {"sentences": ["It rained.", "So we stayed in.", "We played cards."]},
+        ]
+    },
+    "token-classification": {
+        "inputs": ["Anna Berg lives in Vienna.", "She was born in Graz."],
+        "parameters": {"aggregation_strategy": "none", "ignore_labels": []},
+    },
+    "feature-extraction": {
+        "inputs": ["It rained.", "The weather was bad.", "He studied physics."],
+        "parameters": {"normalize": True, "truncation": True},
+    },
+    EMBEDDINGS: {"input": ["It rained.", "He studied physics."], "encoding_format": "base64"},
+    ZERO_SHOT: {
+        "inputs": "My card was stolen this morning.",
+        "parameters": {"candidate_labels": ["card", "loan", "exchange rate"]},
+    },
+}
+# The request and the reply of each endpoint.
+_SCHEMAS: Final[dict[str, tuple[type[BaseModel], Any]]] = {
+    **{name: (task.request, task.reply) for name, task in TASKS.items()},
+    EMBEDDINGS: (EmbeddingsRequest, EmbeddingsReply),
+    ZERO_SHOT: (ZeroShotRequest, ZeroShotReply),
 }
 
 
@@ -90,17 +125,14 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
     BentoML's own schemas are left out: only the paths that ours replace refer to them.
     """
     schemas, replies = _schemas()
-    paths = {
-        **{
-            f"/{name}": {"post": _operation(name, endpoint.request, replies[name])}
-            for name, endpoint in TASKS.items()
-        },
-        "/info": {"get": _get("What is served, and its limits.", ModelReply)},
-        "/health": {"get": _health()},
+    operations = {
+        name: {"post": _operation(name, request, replies[name])}
+        for name, (request, _) in _SCHEMAS.items()
     }
-    paths[f"/{ZERO_SHOT}"] = {"post": _operation(ZERO_SHOT, ZeroShotRequest, replies[ZERO_SHOT])}
-    embeddings = {"post": _operation(EMBEDDINGS, EmbeddingsRequest, replies[EMBEDDINGS])}
-    by_name = {**paths, "": paths["/info"], f"/{EMBEDDINGS}": embeddings}
+    info = {"get": _get("What is served, and its limits.", ModelReply)}
+    health = {"get": _health()}
+    by_name = {"": info, "/info": info, "/health": health}
+    by_name |= {f"/{name}": each for name, each in operations.items()}
     return {
         **base,
         "openapi": _OPENAPI,
@@ -116,11 +148,11 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         "security": [{}, {"key": []}],
         "paths": {
             **base.get("paths", {}),
-            **paths,
+            **{DEFAULT_PATHS[name]: each for name, each in operations.items()},
             # BentoML's clients call endpoints by POST only.
-            "/info": {**paths["/info"], "post": paths["/info"]["get"]},
+            "/info": {**info, "post": info["get"]},
+            "/health": health,
             MODELS_PATH: {"get": _get("The models that are served.", ModelsReply)},
-            EMBEDDINGS_PATH: embeddings,
             **{f"{MODEL_PATH}{path}": _by_name(each) for path, each in by_name.items()},
         },
     }
@@ -128,18 +160,10 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
 
 def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all schemas by name, and the schemas of the tasks' replies."""
-    read: list[type[BaseModel]] = [
-        *(endpoint.request for endpoint in TASKS.values()),
-        *(EmbeddingsRequest, ZeroShotRequest),
-        *(ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply),
-    ]
-    written = {
-        **{name: endpoint.reply for name, endpoint in TASKS.items()},
-        EMBEDDINGS: EmbeddingsReply,
-        ZERO_SHOT: ZeroShotReply,
-    }
+    read = [request for request, _ in _SCHEMAS.values()]
+    read += [ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply]
     adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [
-        (name, "serialization", TypeAdapter(reply)) for name, reply in written.items()
+        (name, "serialization", TypeAdapter(reply)) for name, (_, reply) in _SCHEMAS.items()
     ]
     _, requests = models_json_schema([(each, "validation") for each in read], ref_template=_REF)
     replies, parts = TypeAdapter.json_schemas(adapters, ref_template=_REF)
@@ -170,13 +194,8 @@ def _by_name(operations: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(name: str, request: type[BaseModel], reply: dict[str, Any]) -> dict[str, Any]:
-    is_openai = name == EMBEDDINGS
-    examples = {
-        f"{name}-{number}": {"summary": example.summary, "value": example.body}
-        for number, example in enumerate(_EXAMPLES[name], start=1)
-    }
     content = _json(_reference(request))
-    content["application/json"]["examples"] = examples
+    content["application/json"]["example"] = EXAMPLES[name]
     return {
         "tags": [_TAG],
         "operationId": name.replace("-", "_"),
@@ -188,7 +207,7 @@ def _operation(name: str, request: type[BaseModel], reply: dict[str, Any]) -> di
                 "headers": _REPLY_HEADERS,
                 "content": _json(reply),
             },
-            **_error_responses(OpenAIErrorReply if is_openai else ErrorReply),
+            **_error_responses(OpenAIErrorReply if name == EMBEDDINGS else ErrorReply),
         },
     }
 

@@ -22,20 +22,16 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from albert_serve.api.embeddings import EMBEDDINGS_PATH
-from albert_serve.api.examples import EMBEDDINGS_EXAMPLES, EXAMPLES, RequestExample
 from albert_serve.api.schemas import MODEL_PATH
 from albert_serve.api.zero_shot import ZERO_SHOT
+from albert_serve.server.openapi import EXAMPLES
+from albert_serve.server.paths import DEFAULT_PATHS, ENDPOINTS
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import Running, served
 
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 KEY = "a-key-for-schemathesis"
 SEED = "1"
-ALL = [
-    pytest.param(task, example, id=f"{task}: {example.summary}")
-    for task, examples in EXAMPLES.items()
-    for example in examples
-]
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +54,13 @@ def check_reply(reply: httpx.Response, path: str, document: dict[str, Any]) -> N
     jsonschema_rs.validator_for(whole).validate(reply.json())
 
 
-@pytest.mark.parametrize(("task", "example"), ALL)
-def test_every_example_is_answered(
-    task: str, example: RequestExample, service_of: Callable[[str], Running]
-) -> None:
-    url = service_of(task).url
-    reply = httpx.post(f"{url}/{task}", json=example.body, timeout=30)
-    check_reply(reply, f"/{task}", httpx.get(f"{url}/docs.json", timeout=30).json())
-    if isinstance(example.body["inputs"], list):
-        assert len(reply.json()) == len(example.body["inputs"])
-
-
-@pytest.mark.parametrize("example", EMBEDDINGS_EXAMPLES)
-def test_every_example_in_another_format_is_answered(
-    example: RequestExample, client: httpx.Client, document: dict[str, Any]
-) -> None:
-    reply = client.post(EMBEDDINGS_PATH, json=example.body)
-    check_reply(reply, EMBEDDINGS_PATH, document)
-    shown = content(document["paths"][EMBEDDINGS_PATH]["post"]["requestBody"])["examples"]
-    assert example.body in [one["value"] for one in shown.values()]
+@pytest.mark.parametrize("endpoint", [name for name in EXAMPLES if name != ZERO_SHOT])
+def test_every_example_is_answered(endpoint: str, service_of: Callable[[str], Running]) -> None:
+    url, path = service_of(ENDPOINTS[endpoint]).url, DEFAULT_PATHS[endpoint]
+    document = httpx.get(f"{url}/docs.json", timeout=30).json()
+    body = content(document["paths"][path]["post"]["requestBody"])["example"]
+    assert body == EXAMPLES[endpoint]
+    check_reply(httpx.post(f"{url}{path}", json=body, timeout=30), path, document)
 
 
 def test_every_operation_without_a_body_answers_as_it_is(
@@ -136,12 +120,11 @@ def test_a_generated_python_client_calls_each_task(
     name = task.replace("-", "_")
     request = getattr(models, f"{name.title().replace('_', '')}Request")
     with generated("").Client(base_url=service.url) as caller:
-        for example in EXAMPLES[task]:
-            body = request.from_dict(example.body)
-            assert body.to_dict() == example.body
-            reply = generated(f".api.service_ap_is.{name}").sync_detailed(client=caller, body=body)
-            assert reply.status_code == 200
-            assert plain(reply.parsed) == answer_of(service, task, example.body)
+        body = request.from_dict(EXAMPLES[task])
+        assert body.to_dict() == EXAMPLES[task]
+        reply = generated(f".api.service_ap_is.{name}").sync_detailed(client=caller, body=body)
+        assert reply.status_code == 200
+        assert plain(reply.parsed) == answer_of(service, task, EXAMPLES[task])
         # The same by the model's name.
         by_name = generated(f".api.one_model_of_several.post_v1_models_model_{name}")
         model = generated(".api.service_ap_is.get_info").sync(client=caller).model_id

@@ -1,1 +1,0 @@
-"""Replies that are the same for everybody: the OpenAPI document, and those that are made once."""
