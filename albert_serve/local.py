@@ -18,21 +18,16 @@ from typing import Any, Final
 
 import httpx
 
-from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
 from albert_serve.default_bundle import shipped_bundle
-from albert_serve.errors import ConfigError, NotFoundError
-from albert_serve.runtime.engine import Engine
+from albert_serve.errors import ConfigError
 from albert_serve.server.error_replies import ErrorReplies
-from albert_serve.server.limits import LargeRequests, Limits
-from albert_serve.server.models import HostedModel, describe_hosted
+from albert_serve.server.models import Models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
-from albert_serve.tasks.load import load_tasks
-from albert_serve.tokenizer import AlbertTokenizer
 
 # The only callers are in this process, and the client's timeout ends their calls.
 _UNLIMITED: Final = 1 << 62
@@ -47,17 +42,12 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     Args:
         bundle: its folder, or `bentoml:` and a tag of BentoML's model store; None for the default.
         options: of the runtime.
-
-    Raises:
-        BundleError: the bundle cannot be opened.
-        ConfigError: no bundle is named, and there is no default.
-        EngineError: it cannot be run here, or not on the device that was asked for.
     """
 
     def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:
-        model = _open(_default() if bundle is None else find_bundle(bundle), options)
+        models = _open(_default() if bundle is None else find_bundle(bundle), options)
         app = make_app(dict)
-        app.state.models = OneModel(model)
+        app.state.models = models
         self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))
         self._process = os.getpid()
         self._lock = threading.Lock()  # nothing is submitted once the loop may have ended
@@ -66,7 +56,7 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = runner.get_loop()
         self._thread = threading.Thread(
-            target=_run, args=(runner, _until(closing, model)), name="albert-local", daemon=True
+            target=_run, args=(runner, _until(closing, models)), name="albert-local", daemon=True
         )
         # A client that is forgotten ends its thread, too.
         self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, closing.set)
@@ -113,25 +103,6 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             return asyncio.run_coroutine_threadsafe(_answer(self._app, request), self._loop)
 
 
-class OneModel:
-    """The model that the routes of the service answer with."""
-
-    def __init__(self, model: HostedModel) -> None:
-        self.accepting = True
-        self.default = model
-        self.names = [model.name]
-
-    def get(self, name: str | None) -> HostedModel:
-        """Return the model.
-
-        Raises:
-            NotFoundError: it has another name.
-        """
-        if name not in (None, self.default.name):
-            raise NotFoundError(f"there is no model {name!r}; there is {self.default.name}")
-        return self.default
-
-
 def _default() -> Path:
     try:
         return shipped_bundle()
@@ -141,24 +112,15 @@ def _default() -> Path:
         ) from error
 
 
-def _open(bundle: Path, options: RuntimeOptions) -> HostedModel:
+def _open(bundle: Path, options: RuntimeOptions) -> Models:
     settings = Settings.model_construct(bundle=bundle, deadline_s=_UNLIMITED_S)
     [(name, located)] = read_catalogue(settings).bundles.items()
-    opened = Bundle.open(locate(located))
-    engine = Engine.open(opened, options)
-    engine.warm_up()
-    tokenizer = AlbertTokenizer.from_file(opened.tokenizer_file)
-    tasks = load_tasks(opened, tokenizer)
-    mask_token = tokenizer.mask_token
-    return HostedModel(
-        name=name,
-        settings=settings,
-        bundle=opened,
-        tasks=tasks,
-        description=describe_hosted(name, opened, settings, mask_token),
-        limits=Limits(name, settings, LargeRequests(max_bytes=_UNLIMITED)),
-        batcher=Batcher(engine, call_overhead_tokens=engine.call_overhead_tokens),
-    )
+    models = Models(settings)
+    model = models.open(name, Bundle.open(locate(located)), options)
+    model.limits.large.max_bytes = _UNLIMITED
+    model.limits.settings = settings.model_copy(update={"max_queue_tokens": _UNLIMITED})
+    models.served, models.default_name = {name: model}, name
+    return models
 
 
 def _run(runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
@@ -166,9 +128,9 @@ def _run(runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-async def _until(closing: asyncio.Event, model: HostedModel) -> None:
+async def _until(closing: asyncio.Event, models: Models) -> None:
     await closing.wait()
-    await model.close()
+    await models.close()
 
 
 async def _answer(app: httpx.ASGITransport, request: httpx.Request) -> httpx.Response:

@@ -70,23 +70,19 @@ class Limits:
         name: str,
         settings: Settings,
         large: LargeRequests,
-        observer: BatchObserver | None = None,
+        observer: BatchObserver,
     ) -> None:
         self.name = name
         self.settings = settings
         self.large = large
-        self.observer = observer or BatchObserver()
+        self.observer = observer
         self.num_requests = 0  # with a slot
         self.num_open = 0
         self.unused = asyncio.Event()
         self.unused.set()
 
     def admit(self, task: str) -> Admission:
-        """Return the admission of a new request, with a slot.
-
-        Raises:
-            QueueFullError: too many requests have one.
-        """
+        """Return the admission of a new request, with a slot."""
         limit = self.settings.max_concurrency
         if self.num_requests >= limit:
             self.observer.shed(task)
@@ -99,11 +95,7 @@ class Limits:
         return admission
 
     def check_tokens(self, num_tokens: int, num_queued: int) -> None:
-        """Refuse a request whose tokens do not fit in the queue; called under the queue's lock.
-
-        Raises:
-            QueueFullError: they do not fit now.
-        """
+        """Refuse a request whose tokens do not fit in the queue; called under the queue's lock."""
         num_free = max(0, self.settings.max_queue_tokens - num_queued)
         if num_tokens > num_free:
             raise QueueFullError(
@@ -116,9 +108,6 @@ class Limits:
 
         Args:
             name: of the inputs, in the message.
-
-        Raises:
-            TooMuchAtOnceError: there are more than the setting allows.
         """
         if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
             raise TooMuchAtOnceError(
@@ -188,9 +177,7 @@ class Admission:
     def count_bytes(self, num_bytes: int) -> None:
         """Count the bytes of the body that have arrived so far.
 
-        Raises:
-            QueueFullError: the body is large and does not fit next to the others, because clients
-                may leave bodies unfinished.
+        A large body must fit next to the others, because clients may leave bodies unfinished.
         """
         self.num_bytes = num_bytes
         if num_bytes <= SMALL_BYTES:
@@ -226,8 +213,8 @@ class Admission:
         `asyncio.timeout` is avoided: its exceptions refer to each other, which keeps the body of
         each late request in memory until a garbage collection.
 
-        Raises:
-            DeadlineExceededError: the work did not end before the deadline; has this message.
+        Args:
+            message: of the error at the deadline.
         """
         try:
             await asyncio.wait({work}, timeout=max(0.0, self.left_s))

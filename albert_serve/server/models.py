@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from prometheus_client import CollectorRegistry
-
 from albert_serve import __version__
 from albert_serve.api.schemas import ModelReply
-from albert_serve.batching.queue import Batcher
+from albert_serve.batching.queue import Batcher, BatchObserver
 from albert_serve.bundle.catalog import Catalogue, read_catalogue
 from albert_serve.bundle.manifest import MANIFEST_FILE, TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError
@@ -88,17 +86,19 @@ class Models:
 
     Attributes:
         accepting: False from the moment that the process begins to shut down.
+        served: the models by name.
+        default_name: the name of the model of requests that name none.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
         self.settings = settings
         self.accepting = True
         self._metrics = metrics
         self._encoders = EncoderPool()
         self._large = LargeRequests(max_bytes=_HELD_BODIES * settings.max_body_bytes)
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
-        self._served: dict[str, HostedModel] = {}
-        self._default = ""
+        self.served: dict[str, HostedModel] = {}
+        self.default_name = ""
         self._trimming: asyncio.Task[None] | None = None
 
     @classmethod
@@ -106,8 +106,8 @@ class Models:
         """Open and warm up the models that the settings name; the log says which cannot be."""
         models = cls(settings, metrics)
         catalogue = read_catalogue(settings)
-        models._served = {model.name: model for model in models._open_each(catalogue)}
-        models._default = catalogue.default_among(models._served)
+        models.served = {model.name: model for model in models._open_each(catalogue)}
+        models.default_name = catalogue.default_among(models.served)
         return models
 
     def start(self) -> None:
@@ -118,35 +118,26 @@ class Models:
     @property
     def default(self) -> HostedModel:
         """The model of requests that name none."""
-        return self._served[self._default]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the hosted models."""
-        return list(self._served)
+        return self.served[self.default_name]
 
     def get(self, name: str | None) -> HostedModel:
-        """Return a model by its name, or the default.
-
-        Raises:
-            NotFoundError: there is none.
-        """
-        name = self._default if name is None else name
-        if name not in self._served:
+        """Return a model by its name, or the default."""
+        name = self.default_name if name is None else name
+        if name not in self.served:
             raise NotFoundError(
-                f"there is no model {name!r}. Choose one of {', '.join(self.names)}."
+                f"there is no model {name!r}. Choose one of {', '.join(self.served)}."
             )
-        return self._served[name]
+        return self.served[name]
 
     def find(self, target: RequestTarget) -> tuple[Limits, str] | None:
         """Return the limits of a target's model, and its task; None if the model has no such."""
-        model, task = self._served.get(target.model or self._default), target.task
+        model, task = self.served.get(target.model or self.default_name), target.task
         return (model.limits, task) if task and model and task in model.tasks else None
 
     async def close(self) -> None:
         """Answer the accepted requests, and close the models."""
         self.accepting = False
-        await asyncio.gather(*(model.close() for model in self._served.values()))
+        await asyncio.gather(*(model.close() for model in self.served.values()))
         if self._trimming is not None:
             self._trimming.cancel()
 
@@ -156,7 +147,7 @@ class Models:
         options = _shared_options(self.settings, bundles)
         for name, bundle in bundles.items():
             try:
-                model = self._open(name, bundle, options)
+                model = self.open(name, bundle, options)
             except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
                 errors[name] = error
             else:
@@ -166,8 +157,8 @@ class Models:
         for name, failure in errors.items():
             _logger.error("model %s was not loaded, it is not served: %s", name, failure)
 
-    def _open(self, name: str, bundle: Bundle, options: RuntimeOptions) -> HostedModel:
-        """Open a model and run it once; in any thread."""
+    def open(self, name: str, bundle: Bundle, options: RuntimeOptions) -> HostedModel:
+        """Open a model, which is not served yet, and run it once; in any thread."""
         engine = Engine.open(bundle, options, self._encoders)
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
@@ -175,7 +166,9 @@ class Models:
         tokenizer = self._tokenizer(bundle)
         tasks = load_tasks(bundle, tokenizer)
         description = describe_hosted(name, bundle, self.settings, tokenizer.mask_token)
-        observer = self._metrics.observer(name, bundle.manifest.precision, tasks)
+        observer = BatchObserver()
+        if self._metrics is not None:
+            observer = self._metrics.observer(name, bundle.manifest.precision, tasks)
         limits = Limits(name, self.settings, self._large, observer)
         batcher = Batcher(
             engine,
@@ -209,10 +202,6 @@ def check_models(settings: Settings) -> str:
 
     Returns:
         The name of the default model.
-
-    Raises:
-        AlbertServeError: no bundle can be served, there is no model of the default's name, or CUDA
-            is asked for by name and is not there.
     """
     if settings.device == "cuda" and (reason := no_cuda_reason()) is not None:
         raise cannot_be_used(reason)
@@ -223,7 +212,7 @@ def check_models(settings: Settings) -> str:
             f"{DEFAULT_VARIABLE} is {preferred!r}; there are {', '.join(catalogue.bundles)}"
         )
     # On the CPU, because a process never returns all memory of a device.
-    trial = Models(settings.model_copy(update={"device": "cpu"}), Metrics(CollectorRegistry()))
+    trial = Models(settings.model_copy(update={"device": "cpu"}))
     names = []
     for model in trial._open_each(catalogue):
         names.append(model.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.errors import NotFoundError, NotReadyError
 from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.handlers import answer_request, check_media_type
-from albert_serve.server.models import HostedModel
+from albert_serve.server.models import HostedModel, Models
 from albert_serve.server.paths import DEFAULT_PATHS
 from albert_serve.tasks import TASKS
 from albert_serve.web import API_PAGE_HEADERS, page_routes
@@ -30,26 +30,6 @@ _DOCS_PAGE: Final = """<!doctype html>
 <script src="./static_content/swagger-ui-standalone-preset.js"></script>
 <script src="./static_content/swagger-initializer.js"></script></body></html>
 """
-
-
-class _HostedModels(Protocol):
-    """The models that the routes answer with."""
-
-    accepting: bool
-
-    @property
-    def default(self) -> HostedModel:
-        """The model of requests that name none."""
-        ...
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all."""
-        ...
-
-    def get(self, name: str | None) -> HostedModel:
-        """Return a model by its name, or the default."""
-        ...
 
 
 def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
@@ -97,9 +77,9 @@ async def _answer(endpoint: str, request: Request) -> Response:
 
 async def _list(request: Request) -> Response:
     models = _models(request)
-    described = [models.get(name).description for name in models.names]
+    described = [model.description for model in models.served.values()]
     # `data` is written with the fields of its own type alone.
-    reply = ModelsReply(data=[*described], default=models.default.name, models=described)
+    reply = ModelsReply(data=[*described], default=models.default_name, models=described)
     return Response(reply.model_dump_json(), media_type=JSON)
 
 
@@ -128,8 +108,8 @@ async def _docs(_request: Request) -> Response:
     return HTMLResponse(_DOCS_PAGE, headers=API_PAGE_HEADERS)
 
 
-def _models(request: Request) -> _HostedModels:
-    models: _HostedModels | None = request.app.state.models
+def _models(request: Request) -> Models:
+    models: Models | None = request.app.state.models
     if models is None:
         raise NotReadyError("the service is starting")
     return models

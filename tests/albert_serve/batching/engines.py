@@ -98,7 +98,7 @@ class Diary(BatchObserver):
 
 def make_limits(**settings: Any) -> Limits:
     """The limits of a model with these settings; without them, the defaults."""
-    observer = settings.pop("observer", None)
+    observer = settings.pop("observer", BatchObserver())
     large = LargeRequests(max_bytes=settings.pop("max_held_bytes", 1 << 20))
     return Limits("tiny", Settings(bundle=Path("tiny"), **settings), large, observer)
 

@@ -196,7 +196,7 @@ def test_a_bad_bundle_is_named_while_others_start_and_alone_it_is_no_start(
     name = "a b" if spoil is misname else "first"
     assert name in caplog.text
     models = load(settings)
-    assert models.names == ["second"]
+    assert list(models.served) == ["second"]
     assert models.default.name == "second"
     shutil.rmtree(shelf / "second")
     for start in (check_models, load):

@@ -23,12 +23,11 @@ from starlette.types import Message
 from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
-from albert_serve.local import OneModel
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.error_replies import ErrorReplies
 from albert_serve.server.limits import SMALL_BYTES, LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models import HostedModel, describe_hosted
+from albert_serve.server.models import HostedModel, Models, describe_hosted
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits
@@ -65,7 +64,7 @@ class Service:
     app: ErrorReplies
     http: httpx.AsyncClient
     engine: SlowEngine
-    models: OneModel
+    models: Models
     registry: CollectorRegistry
 
     @property
@@ -119,7 +118,8 @@ async def serve(
         limits=limits,
     )
     app = make_app(dict)
-    app.state.models = models = OneModel(model)
+    app.state.models = models = Models(settings)
+    models.served, models.default_name = {"tiny": model}, "tiny"
     wrapped = ErrorReplies(app)
     transport = httpx.ASGITransport(wrapped, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
