@@ -65,10 +65,6 @@ class AlbertConfig:
         num_groups: G, how many groups of distinct weights those L applications use.
         num_inner_layers: the number of distinct layers in a group.
         sharing: which part of a layer the applications within a group share (section 3.1).
-
-    Raises:
-        ConfigError: a size is not positive, H is not a multiple of the heads, there are more
-            groups than layers, or over 4096 layers.
     """
 
     vocab_size: int = 30000
@@ -166,11 +162,7 @@ class AlbertConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> AlbertConfig:
-        """Read the keys of a Hugging Face `config.json`; keys it does not need are passed over.
-
-        Raises:
-            ConfigError: another architecture, an unsupported activation, or a bad value.
-        """
+        """Read the keys of a Hugging Face `config.json`; keys it does not need are passed over."""
         if hf.get("model_type", "albert") != "albert":
             raise ConfigError(f"model_type is {hf['model_type']!r}; only 'albert' can be read")
         values = _HF_DEFAULTS | {key: value for key, value in hf.items() if value is not None}
@@ -183,11 +175,7 @@ class AlbertConfig:
 
 
 def preset(name: str, **changes: Any) -> AlbertConfig:
-    """One of the paper's models (Table 1), or `small`, with `changes` made to it.
-
-    Raises:
-        ConfigError: there is no preset of that name.
-    """
+    """One of the paper's models (Table 1), or `small`, with `changes` made to it."""
     if name not in PRESETS:
         raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
     return replace(PRESETS[name], **changes)

@@ -66,11 +66,7 @@ def sync(path: Path) -> None:
 
 
 def read_small_file(file: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file; never waits for a pipe or reads a device for ever.
-
-    Raises:
-        OSError: the file is missing, is not a regular file, or has more than `max_bytes`.
-    """
+    """Return the content of a regular file; never waits for a pipe or reads a device for ever."""
     # Without O_NONBLOCK opening a pipe would wait for its writer.
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as stream:

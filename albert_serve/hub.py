@@ -59,10 +59,6 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
     """Download the files that match a pattern; return their folder, named after the commit.
 
     Files in the cache are not downloaded again. Without a connection, the cache answers.
-
-    Raises:
-        HubError: there is no such repository or revision, it may not be read, or it is not
-            in the cache and cannot be downloaded.
     """
     if model.repo_id not in _announced:
         _announced.add(model.repo_id)
@@ -107,9 +103,6 @@ def check_reachable(model: HubModel, lacking: str) -> None:
 
     Args:
         lacking: what the model's folder in the cache lacks, for the error.
-
-    Raises:
-        HubError: it does not answer.
     """
     try:
         HfApi().repo_info(model.repo_id, revision=model.revision, repo_type=model.repo_type)

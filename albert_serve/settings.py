@@ -186,11 +186,6 @@ class Settings(BaseModel):
 
         Args:
             options: values that go before the environment's, by variable.
-
-        Raises:
-            ConfigError: a value is not one that its variable takes, there is no such variable, a
-                bundle and models are named, or neither is and `models/` does not hold exactly one
-                bundle.
         """
         source = {**os.environ, **(options or {})}
         _check_names(source)

@@ -115,12 +115,7 @@ class AlbertTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take a tokenizer of any model that has ALBERT's special tokens, at any ids.
-
-        Raises:
-            BundleCorruptError: it has no token that begins or ends a text, or none of a mask; or
-                two ids have the same token.
-        """
+        """Take a tokenizer of any model that has ALBERT's special tokens, at any ids."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _check_ids(tokenizer)
@@ -141,12 +136,7 @@ class AlbertTokenizer:
 
     @classmethod
     def from_file(cls, file: Path) -> AlbertTokenizer:
-        """Read a `tokenizer.json`.
-
-        Raises:
-            BundleMissingError: there is no such file.
-            BundleCorruptError: it is not a tokenizer, or not one of an ALBERT.
-        """
+        """Read a `tokenizer.json`."""
         tokenizer = cls.read(file)
         try:
             return cls(tokenizer)
@@ -155,12 +145,7 @@ class AlbertTokenizer:
 
     @staticmethod
     def read(file: Path) -> Tokenizer:
-        """Read a `tokenizer.json` of any model.
-
-        Raises:
-            BundleMissingError: there is no such file.
-            BundleCorruptError: it is not a tokenizer.
-        """
+        """Read a `tokenizer.json` of any model."""
         try:
             content = file.read_text(encoding="utf-8")
         except OSError as error:
@@ -185,10 +170,6 @@ class AlbertTokenizer:
         Args:
             check_length: called with the number of tokens; raises if they are too many. To refuse
                 a text here is cheap: the lists of an `Encoding` take Python, one thread at a time.
-
-        Raises:
-            InvalidInputError: the text holds half of a surrogate pair.
-            TextTooLongError: it has more tokens than any task reads.
         """
         _check_text(text)
         encoded = self._encode(text)
@@ -262,9 +243,6 @@ class AlbertTokenizer:
         """Return the piece of an id in the vocabulary's notation.
 
         That is "▁" for the space before a word, or "##" where a piece continues one.
-
-        Raises:
-            IndexError: the vocabulary has no such id.
         """
         piece = self._tokenizer.id_to_token(token_id) if token_id >= 0 else None
         if piece is None:

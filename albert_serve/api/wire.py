@@ -188,11 +188,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def validate(kind: type[_ModelT], value: object) -> _ModelT:
-    """Return a caller's value as the model of its kind.
-
-    Raises:
-        InvalidInputError: it is not valid.
-    """
+    """Return a caller's value as the model of its kind."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -146,11 +146,6 @@ class Batcher:
 
         Args:
             deadline_s: seconds from now after which the answer is of no use.
-
-        Raises:
-            QueueFullError: the queue has no room for all of them now; of `check_room`.
-            NotReadyError: the batcher is draining.
-            DeadlineExceededError: there was no answer in time.
         """
         if not inputs:
             return []

@@ -76,23 +76,14 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
 
 
 def one_bundle(settings: Settings) -> Bundle:
-    """Open the one bundle that the settings name.
-
-    Raises:
-        ConfigError: they name several.
-        BundleError: it cannot be opened.
-    """
+    """Open the one bundle that the settings name."""
     if settings.bundle is None:
         raise ConfigError(f"{MODELS_VARIABLE} names several models; name one bundle")
     return Bundle.open(locate(settings.bundle))
 
 
 def check_home() -> None:
-    """See that BentoML can write to its folder; it fails with a traceback if not.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """See that BentoML can write to its folder; it fails with a traceback if not."""
     named = os.environ.get("BENTOML_HOME", "~/bentoml")
     home = Path(os.path.expanduser(os.path.expandvars(named)))
     try:

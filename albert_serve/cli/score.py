@@ -218,11 +218,7 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def read_score_options(options: argparse.Namespace) -> ScoreOptions:
-    """Return the job's options.
-
-    Raises:
-        ConfigError: one of them cannot be, or contradicts another.
-    """
+    """Return the job's options."""
     values = {field.name: getattr(options, field.name) for field in fields(ScoreOptions)}
     values["columns"] = dict(options.columns)
     if options.head is not None:

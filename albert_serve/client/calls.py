@@ -45,12 +45,7 @@ class Call(Generic[ReplyT]):
         return items
 
     def answer(self, received: RawReply) -> ReplyT:
-        """Return the answer in a reply, or raise the service's error.
-
-        Raises:
-            RequestError: the service refused, as the subclass that its status has; or the reply is
-                not one of this service.
-        """
+        """Return the answer in a reply, or raise the service's error."""
         if not received.is_success:
             raise self.error(received)
         log_warnings(received)

@@ -186,11 +186,7 @@ class CallSpec(Generic[AnswerT]):
     as_item: Callable[[object], object] = _as_dict
 
     def call(self, inputs: object, options: Mapping[str, Any], *, start: int = 0) -> Call[Any]:
-        """Return the call for an input, or for a list whose first has the index `start`.
-
-        Raises:
-            InvalidInputError: the service would refuse the inputs or an option.
-        """
+        """Return the call for an input, or for a list whose first has the index `start`."""
         parameters = {name: _plain(value) for name, value in {**options, **self.implied}.items()}
         inputs = _plain(inputs)
         if not isinstance(inputs, list):
@@ -264,11 +260,7 @@ _STREAMS: Final[Mapping[str, CallSpec[Any]]] = {
 
 
 def stream_spec(task: str, options: Mapping[str, Any]) -> CallSpec[Any]:
-    """Return the spec of a stream's rows.
-
-    Raises:
-        InvalidInputError: there is no such task.
-    """
+    """Return the spec of a stream's rows."""
     if task not in _STREAMS:
         raise InvalidInputError(f"unknown task {task!r}. Choose one of {', '.join(_STREAMS)}.")
     is_of_tokens = task == FEATURE_EXTRACTION_TASK and options.get("pooling") == "none"

@@ -33,11 +33,7 @@ class Deadline:
         self._ends_s = time.monotonic() + self._timeout_s
 
     def left_s(self) -> float:
-        """Return the remaining time.
-
-        Raises:
-            DeadlineExceededError: there is none.
-        """
+        """Return the remaining time."""
         left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
             raise self._error()
@@ -49,13 +45,7 @@ class Deadline:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Raise what fails in httpx as errors of the service, in `with`.
-
-        Raises:
-            DeadlineExceededError: the time is over before the reply's end.
-            RequestError: the reply is damaged.
-            NotReadyError: the service is out of reach.
-        """
+        """Raise what fails in httpx as errors of the service, in `with`."""
         try:
             yield
         except (TimeoutError, httpx.TimeoutException) as error:
@@ -99,11 +89,7 @@ class Retries:
         self._num_answered = progress.num_answered
 
     def delay_s(self, error: RequestError, asked_s: float | None = None) -> float:
-        """Return the delay before the next retry: `Retry-After`, or one that grows.
-
-        Raises:
-            RequestError: the error itself, if no retry is allowed or of use.
-        """
+        """Return the delay before the next retry: `Retry-After`, or one that grows."""
         self._num_tries += 1
         if isinstance(error, QueueFullError) and self._progress.num_answered > self._num_answered:
             # Other parts of the call are answered, so that this one's turn will come.

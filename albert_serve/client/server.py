@@ -51,9 +51,6 @@ class Server:
         num_retries: the limit of retries of a request.
         max_concurrency: the limit of requests of a call at once.
         max_reply_bytes: the limit of a reply, decoded.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
     base_url: str
@@ -71,11 +68,7 @@ class Server:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be {least} or more")
 
     def open_http(self, client: type[_HttpT]) -> _HttpT:
-        """Return a new client of httpx, with as many connections as its callers use concurrently.
-
-        Raises:
-            ConfigError: httpx cannot use the environment's proxies.
-        """
+        """Return a new client of httpx, with as many connections as its callers use at once."""
         num_kept = max(_MIN_KEPT_CONNECTIONS, self.max_concurrency)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=num_kept)
         is_async = issubclass(client, httpx.AsyncClient)
@@ -113,9 +106,6 @@ def service_url(base_url: str | None, model: str | None) -> str:
 
     Args:
         base_url: None for that of the environment.
-
-    Raises:
-        ConfigError: there is no address, or it is not an HTTP URL.
     """
     name, url = "base_url", base_url
     if url is None:
@@ -139,9 +129,6 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
     Args:
         api_key: None for that of the environment, if it has one; "" for none.
-
-    Raises:
-        ConfigError: the key cannot be sent.
     """
     name, key = "api_key", api_key
     if key is None:

@@ -112,11 +112,7 @@ class Exchange:
         return answer
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
-        """Get the answer to a call; a list is split into parts within the service's limits.
-
-        Raises:
-            RequestError: there is no answer; the subclass gives the reason.
-        """
+        """Get the answer to a call; a list is split into parts within the service's limits."""
         deadline, progress = self._deadline(), CallProgress()
         if call.num_items < 2:
             return self._try(call, deadline, progress)
@@ -136,11 +132,7 @@ class Exchange:
     def stream(
         self, endpoint: CallSpec[Any], rows: Iterable[Any], options: Mapping[str, Any]
     ) -> AnswerStream:
-        """Get the answers to rows, in order.
-
-        Raises:
-            InvalidInputError: the rows are one input, whose parts would be taken for rows.
-        """
+        """Get the answers to rows, in order."""
         if isinstance(rows, str | bytes | Mapping | BaseModel):
             raise InvalidInputError(
                 f"rows is of the type {type(rows).__name__}; it must be an iterable of inputs, "
@@ -162,11 +154,7 @@ class Exchange:
                 yield from answers
 
     def probe(self, timeout_s: float | None = None) -> RequestError | None:
-        """Return why the service does not take requests; None if it does.
-
-        Raises:
-            RequestError: it refuses to tell, which waiting does not change.
-        """
+        """Return why the service does not take requests; None if it does."""
         deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
         try:
             HEALTH.answer(self._receive(HEALTH, deadline))
@@ -175,12 +163,7 @@ class Exchange:
         return None
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Ask for the service's health until it takes requests.
-
-        Raises:
-            NotReadyError: it does not within the time; the message has the last attempt's outcome.
-            RequestError: it refuses to tell, which waiting does not change.
-        """
+        """Ask for the service's health until it takes requests."""
         if not timeout_s > 0:
             raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
         deadline = Deadline(self._server.base_url, timeout_s)

@@ -95,11 +95,6 @@ class Engine:
 
         Args:
             pool: provides the encoder if it has one of the same weights.
-
-        Raises:
-            BundleError: the bundle cannot be opened.
-            BundleCorruptError: the runtime refuses one of its graphs.
-            EngineError: the device is to be CUDA, which cannot be used.
         """
         options = options or RuntimeOptions()
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
@@ -112,11 +107,7 @@ class Engine:
 
     @classmethod
     def _try_cuda(cls, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool) -> Engine | None:
-        """Return an engine on CUDA that has answered; None, and a line in the log, if none can.
-
-        Raises:
-            EngineError: CUDA was asked for by name.
-        """
+        """Return an engine on CUDA that has answered; None, and a line in the log, if none can."""
         reason, cause = no_cuda_reason(), None
         if reason is None:
             try:
@@ -145,11 +136,6 @@ class Engine:
         """Return the logits (R, K) of each input's rows, in the order of the inputs.
 
         Inputs of like lengths share an encoder call, whatever their tasks.
-
-        Raises:
-            NotFoundError: the bundle has no head for a task.
-            InvalidInputError: ids, types or rows that the model cannot take.
-            EngineError: the runtime failed, or gave numbers that are not finite.
         """
         for item in inputs:
             self._check(item)
@@ -164,21 +150,13 @@ class Engine:
         return [rows for rows in logits if rows is not None]
 
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Return the same as `run`, of inputs that are one batch already.
-
-        Raises:
-            NotFoundError, InvalidInputError, EngineError: see `run`.
-        """
+        """Return the same as `run`, of inputs that are one batch already."""
         for item in inputs:
             self._check(item)
         return self._run_group(self._encoder.encoder, inputs)
 
     def warm_up(self) -> None:
-        """Run every task once: the first request should not pay for lazy initialisation.
-
-        Raises:
-            EngineError: a graph cannot be run.
-        """
+        """Run every task once: the first request should not pay for lazy initialisation."""
         num_tokens = min(_WARM_UP_TOKENS, self.config.max_positions)
         ids, types = [self.config.cls_id] * num_tokens, [0] * num_tokens
         self.run([EncoderInput(ids=ids, types=types, task=task, rows=[0]) for task in self.tasks])

@@ -71,10 +71,6 @@ def open_session(
         cuda: the CUDA provider's options; without them the graph runs on the CPU.
         folds: whether constants, such as fp32 casts of fp16 weights, are folded and kept; otherwise
             they are computed at each run.
-
-    Raises:
-        BundleCorruptError: the runtime refuses the graph.
-        EngineError: the session is not on CUDA, though it was asked for.
     """
     providers: list[Any] = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
     if cuda is not None:

@@ -37,9 +37,6 @@ def read_keys(keys: Sequence[str], file: Path | None) -> list[bytes]:
 
     Args:
         file: more keys, one a line; empty lines and those that begin with # are skipped.
-
-    Raises:
-        ConfigError: there is no key, or a malformed one, or the file cannot be read.
     """
     hashes = _hashes(keys, "ALBERT_SERVE_API_KEYS")
     if file is not None:
