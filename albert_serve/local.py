@@ -24,7 +24,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
 from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import ConfigError
-from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.errors import ErrorReplies
 from albert_serve.server.models import Models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings

@@ -2,7 +2,7 @@
 
 HTTP requests are answered by the routes of `server/routes.py`. The endpoints of the
 default model are methods, too: those of BentoML's clients, and for another service, which composes
-this one with `bentoml.depends(AlbertServe)`. Error replies are in `server/error_replies.py`, and
+this one with `bentoml.depends(AlbertServe)`. Error replies are in `server/errors.py`, and
 authentication is in `server/auth.py`.
 """
 
@@ -35,7 +35,7 @@ from albert_serve.server.bentoml.endpoints import Info, endpoint
 from albert_serve.server.bentoml.http import limit_connections
 from albert_serve.server.bentoml.middleware import order_middleware
 from albert_serve.server.bentoml.supervision import SERVICE_NAME, end_worker, supervise
-from albert_serve.server.error_replies import EXCEPTION_HANDLERS
+from albert_serve.server.errors import EXCEPTION_HANDLERS
 from albert_serve.server.limits import Limits
 from albert_serve.server.logging import configure_logs
 from albert_serve.server.metrics import Metrics, reserve_files
@@ -211,5 +211,5 @@ AlbertServe: Any = bentoml.service(
     service_class=_ServiceWithMiddleware,
     traffic={"timeout": _BENTOML_TIMEOUT_S},
     workers=num_workers(),
-    logging={"access": {"enabled": False}},  # ours has the request's id (error_replies.py)
+    logging={"access": {"enabled": False}},  # ours has the request's id (errors.py)
 )(Serving)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER
 from albert_serve.errors import ConfigError, MalformedRequestError, UnauthorizedError
 from albert_serve.files import read_small_file
-from albert_serve.server.error_replies import REQUEST_ID_HEADER, error_response
+from albert_serve.server.errors import REQUEST_ID_HEADER, error_response
 from albert_serve.server.paths import HEALTH_PATHS, target_of
 from albert_serve.settings import HOSTS_VARIABLE, Settings, Surface
 

@@ -20,7 +20,7 @@ from albert_serve.errors import (
     NotFoundError,
     UnsupportedMediaError,
 )
-from albert_serve.server.error_replies import JSON
+from albert_serve.server.errors import JSON
 from albert_serve.server.forms import READERS, ParsedRequest
 from albert_serve.server.limits import Admission, admission_of
 from albert_serve.server.models import HostedModel

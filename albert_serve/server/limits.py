@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from albert_serve.batching.queue import BatchObserver
 from albert_serve.errors import DeadlineExceededError, QueueFullError, TooMuchAtOnceError
-from albert_serve.server.error_replies import error_response
+from albert_serve.server.errors import error_response
 from albert_serve.server.logging import RepeatedWarning
 from albert_serve.server.paths import RequestTarget, target_of
 from albert_serve.settings import Settings

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from albert_serve.api.schemas import MODEL_PATH, MODELS_PATH, ModelsReply
 from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.errors import NotFoundError, NotReadyError
-from albert_serve.server.error_replies import EXCEPTION_HANDLERS, JSON
+from albert_serve.server.errors import EXCEPTION_HANDLERS, JSON
 from albert_serve.server.handlers import answer_request, check_media_type
 from albert_serve.server.models import HostedModel, Models
 from albert_serve.server.paths import DEFAULT_PATHS

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from albert_serve.server.auth import AllowedHosts, ApiKeyMiddleware, cors_options, read_keys
-from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.errors import ErrorReplies
 from albert_serve.server.limits import AdmissionControl, Limits
 from albert_serve.server.paths import RequestTarget, target_of
 from albert_serve.settings import Settings

@@ -24,7 +24,7 @@ from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.runtime.engine import Engine
-from albert_serve.server.error_replies import ErrorReplies
+from albert_serve.server.errors import ErrorReplies
 from albert_serve.server.limits import SMALL_BYTES, LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models import HostedModel, Models, describe_hosted
