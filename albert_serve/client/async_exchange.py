@@ -12,9 +12,8 @@ import httpx
 from pydantic import BaseModel
 
 from albert_serve.api.schemas import InfoReply
-from albert_serve.client.calls import Call, ReplyT
+from albert_serve.client.calls import Call, RawReply, ReplyT
 from albert_serve.client.concurrency import AnyIterable, async_in_order, async_iterate
-from albert_serve.client.replies import RawReply
 from albert_serve.client.requests import HEALTH, INFO, AnswerT, CallSpec
 from albert_serve.client.retries import (
     RETRIED_STATUSES,

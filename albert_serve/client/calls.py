@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
-from albert_serve.api.schemas import InfoReply
-from albert_serve.client.replies import RawReply, log_warnings, renumbered, service_error
-from albert_serve.errors import BodyTooLargeError, RequestError, TooMuchAtOnceError
+from pydantic import ValidationError
+
+from albert_serve.api.schemas import TRUNCATED_HEADER, WARNINGS_HEADER, ErrorReply, InfoReply
+from albert_serve.errors import (
+    BodyTooLargeError,
+    QueueFullError,
+    RequestError,
+    TooMuchAtOnceError,
+    request_error,
+)
+
+BAD_GATEWAY: Final = 502
+_MAX_SHOWN_CHARS: Final = 200
+# A message's sentences begin with an index.
+_ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))inputs\[(\d{1,18})\]")
+# A name that callers configure (docs/client.md).
+_logger = logging.getLogger("albert_serve.client.transport")
 
 ReplyT = TypeVar("ReplyT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawReply:
+    """A complete response."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it has an answer."""
+        return 200 <= self.status < 300
+
+    @property
+    def beginning(self) -> str:
+        """The beginning of the body, for messages."""
+        return repr(
+            self.content[: 4 * _MAX_SHOWN_CHARS].decode(errors="replace")[:_MAX_SHOWN_CHARS]
+        )
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """The seconds of `Retry-After`; None without the header."""
+        value = self.headers.get("Retry-After", "")
+        return float(value) if value.isdecimal() else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +92,7 @@ class Call(Generic[ReplyT]):
         """Return the answer in a reply, or raise the service's error."""
         if not received.is_success:
             raise self.error(received)
-        log_warnings(received)
+        _log_warnings(received)
         try:
             answer = self.read(received.content)
         except ValueError as error:  # a ValidationError is one
@@ -65,7 +109,7 @@ class Call(Generic[ReplyT]):
 
     def error(self, received: RawReply) -> RequestError:
         """Return the error of a failed reply, with indices of the caller's list."""
-        error = service_error(received)
+        error = _service_error(received)
         message = renumbered(str(error), self.start)
         is_of_list = isinstance(error, TooMuchAtOnceError | BodyTooLargeError)
         if is_of_list and self.has_list and self.num_items == 1 and error.input_index is None:
@@ -98,6 +142,40 @@ class Call(Generic[ReplyT]):
     def _part(self, start: int, end: int) -> Call[ReplyT]:
         body = {**(self.body or {}), "inputs": self._items[start:end]}
         return replace(self, body=body, start=self.start + start)
+
+
+def _service_error(received: RawReply) -> RequestError:
+    """Return the error of a failed reply."""
+    try:
+        reply = ErrorReply.model_validate_json(received.content)
+    except ValidationError:
+        message = f"{received.url} replied {received.status}: {received.beginning}"
+        reply = ErrorReply(error=message, error_type="")
+    # A proxy's reply while the service behind it is away.
+    status = 503 if received.status == BAD_GATEWAY else received.status
+    error = request_error(status, reply.error, reply.error_type)
+    error.request_id = reply.request_id
+    if isinstance(error, QueueFullError) and received.retry_after_s is not None:
+        error.retry_after_s = received.retry_after_s
+    return error
+
+
+def _log_warnings(received: RawReply) -> None:
+    """Log the warnings of a successful reply."""
+    try:
+        warnings = json.loads(received.headers.get(WARNINGS_HEADER, "[]"))
+    except ValueError:
+        warnings = []
+    for warning in warnings if isinstance(warnings, list) else []:
+        _logger.warning("%s: %s", received.url, warning)
+    num_truncated = received.headers.get(TRUNCATED_HEADER, "0")
+    if num_truncated != "0":
+        _logger.warning("%s: %s tokens were cut off", received.url, num_truncated)
+
+
+def renumbered(message: str, num_before: int) -> str:
+    """Return a message about an item with the item's index in the whole list."""
+    return _ITEM_INDEX.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", message)
 
 
 def _num_bytes(value: object) -> int:

@@ -41,8 +41,7 @@ from albert_serve.api.schemas import (
 from albert_serve.api.wire import MAX_ITEMS, validate
 from albert_serve.api.zero_shot import ZERO_SHOT as ZERO_SHOT_PATH
 from albert_serve.api.zero_shot import ZeroShotAnswer, ZeroShotRequest
-from albert_serve.client.calls import Call
-from albert_serve.client.replies import renumbered
+from albert_serve.client.calls import Call, renumbered
 from albert_serve.errors import InvalidInputError
 
 TextLike: TypeAlias = str | TextInput | Mapping[str, str]

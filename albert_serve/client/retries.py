@@ -15,7 +15,7 @@ from typing import Final
 
 import httpx
 
-from albert_serve.client.replies import BAD_GATEWAY
+from albert_serve.client.calls import BAD_GATEWAY
 from albert_serve.errors import DeadlineExceededError, NotReadyError, QueueFullError, RequestError
 
 RETRIED_STATUSES: Final = frozenset({429, BAD_GATEWAY, 503})
