@@ -58,11 +58,7 @@ def find_bundle(
 
 
 def _own_folder(name: str) -> Path:
-    """Return a folder in the cache, which only this user can write to.
-
-    Raises:
-        ConfigError: there is no cache folder, or others can write to it.
-    """
+    """Return a folder in the cache, which only this user can write to."""
     cache = cache_folder()
     if cache is None:
         raise ConfigError(f"there is no cache folder for downloads; set {CACHE_VARIABLE}")

@@ -26,11 +26,6 @@ def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
             commit.
         cache: holds the folder; its files are hard links into the cache of the Hub where that is
             possible, else copies. ONNX Runtime refuses symbolic links out of a bundle's folder.
-
-    Raises:
-        HubError: it cannot be downloaded.
-        BundleError: the model is no bundle, or not a whole one.
-        ConfigError: the folder cannot be written.
     """
     if not (snapshot / MANIFEST_FILE).is_file():
         check_reachable(model, MANIFEST_FILE)

@@ -273,12 +273,6 @@ class Bundle:
         Args:
             verify: "hash" reads every byte; "size" checks the files' sizes only, for a folder that
                 was verified before. The weights' shapes are checked either way.
-
-        Raises:
-            BundleMissingError: the folder or one of its files is missing.
-            BundleCorruptError: a file differs from the manifest, or the config contradicts the
-                weights' shapes.
-            BundleError: this package does not read the format's version.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -329,13 +323,7 @@ def needed_shapes(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> 
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a bundle, without checking the files that it lists.
-
-    Raises:
-        BundleMissingError: there is no manifest.
-        BundleCorruptError: the manifest is invalid.
-        BundleError: this package does not read the manifest's version.
-    """
+    """Read the manifest of a bundle, without checking the files that it lists."""
     file = folder / MANIFEST_FILE
     try:
         content = json.loads(read_small_file(file, _MAX_MANIFEST_BYTES))

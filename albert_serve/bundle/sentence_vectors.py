@@ -122,11 +122,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
-    """Read the form of a checkpoint's vectors; None if it is not a model of sentences.
-
-    Raises:
-        ConfigError: a file cannot be read, or asks for what is not computed here.
-    """
+    """Read the form of a checkpoint's vectors; None if it is not a model of sentences."""
     _check_setfit(folder)
     modules = _read_modules(folder)
     if not modules:

@@ -12,11 +12,7 @@ from albert_serve.settings import store_tag
 
 
 def locate(bundle: Path) -> Path:
-    """Return the folder of a bundle, which may be named by its tag in the model store.
-
-    Raises:
-        BundleMissingError: the store has no model of the tag.
-    """
+    """Return the folder of a bundle, which may be named by its tag in the model store."""
     tag = store_tag(bundle)
     if tag is None:
         return bundle
@@ -42,10 +38,6 @@ def import_bundle(folder: Path, tag: str | None = None) -> str:
 
     Returns:
         NAME:VERSION.
-
-    Raises:
-        BundleError: the folder is not a valid bundle.
-        ConfigError: the tag is invalid or exists, or the store cannot be written to.
     """
     import bentoml
     from bentoml.exceptions import BentoMLException

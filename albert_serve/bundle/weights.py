@@ -79,12 +79,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file by name, of a head of sentence order the used outputs.
-
-    Raises:
-        BundleCorruptError: the file is no safetensors file, or is truncated.
-        OSError: it cannot be read.
-    """
+    """The tensors of a safetensors file by name, of a head of sentence order the used outputs."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -186,9 +181,6 @@ def check_shapes(stored: Mapping[str, StoredTensor], expected: Mapping[str, Shap
     Vectors are fp32. Matrices are fp32 or fp16 as torch has them, [out, in], or int8 the other way
     round, [in, out], with one fp32 scale for each output beside them, and perhaps a factor for each
     input.
-
-    Raises:
-        BundleCorruptError: one is missing, of another shape or of another type.
     """
     for name, shape in expected.items():
         tensor = stored.get(stored_name(name, stored))

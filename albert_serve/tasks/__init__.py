@@ -104,11 +104,7 @@ TASKS: Final[dict[str, Endpoint]] = {
 
 
 def open_task(name: str, setup: TaskSetup) -> Task:
-    """Return the task of that name for a model.
-
-    Raises:
-        NotFoundError: there is no such task.
-    """
+    """Return the task of that name for a model."""
     if name not in TASKS:
         raise NotFoundError(f"no task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name].open(setup)
@@ -121,11 +117,6 @@ def prepare_request(
 
     Args:
         max_tokens: the limit of all items together.
-
-    Raises:
-        InvalidInputError: an item cannot be answered; of several items, the message says which.
-        TooMuchAtOnceError: all items together exceed the limit of characters, tokens, masks or
-            answer bytes.
     """
     is_list = isinstance(request.inputs, list)
     _check_chars(request, max(MAX_CHARS, _CHARS_PER_TOKEN * max_tokens))

@@ -181,11 +181,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def _front_matter(text: str) -> str:
-    """Return the YAML between the first two fences.
-
-    Raises:
-        ValueError: it is too long.
-    """
+    """Return the YAML between the first two fences."""
     text = text.replace("\r\n", "\n")
     if not text.startswith(_FENCE):
         return ""

@@ -131,9 +131,6 @@ def _read_targets(
 
     Returns:
         The ids, in the targets' order, and warnings for the caller.
-
-    Raises:
-        InvalidInputError: no target has any token.
     """
     ids: dict[int, None] = {}
     warnings: list[str] = []

@@ -108,11 +108,7 @@ class Truncator:
 
 
 def check_not_empty(name: str, text: str) -> None:
-    """Refuse an empty text, or one of white space alone.
-
-    Raises:
-        InvalidInputError: it is.
-    """
+    """Refuse an empty text, or one of white space alone."""
     if not text.strip():
         raise InvalidInputError(f"{name} is empty; send a text with at least one word")
 

@@ -46,11 +46,7 @@ class ZeroShot:
 
     @classmethod
     def open(cls, tasks: Mapping[str, Task]) -> Self:
-        """Return the task for a model, by its others.
-
-        Raises:
-            NotFoundError: no classifier has a label of entailment.
-        """
+        """Return the task for a model, by its others."""
         classifier = tasks[CLASSIFICATION]
         assert isinstance(classifier, TextClassification)
         for name, entry in classifier.heads:

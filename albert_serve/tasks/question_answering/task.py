@@ -137,11 +137,7 @@ class QuestionAnswering:
         )
 
     def ask(self, item: QuestionContext, parameters: QuestionAnsweringParameters) -> AskedQuestion:
-        """Encode one question with its context.
-
-        Raises:
-            InvalidInputError, TextTooLongError: see `prepare`.
-        """
+        """Encode one question with its context."""
         question, context = self._encode(item)
         max_seq_len = self._max_seq_len(parameters)
         kept = question.slice(0, _num_kept(len(question), parameters, max_seq_len))

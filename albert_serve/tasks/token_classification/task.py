@@ -75,11 +75,7 @@ class TokenClassification:
         )
 
     def lay(self, text: str, stride: int | None = None) -> TextInWindows:
-        """Encode one text in windows.
-
-        Raises:
-            InvalidInputError: see `prepare`.
-        """
+        """Encode one text in windows."""
         tokenizer = self.setup.tokenizer
         encoding = tokenizer.encode_plain(text)
         if not text.strip() or not len(encoding):
