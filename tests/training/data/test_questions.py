@@ -95,6 +95,7 @@ def asked(context: str, answer: str, start: int) -> Question:
 @pytest.mark.parametrize(
     ("context", "answer", "start", "expected"),
     [
+        pytest.param("cat sat", "cat", 0, 0, id="right, at the beginning"),
         pytest.param("a cat sat", "cat", 2, 2, id="right"),
         pytest.param("a cat sat", "cat", 0, 2, id="the only place"),
         pytest.param("a cat sat", "cat", -5, 2, id="before the text"),
