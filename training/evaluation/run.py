@@ -83,48 +83,52 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
 
     checkpoint: str
     heads: tuple[LabelledTexts, ...] = ()
-    pretraining: tuple[Path, ...] = flag("held-out text", ())
-    question_answering: tuple[Path, ...] = flag("SQuAD files", ())
+    pretraining: tuple[Path, ...] = flag("pretraining: held-out text, as files or folders", ())
+    question_answering: tuple[Path, ...] = flag("question answering: files in SQuAD's format", ())
     token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, ())
     similarity: tuple[Path, ...] = flag(
-        "embeddings: CSV, TSV, JSONL or Parquet files of pairs of sentences with a score "
-        "(sentence1, sentence2, score; or STS-B's)",
+        "embeddings: CSV, TSV, JSONL or Parquet files of pairs with a score (sentence1, "
+        "sentence2, score; or STS-B's)",
         (),
     )
     retrieval: tuple[Path, ...] = flag(
-        "embeddings: such files of queries with a matching text (query, answer; anchor, positive; "
-        "...), each of which is searched among those of all pairs",
+        "embeddings: files of queries with a matching text (query, answer; anchor, positive; "
+        "...), which is searched among the texts of all pairs",
         (),
     )
     embedding_columns: tuple[str, ...] = flag(
-        "columns of --similarity or of --retrieval: the two texts, and the score",
+        "columns of --similarity or --retrieval: the two texts, then the score (default: the "
+        "usual names)",
         (),
         metavar="NAME",
     )
     truncation: bool = flag(TRUNCATION_HELP, default=True)
     max_seq_length: Count | None = flag(
         "maximum tokens of a question with a window of its context "
-        f"({DEFAULT_MAX_SEQ_LEN}, or the model's positions)"
+        f"(default: {DEFAULT_MAX_SEQ_LEN}, or the model's positions if fewer)"
     )
     max_answer_length: Count = flag("maximum tokens of an answer", MAX_ANSWER_LENGTH)
     null_score_diff_threshold: Finite = flag(
-        "where some questions have no answer: by how much the logit of no answer must be over that "
-        "of the best answer to win; the best value is among the figures",
+        'threshold for files with unanswerable questions: "no answer" wins if its logit exceeds'
+        " the best answer's by more; the metrics include the best value",
         0.0,
         metavar="LOGITS",
     )
     predictions: Path | None = flag(
-        "write the predictions in the official form: of --task a TSV file, for the test file if "
-        "the folder has one; of questions a JSON file, and others beside it with the best answers "
-        "and the null scores",
+        "file for predictions in the official format. --task: TSV, of the test file if there is"
+        " one; questions: JSON, next to files with the best answers and the null scores",
         metavar="FILE",
     )
     length: Count = flag("tokens per row of held-out text", 128)
-    output: Path | None = flag("output file (evaluation.json in the checkpoint's folder)")
-    device: Device = flag(
-        "auto, cpu, cuda, cuda:1, ...; auto takes the GPU if there is one", "auto"
+    output: Path | None = flag(
+        "file of the metrics (default: evaluation.json in the checkpoint's folder)"
     )
-    precision: PrecisionName = flag("of matrix products; auto takes the faster one", "fp32")
+    device: Device = flag(
+        "device: auto, cpu, cuda, cuda:1, ...; auto uses the GPU if there is one", "auto"
+    )
+    precision: PrecisionName = flag(
+        "precision of matrix products; auto measures which is faster", "fp32"
+    )
 
     def __post_init__(self) -> None:
         """Check that there is data, and that predictions are of one kind."""

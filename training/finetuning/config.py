@@ -72,20 +72,22 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
     """The data of a classifier of texts, and its validation."""
 
     problem_type: ProblemType | None = flag(
-        "of those files: one label a text, any number of labels, or a number "
-        "(single_label_classification)"
+        "kind of the labels: one per text, any number per text, or a number (default: "
+        "single_label_classification)"
     )
-    labels: tuple[str, ...] = flag("names of the labels 0, 1, ... of those files", ())
+    labels: tuple[str, ...] = flag(
+        "names of the labels 0, 1, ... (default: those in the files, sorted)", ()
+    )
     class_weights: tuple[Annotated[str | float, Parsed(_parse_class_weight)], ...] = flag(
-        "factors of the loss of each label, in their order; `balanced` weighs a label by the "
-        "inverse of its frequency",
+        "weights of the labels in the loss, in their order, or `balanced`: by the inverse of "
+        "their frequencies (default: 1)",
         (),
         metavar="WEIGHT",
     )
     validation: tuple[Path, ...] = flag(
-        "held-out files of text classification or multiple choice, or else of question answering, "
-        "or else of embeddings (pairs with a score), measured during training; the best checkpoint "
-        "is kept as `best` (with --task: val.tsv if there is one, or its dev files)",
+        "held-out files of text classification or multiple choice, otherwise of question "
+        "answering, otherwise of embeddings (pairs with a score); the best checkpoint is stored"
+        " as `best` (default with --task: val.tsv if it exists, otherwise its dev files)",
         (),
     )
     metric: _Figure | None = flag(
@@ -115,15 +117,16 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
 @dataclass(frozen=True, kw_only=True)
 class _EarlyStopping(Options, title="validation"):
     validate_every: Count | None = flag(
-        "steps between validations (an epoch; of several tasks 500); the end of the run is "
-        "validated in any case"
+        "steps between validations; the end of the run is validated too (default: an epoch; "
+        "several tasks: 500)"
     )
     validation_split: Share = flag(
-        "part of the labelled texts that is held out where no --validation is given; 0 for none",
+        "fraction of the labelled texts to hold out without --validation, 0 (none) to below 1",
         0.1,
     )
     patience: Count | None = flag(
-        "stop after so many validations without a new best (5, if the end of the run is not given)"
+        "number of validations without improvement after which the run stops (default: 5, "
+        "unless --steps, --epochs or --budget is set)"
     )
 
 
@@ -134,19 +137,20 @@ class _TokenOptions(Options, title="entities"):
 
 @dataclass(frozen=True, kw_only=True)
 class _QuestionOptions(Options, title="questions"):
-    question_answering: tuple[Path, ...] = flag("SQuAD files", ())
+    question_answering: tuple[Path, ...] = flag("question answering: files in SQuAD's format", ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _EmbeddingOptions(Options, title="embeddings"):
     embeddings: tuple[Path, ...] = flag(
-        "files of texts whose vectors are learnt: pairs that belong together (anchor, positive), "
-        "triplets (and negative), or pairs with a score (sentence1, sentence2, score); CSV, TSV, "
-        "JSONL or Parquet",
+        "embeddings: CSV, TSV, JSONL or Parquet files of pairs that belong together (anchor, "
+        "positive), triplets (also negative), or pairs with a score (sentence1, sentence2, "
+        "score)",
         (),
     )
     embedding_columns: tuple[str, ...] = flag(
-        "columns of those texts in that order, and of the score (the usual names)",
+        "columns of --embeddings: the texts in this order, then the score (default: the usual "
+        "names)",
         (),
         metavar="NAME",
     )
@@ -154,42 +158,48 @@ class _EmbeddingOptions(Options, title="embeddings"):
 
 @dataclass(frozen=True, kw_only=True)
 class _PretrainingOptions(ObjectiveOptions, title="continued pretraining"):
-    pretraining: tuple[Path, ...] = flag("text for continued pretraining", ())
+    pretraining: tuple[Path, ...] = flag("pretraining: text, as files or folders", ())
     order_short_rate: Fraction | None = flag(
-        "fraction of the documents cut into pairs of a random shorter length (0.1)"
+        "fraction of the documents cut into pairs of a random shorter length, 0 to 1 (default: 0.1)"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TrainingOptions(Optimization, title="training"):
     recipe: Literal["paper"] | None = flag(
-        "the paper's hyperparameters (table 14) of --task, or of --question-answering alone"
+        "hyperparameters of the paper's table 14, for --task or for --question-answering alone"
     )
     length: Count = flag(
-        "maximum tokens of a sequence; by default of a question with its context "
-        f"{DEFAULT_MAX_SEQ_LEN}, or the model's positions, and of others"
+        "maximum tokens of a text (default: 128; of a question with its context: "
+        f"{DEFAULT_MAX_SEQ_LEN}, or the model's positions if fewer)"
     )
     batch_size: tuple[Count, ...] = flag(
-        "examples per step, of pretraining rows of --length tokens; one number, or one for each "
-        "task in the order of --weights",
+        "examples per step (pretraining: rows of --length tokens); one number, or one per task "
+        "in the order of --weights",
         (),
     )
     weights: tuple[Positive, ...] = flag(
-        "relative frequency of each task, in the order of classifiers, multiple choice, entities, "
-        "questions, embeddings and pretraining (1)",
+        "relative frequency of each task, in the order of classifiers, multiple choice, "
+        "entities, questions, embeddings and pretraining (default: 1)",
         (),
     )
     seed: Seed = flag("seed of data order, masks and dropout")
     micro_batch_size: Count | None = flag(
-        "maximum number of examples per forward pass, for less memory (all of a process)"
+        "maximum number of examples per forward pass, to save memory (default: all of a process)"
     )
-    dropout: Fraction | None = flag("of hidden states and attention (the checkpoint's)")
-    classifier_dropout: Fraction | None = flag("of pooled states (the checkpoint's)")
-    max_positions: Count | None = flag("drop positions that pretraining never used")
+    dropout: Fraction | None = flag(
+        "dropout of hidden states and attention, 0 to 1 (default: the checkpoint's)"
+    )
+    classifier_dropout: Fraction | None = flag(
+        "dropout of pooled states, 0 to 1 (default: the checkpoint's)"
+    )
+    max_positions: Count | None = flag(
+        "number of positions to keep; removes those that pretraining never used (default: all)"
+    )
     truncation: bool = flag(TRUNCATION_HELP, default=True)
     head_only: bool = flag(
-        "fit the new classifiers, which takes seconds, and leave the encoder as it is; the same "
-        "command without it goes on from there",
+        "only fit the new classifiers, which takes seconds; repeat the command without this "
+        "option to continue",
         default=False,
     )
     compile: bool | None = flag(f"{COMPILE_HELP} (default: no)", default=False)
@@ -197,7 +207,7 @@ class _TrainingOptions(Optimization, title="training"):
 
 @dataclass(frozen=True, kw_only=True)
 class _StoppingCriteria(StoppingCriteria, title=StoppingCriteria.title):
-    epochs: Positive | None = flag("passes over the examples, of one task")
+    epochs: Positive | None = flag("number of passes over the examples, if there is one task")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +243,7 @@ class FinetuneConfig(
     defaults: ClassVar[Mapping[str, Any]] = {**DEFAULTS, "lr": LR_HELP}
 
     initialize_from: str | None = flag(
-        f"{REFERENCE_HELP} (the model that ships)", metavar="CHECKPOINT"
+        f"{REFERENCE_HELP} (default: the default model)", metavar="CHECKPOINT"
     )
     heads: tuple[ClassifierConfig, ...] = ()
     question_length: int | None = None

@@ -28,7 +28,7 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
 # The default rate up to a hidden size; of a wider model it is as much lower, as published ones are.
 _RATE: Final = 2e-4
 _RATE_WIDTH: Final = 384
-LR_HELP: Final = f"{_RATE:g}; of a hidden size over {_RATE_WIDTH} inversely as much"
+LR_HELP: Final = f"{_RATE:g} up to hidden size {_RATE_WIDTH}; above, it decreases in proportion"
 
 
 def default_rate(hidden_size: int) -> float:

@@ -110,7 +110,7 @@ class Optimization(Options, title="optimization"):
     warmup: Fraction | None = flag("warm-up as a fraction of the run, 0 to 1")
     decay: Fraction | None = flag("decay as a fraction of the run, 0 to 1, with wsd")
     sentence_weight: Fraction | None = flag(
-        "weight of the sentence task's loss, 0 to 1 (the paper, with 4096 sequences per step: 1)"
+        "weight of the sentence task's loss, 0 to 1; the paper uses 1, with 4096 sequences per step"
     )
     clip_norm: Positive | None = flag("maximum gradient norm")
     seed: Seed | None = flag("seed of data order, masks and dropout")
