@@ -68,7 +68,7 @@ class TextPair(Request):
 
 
 class Sentences(Request):
-    """A text, as the sentences that it consists of."""
+    """A text as a list of its sentences."""
 
     sentences: list[Text] = Field(min_length=2, max_length=MAX_SENTENCES)
 
@@ -245,7 +245,7 @@ class QuestionAnsweringRequest(TaskRequest):
 
 
 class SentenceOrderRequest(TaskRequest):
-    """Say whether the second text follows the first, or how well sentences follow each other."""
+    """Score the order of a pair of texts, or of the sentences of a text."""
 
     inputs: OneOrMany[_OrderItem]
     parameters: OrNull[SentenceOrderParameters] = SentenceOrderParameters()

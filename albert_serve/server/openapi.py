@@ -37,23 +37,23 @@ _SECURITY: Final = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "An API key, where the service asks for one.",
+        "description": "API key, if the service requires one.",
     }
 }
 _REPLY_HEADERS: Final = {
     TRUNCATED_HEADER: {
-        "description": "The number of tokens that were cut off, if any were; "
-        "parameters.truncation allows it (in /v1/embeddings: truncation).",
+        "description": "Number of removed tokens, if a text was truncated, which `truncation` "
+        "allows.",
         "schema": {"type": "integer", "minimum": 1},
     },
     WARNINGS_HEADER: {
-        "description": "What the caller should know of the answer: a JSON array of strings.",
+        "description": "Warnings about the answer, as a JSON array of strings.",
         "schema": {"type": "string"},
     },
 }
 _RETRY_HEADERS: Final = {
     "Retry-After": {
-        "description": "Seconds after which to ask again.",
+        "description": "Seconds to wait before the next attempt.",
         "schema": {"type": "integer", "minimum": 0},
     }
 }
@@ -61,20 +61,20 @@ _MODEL: Final = {
     "name": "model",
     "in": "path",
     "required": True,
-    "description": "One of those that /v1/models lists.",
+    "description": "Name of a model that /v1/models lists.",
     "schema": {"type": "string"},
 }
 _ERRORS: Final[dict[str, str]] = {
-    "400": "The body is not JSON.",
+    "400": "The body is not JSON in UTF-8, or is incomplete.",
     "401": "The service requires a key, and the request has none or an invalid one.",
     "404": "The model served here does not have this task.",
-    "413": "The body is over the limit that /info tells.",
-    "415": "The content type is not application/json.",
-    "422": "A value that the task cannot take.",
-    "429": "Too much work is waiting; Retry-After says when to come back.",
+    "413": "The body exceeds max_body_bytes of /info.",
+    "415": "The content type is not application/json, or the body is compressed.",
+    "422": "A value is invalid, or a field is unknown.",
+    "429": "The service is overloaded. Try again after Retry-After seconds.",
     "500": "The model or the service failed.",
     "503": "The service is starting or shutting down.",
-    "504": "No answer within the deadline.",
+    "504": "There was no answer before the deadline.",
 }
 _CONTEXT: Final = (
     "The bridge over the river was built in 1932. It was designed by an engineer from Vienna, and "
@@ -129,7 +129,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         name: {"post": _operation(name, request, replies[name])}
         for name, (request, _) in _SCHEMAS.items()
     }
-    info = {"get": _get("What is served, and its limits.", ModelReply)}
+    info = {"get": _get("The model with its tasks, and the limits of the service.", ModelReply)}
     health = {"get": _health()}
     by_name = {"": info, "/info": info, "/health": health}
     by_name |= {f"/{name}": each for name, each in operations.items()}
@@ -152,7 +152,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
             # BentoML's clients call endpoints by POST only.
             "/info": {**info, "post": info["get"]},
             "/health": health,
-            MODELS_PATH: {"get": _get("The models that are served.", ModelsReply)},
+            MODELS_PATH: {"get": _get("All models of the service.", ModelsReply)},
             **{f"{MODEL_PATH}{path}": _by_name(each) for path, each in by_name.items()},
         },
     }
@@ -183,7 +183,7 @@ def _by_name(operations: dict[str, Any]) -> dict[str, Any]:
         missing = {
             "content": _json(_reference(ErrorReply)),
             **operation["responses"].get("404", {}),
-            "description": "There is no such model, or it does not have this task.",
+            "description": "The model does not exist, or does not have this task.",
         }
         named[method] = {
             **{key: value for key, value in operation.items() if key != "operationId"},
@@ -224,9 +224,9 @@ def _health() -> dict[str, Any]:
     reply = {"type": "object", "properties": {"status": {"const": "ok"}}}
     return {
         "tags": [_TAG],
-        "summary": "Whether requests are taken.",
+        "summary": "Whether the service accepts requests.",
         "responses": {
-            "200": {"description": "They are.", "content": _json(reply)},
+            "200": {"description": "The service accepts requests.", "content": _json(reply)},
             "503": {"description": _ERRORS["503"], "content": _json(_reference(ErrorReply))},
         },
     }
