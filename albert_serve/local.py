@@ -41,7 +41,6 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
     Args:
         bundle: its folder, or `bentoml:` and a tag of BentoML's model store; None for the default.
-        options: of the runtime.
     """
 
     def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:

@@ -14,14 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE, shipped_bundle
@@ -43,8 +36,6 @@ _LIKE_OURS: Final = re.compile("ALBERT(_?SERV|_.*KEY)")
 _KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_|_PORT=(tcp|udp|sctp)://")
 # Of the Python clients (client/server.py).
 _CLIENTS_KEY: Final = "ALBERT_API_KEY"
-_API_KEYS: Final = "ALBERT_SERVE_API_KEYS"
-_API_KEYS_FILE: Final = "ALBERT_SERVE_API_KEYS_FILE"
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
 # BentoML's timeout is 60 s (service.py); ours must be shorter, because it replies with a reason.
@@ -201,7 +192,8 @@ class Settings(BaseModel):
             raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
         if "guard" in values and not {"api_keys", "api_keys_file"} & values.keys():
             raise ConfigError(
-                f"{_PREFIX}GUARD is set, but there is no key; set {_API_KEYS} or {_API_KEYS_FILE}"
+                f"{_PREFIX}GUARD is set, but there is no key; set {_PREFIX}API_KEYS or "
+                f"{_PREFIX}API_KEYS_FILE"
             )
         try:
             return cls(**values)

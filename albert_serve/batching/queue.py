@@ -104,7 +104,6 @@ class Batcher:
             are queued.
         call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
             padding than that.
-        observer: receives events.
         clock: in seconds; deadlines are checked against it before anything is computed.
     """
 

@@ -73,13 +73,7 @@ class CallProgress:
 
 
 class Retries:
-    """The retries of one request.
-
-    Args:
-        limit: of retries.
-        deadline: of the call.
-        progress: of the call's other requests.
-    """
+    """The retries of one request, at most `limit`, beside the other requests of its call."""
 
     def __init__(self, limit: int, deadline: Deadline, progress: CallProgress) -> None:
         self._limit = limit

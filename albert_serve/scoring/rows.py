@@ -34,7 +34,6 @@ class RowReader:
     """Makes requests of rows.
 
     Args:
-        task: the name of the task.
         options: the parameters, and the columns that are read and kept.
         in_table: whether the output has the columns of a table, which hold one item a row.
 

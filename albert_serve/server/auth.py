@@ -47,12 +47,7 @@ def read_keys(keys: Sequence[str], file: Path | None) -> list[bytes]:
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware that answers 401 on guarded surfaces to requests without a valid key.
-
-    Args:
-        hashes: the valid keys', see `read_keys`.
-        surfaces: those that need a key.
-    """
+    """ASGI middleware that answers 401 on guarded surfaces to requests without a valid key."""
 
     def __init__(
         self, app: ASGIApp, *, hashes: Sequence[bytes], surfaces: Collection[Surface]

@@ -66,11 +66,7 @@ class Limits:
     """
 
     def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        large: LargeRequests,
-        observer: BatchObserver,
+        self, name: str, settings: Settings, large: LargeRequests, observer: BatchObserver
     ) -> None:
         self.name = name
         self.settings = settings
@@ -104,11 +100,7 @@ class Limits:
             )
 
     def check_num_items(self, inputs: object, name: str = "inputs") -> None:
-        """Refuse a list of too many inputs, before any of them is validated.
-
-        Args:
-            name: of the inputs, in the message.
-        """
+        """Refuse a list of too many inputs, before any of them is validated."""
         if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
             raise TooMuchAtOnceError(
                 f"{name} holds {len(inputs)} items; at most {self.settings.max_items} are "
@@ -212,9 +204,6 @@ class Admission:
 
         `asyncio.timeout` is avoided: its exceptions refer to each other, which keeps the body of
         each late request in memory until a garbage collection.
-
-        Args:
-            message: of the error at the deadline.
         """
         try:
             await asyncio.wait({work}, timeout=max(0.0, self.left_s))

@@ -62,11 +62,7 @@ def _queued(handler: logging.Handler) -> QueuedHandler:
 
 
 class LogOutput(logging.Handler):
-    """Writes queued log records in a thread of its own, one a line.
-
-    Args:
-        file: the descriptor to write to.
-    """
+    """Writes queued log records to a descriptor, in a thread of its own, one a line."""
 
     def __init__(self, file: int) -> None:
         super().__init__()

@@ -80,12 +80,7 @@ def inputs_of(prepared: Sequence[Prepared[Any]]) -> list[EncoderInput]:
 
 
 def finish_all(prepared: Sequence[Prepared[Any]], logits: Sequence[Logits]) -> list[Any]:
-    """Return the answer of each item.
-
-    Args:
-        prepared: the items.
-        logits: of `inputs_of(prepared)`, in order.
-    """
+    """Return the answer of each item, from the logits of `inputs_of(prepared)`, in order."""
     rest = iter(logits)
     return [item.finish([next(rest) for _ in item.inputs]) for item in prepared]
 

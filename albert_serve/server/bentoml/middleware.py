@@ -35,8 +35,6 @@ def order_middleware(
     Call this before the first request, and after BentoML has read its configuration.
 
     Args:
-        bentomls: BentoML's middleware of the process.
-        find: see `AdmissionControl`.
         is_main: whether our routes answer, instead of BentoML's endpoints.
     """
     parts: list[Middleware] = []
