@@ -15,7 +15,7 @@ from torch import Tensor
 from training.model.albert import ModelInputs, move
 
 # A head's loss has the head's name; the other one is of pairs in both orders
-# (training/data/order.py).
+# (training/tasks/pretraining/files.py).
 LossName: TypeAlias = str
 
 

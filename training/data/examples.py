@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from training.data.shards import Shard
 
 SentenceTask = Literal["sop", "nsp", "none"]
-# Pairs of segments for sentence order without masks (training/data/order.py).
+# Pairs of segments for sentence order without masks (training/tasks/pretraining/files.py).
 Pairs = Literal["pairs"]
 
 IGNORED: Final = -100  # torch's ignore_index

@@ -111,10 +111,6 @@ class TrainingSetup:
 
         Returns:
             The examples of each split, and how many were truncated.
-
-        Raises:
-            CorpusError: texts are too long and may not be truncated; those of all splits are
-                listed.
         """
         errors: list[str] = []
         examples: dict[str, Sequence[_Example]] = {}
@@ -172,10 +168,6 @@ def hold_out(texts: Sequence[_DivisibleT], part: float) -> dict[str, list[_Divis
 
     Each label has the same part of both, and of a regression each range of scores; a label of a
     single text stays in training. Equal texts are on one side.
-
-    Args:
-        texts: at least one.
-        part: of validation, up to a maximum of texts; none of a few texts.
     """
     copies: dict[tuple[str, str | None], list[int]] = {}
     for index, text in enumerate(texts):
@@ -222,10 +214,6 @@ def validation_batches(
 
 
 def check_metric(metric: str | None, allowed: Sequence[str], data: str) -> None:
-    """Check that `--metric`, if it is given, is a figure of the data.
-
-    Raises:
-        RunError: it is not.
-    """
+    """Check that `--metric`, if it is given, is a figure of the data."""
     if metric not in (None, *allowed):
         raise RunError(f"--metric {metric} does not apply to {data}; choose {', '.join(allowed)}")

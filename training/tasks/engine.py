@@ -46,11 +46,7 @@ class EngineItem:
 
 
 def predict(runner: Runner, items: Sequence[EngineItem], title: str) -> list[Any]:
-    """Return the predictions of all items, in order; items of similar lengths run together.
-
-    Args:
-        title: of the progress bar.
-    """
+    """Return the predictions of all items, in order; items of similar lengths run together."""
     lengths = [item.num_tokens for item in items]
     predictions: list[list[Any]] = [[]] * len(items)
     with progress_bar(title=title, total=sum(lengths), unit="tokens", unit_scale=True) as bar:

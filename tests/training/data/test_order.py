@@ -16,12 +16,12 @@ from torch import Tensor
 from tests.training.support import corpora, make_part, make_shards
 from training.data.collate import Slicing
 from training.data.examples import IGNORED, ExampleSettings, build_examples
-from training.data.order import OrderBatch, OrderCollator
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.errors import TrainingError
 from training.model.albert import ModelInputs
+from training.tasks.pretraining.files import OrderBatch, OrderCollator
 from training.tasks.pretraining.loss import paired_order_loss
 
 PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)

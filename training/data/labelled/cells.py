@@ -34,6 +34,15 @@ def cell_text(value: Any) -> str | None:
     return str(value).strip() or None
 
 
+def finite_number(value: Any) -> float | None:
+    """Return the number in a cell; None if it is none, or not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 def locate(part: str, text: str, start: int) -> int:
     """Return where a text has a part whose offset is said to be `start`.
 

@@ -23,6 +23,7 @@ from training.data.corpus import CorpusError
 from training.data.labelled.cells import (
     LabelFormError,
     cell_text,
+    finite_number,
     first_spellings,
     is_blank,
     label_indices,
@@ -190,11 +191,8 @@ def _scored(
         texts[split] = []
         for row in kept:
             (label,) = row.labels
-            try:
-                score = float(label)
-            except ValueError:
-                score = math.nan
-            if math.isfinite(score) and least <= score <= most:
+            score = finite_number(label)
+            if score is not None and least <= score <= most:
                 texts[split].append(_labelled(row, score))
             else:
                 errors.append(f"{row.place}: {label!r} is not {allowed}")

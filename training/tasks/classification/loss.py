@@ -118,12 +118,7 @@ class Classification(TrainingTask):
 def read_classification(
     config: ClassificationConfig, setup: TrainingSetup, batch_size: int
 ) -> Classification:
-    """Read and tokenise the texts of a classifier's training and validation files.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
-        RunError: options do not fit the data.
-    """
+    """Read and tokenise the texts of a classifier's training and validation files."""
     problem = config.problem or "single_label_classification"
     splits = config.read_splits()
     if problem != "regression":
@@ -203,11 +198,7 @@ def _class_weights(
     names: Sequence[str],
     problem: ProblemType,
 ) -> Tensor | None:
-    """Return the weights (K,) of the labels that `--class-weights` asks for.
-
-    Raises:
-        RunError: there is not one for each label, or texts do not have one label each.
-    """
+    """Return the weights (K,) of the labels that `--class-weights` asks for."""
     if not asked:
         return None
     if problem != "single_label_classification":

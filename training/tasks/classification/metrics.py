@@ -61,9 +61,6 @@ class ValidationMetrics:
     Attributes:
         official: metrics, whose mean decides which validation is best.
         metric: the figure that decides in their place, as `--metric` names it.
-
-    Raises:
-        RunError: `metric` is none of these labels.
     """
 
     problem: ProblemType
@@ -179,11 +176,7 @@ class TextPredictions:
         return ",".join(name for name, has in zip(self.names, value, strict=True) if has)
 
     def figures(self, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
-        """Return metrics, loss, counts and, of labels, the figures of each.
-
-        Args:
-            metrics: further ones.
-        """
+        """Return metrics, loss, counts and, of labels, the figures of each."""
         all_metrics = dict.fromkeys((*_METRICS[self.problem], *metrics))
         figures: dict[str, Any] = {
             **metric_figures(tuple(all_metrics), self.logits, self.targets),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,17 +12,15 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.names import find_name
 from albert_serve.tables.columns import SCORES, SIMILAR, find_column
 from training.data.corpus import CorpusError
-from training.data.labelled.cells import cell_text
+from training.data.labelled.cells import cell_text, finite_number
 from training.data.labelled.rows import collecting, gather_rows, raise_listed, read_records
+from training.glue.tasks import TASKS
 
 # The texts of an example; pairs are of texts that belong together, triplets have a third that
 # does not, and scored pairs are as alike as their score says.
 TextKind: TypeAlias = Literal["pairs", "triplets", "scored pairs"]
 # The official files of the STS benchmark, of which some rows end with the two sources.
-_STSB: Final = (
-    *("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"),
-    *("source1", "source2"),
-)
+_STSB: Final = TASKS["stsb"].columns.headerless
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +64,6 @@ def read_similar(
         columns: two or three columns of texts in the order of the list, and then perhaps that of
             the score; the usual ones by default.
         delimiter: of CSV and TSV files; None to detect it.
-
-    Raises:
-        CorpusError: files cannot be read, lack columns, or hold a text or score that is none; or
-            they are of different kinds. All of it is listed.
     """
     if len(columns) not in (0, 2, 3):
         raise CorpusError(
@@ -115,16 +108,9 @@ def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
         return ()
     if len(first) >= len(_STSB) - 2:
         return _STSB
-    if len(first) == 3 and not _is_number(first[2]):
+    if len(first) == 3 and finite_number(first[2]) is None:
         return "anchor", "positive", "negative"
     return ("sentence1", "sentence2", "score")[: len(first)] if len(first) in (2, 3) else ()
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
 
 
 def _columns_of(values: Mapping[str, Any], asked: Sequence[str]) -> _Columns | None:
@@ -144,7 +130,7 @@ def _texts_of(values: Mapping[str, Any], names: _Columns, place: str) -> Similar
         raise CorpusError(f"{place}: no text in column {names.texts[texts.index('')]}")
     if names.score is None:
         return SimilarTexts(texts=texts, score=None, place=place)
-    score = values[names.score]
-    if not _is_number(score):
-        raise CorpusError(f"{place}: {score!r} in column {names.score} is no number")
-    return SimilarTexts(texts=texts, score=float(score), place=place)
+    cell = values[names.score]
+    if (score := finite_number(cell)) is None:
+        raise CorpusError(f"{place}: {cell!r} in column {names.score} is no number")
+    return SimilarTexts(texts=texts, score=score, place=place)

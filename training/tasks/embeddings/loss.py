@@ -60,12 +60,7 @@ class EmbeddingConfig:
 
 
 def read_vectors(config: EmbeddingConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
-    """Read and tokenise the texts of training, and held-out pairs with scores.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be learnt; all of it is listed.
-        RunError: options do not fit the data.
-    """
+    """Read and tokenise the texts of training, and held-out pairs with scores."""
     splits = {TRAINING: read_similar(config.files, config.columns)}
     if config.validation:
         splits[VALIDATION] = read_similar(config.validation, config.columns)
@@ -144,9 +139,6 @@ class _VectorStream(ExampleStream[VectorExample]):
 
     The losses compare each example with the others of its micro-batch, so that a step's examples
     are one micro-batch of each process.
-
-    Raises:
-        RunError: the examples of a step are too many for that.
     """
 
     def __post_init__(self) -> None:

@@ -121,9 +121,6 @@ def similarity_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str,
 
     Spearman's, by which models are compared (MTEB, arXiv 2210.07316), and Pearson's; nan where all
     similarities or all scores are the same.
-
-    Args:
-        pairs: of two texts, with a score.
     """
     index_of, vectors_NH = _embed_once((text for pair in pairs for text in pair.texts), embed)
     firsts_P, seconds_P = ([index_of[pair.texts[k]] for pair in pairs] for k in (0, 1))

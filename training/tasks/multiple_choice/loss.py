@@ -157,12 +157,7 @@ class ChoiceConfig:
 
 
 def read_questions(config: ChoiceConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
-    """Read and tokenise the questions of the training and validation files.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be trained; all of it is listed.
-        RunError: options do not fit the data.
-    """
+    """Read and tokenise the questions of the training and validation files."""
     check_metric(config.metric, ("accuracy", "loss"), "multiple choice")
     files = {TRAINING: labelled_files(config.files, "train", suffixes=CHOICES)}
     if config.validation:

@@ -92,12 +92,7 @@ def choose(
     length: int,
     truncation: bool = True,
 ) -> ChoicePredictions:
-    """Answer questions of multiple choice.
-
-    Args:
-        length: maximum tokens of a choice with its context.
-        truncation: whether longer ones are truncated.
-    """
+    """Answer questions of multiple choice."""
     examples, num_truncated = choice_examples(
         questions, tokenizer, length=length, truncation=truncation
     )

@@ -1,15 +1,21 @@
-"""Task streams over plain text: masked tokens, and sentence order from pairs in both orders."""
+"""Task streams over plain text: masked tokens, and sentence order from pairs in both orders.
+
+Shape legend: C pairs.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from torch import Tensor
+
 from albert_serve.tokenizer import AlbertTokenizer
-from training.data.collate import Collator, Slicing
-from training.data.examples import ExampleSettings, SentenceTask
+from training.data.batch import MicroBatch
+from training.data.collate import Collator, PackedRows, Rows, Slicing, rounded
+from training.data.examples import IGNORED, ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
-from training.data.order import order_stream
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.data.streams import PackedStream
@@ -18,6 +24,54 @@ from training.loop.distributed import World
 
 # Maximum tokens of a pair in both orders, where neither options nor the model have less.
 _ORDER_LENGTH: Final = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderBatch(MicroBatch):
+    """A micro-batch of pairs, unmasked, all in order and then all swapped.
+
+    Content that says more often than not which segment comes first, whatever their order, is the
+    same in both orders of a pair, and teaches nothing where both are compared.
+
+    Attributes:
+        firsts: (2 C,) position of each sequence's [CLS], as an index into the flattened tokens.
+        labels: (2 C,) 0 in order, 1 swapped; IGNORED where C was rounded up.
+    """
+
+    task: str = "sentence-order"
+    firsts: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderCollator:
+    """Collates rows of examples of `pairs` into a batch of twice as many rows."""
+
+    shards: Shards
+    length: int
+
+    def __call__(self, rows: Rows) -> OrderBatch:
+        """Collate rows of examples into a batch."""
+        packed = PackedRows(2 * len(rows), self.length)
+        for swapped in (False, True):
+            for line, row in enumerate(rows, start=swapped * len(rows)):
+                for example in row:
+                    first_begin, first_end, second_begin, second_end = example.bounds
+                    if swapped:
+                        bounds = (second_begin, second_end, first_begin, first_end)
+                        example = example._replace(bounds=bounds)
+                    ids, second = example.tokens(self.shards.parts[example.part])
+                    packed.add(line, ids, np.arange(len(ids)) >= second)
+        num_pairs = len(packed.firsts) // 2
+        firsts = np.array(packed.firsts).reshape(2, num_pairs)
+        labels = np.array([[0] * num_pairs, [1] * num_pairs])
+        return OrderBatch(
+            tokens=packed.batch(),
+            firsts=rounded(firsts, 0).flatten(),
+            labels=rounded(labels, IGNORED).flatten(),
+            num_tokens=packed.num_tokens,
+            counts={"sentence-order": 2 * num_pairs, "paired-order": num_pairs},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +150,13 @@ class TextStreams:
         )
         size = self.world.size
         rows = num_rows or max(1, self.num_rows * self.length // (2 * length) // size) * size
-        slicing = self._slice(rows, 2 * length, f"--order-batch-size {rows}")
-        return order_stream(
-            self.shards, settings, slicing, seed=self.seed, num_workers=self.num_workers
+        return PackedStream(
+            plan=Plan(shards=self.shards, settings=settings, seed=self.seed),
+            collate=OrderCollator(shards=self.shards, length=length),
+            slicing=self._slice(rows, 2 * length, f"--order-batch-size {rows}"),
+            num_workers=self.num_workers,
+            name="sentence-order",
+            further_losses=("paired-order",),
         )
 
     def _slice(self, num_rows: int, row_length: int, option: str) -> Slicing:

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from training.data.batch import LossName, PretrainBatch
 from training.data.examples import IGNORED, SentenceTask
-from training.data.order import OrderBatch
 from training.data.preparation import prepare
 from training.errors import RunError
 from training.loop.distributed import main_first
@@ -25,7 +24,7 @@ from training.losses import LossFunction, LossSums, cross_entropy, mark_dynamic
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 from training.tasks.base import TrainingSetup, TrainingTask
-from training.tasks.pretraining.files import TextStreams
+from training.tasks.pretraining.files import OrderBatch, TextStreams
 
 TASK: Final = "pretraining"
 
@@ -62,10 +61,6 @@ def read_text(config: PretrainingConfig, setup: TrainingSetup, batch_size: int) 
 
     Args:
         batch_size: packed rows of a step on masked tokens, over all processes.
-
-    Raises:
-        CorpusError, ShardError: the text cannot be read or prepared.
-        RunError: the rows cannot be divided among the processes.
     """
     world = setup.world
     rows_option = f"--batch-size {batch_size} of pretraining"
@@ -167,9 +162,6 @@ def pretrain_loss(
 
     Paper, sections 3.1 and 4.1. Logits, and the last layer after its attention, are computed at
     the gathered positions only.
-
-    Args:
-        sums: `_pretrain_sums`, optionally compiled.
     """
     reading = PretrainTargets.of(model, batch)
     if sums is not _pretrain_sums:
@@ -196,9 +188,6 @@ def paired_order_loss(
     calibrated. Halved, both have the same optimum: if the content allows the probability p,
     s(A, B) = -s(B, A) = log(p / (1 - p)). Each is log 2 at chance. Right in `paired-order` is a
     pair whose right order scores higher.
-
-    Args:
-        logits: `_order_logits`, optionally compiled.
     """
     if logits is not _order_logits:
         mark_dynamic([batch.firsts])

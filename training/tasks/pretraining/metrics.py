@@ -17,7 +17,6 @@ from training.data.batch import PretrainBatch
 from training.data.collate import Collator
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
-from training.data.order import OrderBatch, OrderCollator
 from training.data.packing import Plan
 from training.data.preparation import prepare
 from training.data.shards import Shards
@@ -26,6 +25,7 @@ from training.losses import Objective
 from training.model.checkpoint import read_config
 from training.model.heads import AlbertForTasks, Task
 from training.system.precision import PrecisionName
+from training.tasks.pretraining.files import OrderBatch, OrderCollator
 from training.tasks.pretraining.loss import paired_order_loss, pretrain_loss
 
 # Fixed, so that all models predict the same tokens.
@@ -41,12 +41,7 @@ def evaluate_text(
     length: int,
     products: PrecisionName = "auto",
 ) -> dict[str, float]:
-    """Evaluate a checkpoint's model on text, by its own tokenizer and sentence task.
-
-    Args:
-        folder: of the checkpoint.
-        length: maximum tokens of a sequence.
-    """
+    """Evaluate a checkpoint's model on text, by its own tokenizer and sentence task."""
     tokenizer_file = folder / "tokenizer.json"
     masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer_file))
     settings = ExampleSettings(length=length, sentence_task=_sentence_task(folder, model))

@@ -51,13 +51,7 @@ class QuestionConfig:
 
 
 def read_spans(config: QuestionConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
-    """Read and tokenise the questions of the training and validation files.
-
-    Raises:
-        CorpusError: files cannot be read, or hold what cannot be asked; all of it is listed.
-        EvaluationError: as `lay_questions`.
-        RunError: the metric is none of questions.
-    """
+    """Read and tokenise the questions of the training and validation files."""
     length = min(config.length, setup.architecture.max_positions)
     figure = config.metric or "f1"
     errors: list[str] = []

@@ -62,9 +62,6 @@ def question_parameters(
         may_be_empty: whether no answer is one.
         max_answer_length: tokens of the longest answer.
         length: maximum tokens of a question with a window of its context; None for the service's.
-
-    Raises:
-        EvaluationError: a length is over that of a request.
     """
     parameters = {
         "handle_impossible_answer": may_be_empty,
@@ -108,11 +105,7 @@ def answer_questions(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     length: int | None = None,
 ) -> list[AnsweredQuestion]:
-    """Answer questions as the service does.
-
-    Args:
-        max_answer_length, length: as in `question_parameters`.
-    """
+    """Answer questions as the service does."""
     max_positions = model.config.max_positions
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions)
     parameters = question_parameters(
@@ -126,11 +119,7 @@ def lay_questions(
     questions: Sequence[Question],
     parameters: QuestionAnsweringParameters,
 ) -> list[EngineItem]:
-    """Return the inputs of each question, as the service lays them.
-
-    Raises:
-        EvaluationError: questions cannot be asked, or several have the same id; all are listed.
-    """
+    """Return the inputs of each question, as the service lays them."""
     errors = _repeated_ids(questions)
     items: list[EngineItem] = []
     for question in questions:

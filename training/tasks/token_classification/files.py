@@ -132,11 +132,7 @@ def _tell(fault: str, places: Sequence[str]) -> None:
 
 
 def label_names(texts: Sequence[TaggedText]) -> list[str]:
-    """Return the tags of a model of these texts: O, and B- and I- of each label.
-
-    Raises:
-        CorpusError: there is no entity.
-    """
+    """Return the tags of a model of these texts: O, and B- and I- of each label."""
     labels = sorted({entity.label for text in texts for entity in text.entities})
     if not labels:
         raise CorpusError("no text has an entity; tags other than O, or entities, are needed")
@@ -353,10 +349,6 @@ def token_examples(
 
     The target of a word's first token is the number of its tag, of each word in one window: that
     with most text around it. The other tokens are IGNORED.
-
-    Args:
-        names: of the tags.
-        length: maximum tokens of a window.
     """
     task, number_of = token_task(tokenizer, length), {name: n for n, name in enumerate(names)}
     examples, unfit = [], []

@@ -52,12 +52,7 @@ class TokenConfig:
 
 
 def read_tokens(config: TokenConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
-    """Read and tokenise the texts of the training and validation files.
-
-    Raises:
-        CorpusError: files cannot be read, or have no entity; all of it is listed.
-        RunError: the metric is none of entities.
-    """
+    """Read and tokenise the texts of the training and validation files."""
     check_metric(config.metric, (FIGURE,), "entities")
     texts = {TRAINING: read_tagged(config.files)}
     if config.validation:

@@ -29,10 +29,6 @@ def entity_items(
     """Yield the item of each text that has tokens; its prediction is the entities.
 
     A word has the label of its first token, as with the service's strategy "first".
-
-    Args:
-        names: of the model's labels.
-        length: maximum tokens of a window.
     """
     task = token_task(tokenizer, length)
     for text in texts:
