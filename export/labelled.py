@@ -26,7 +26,7 @@ from training.glue.tasks import TASKS, Metric
 from training.model.checkpoint import read_config
 from training.model.heads import Task
 from training.model.labels import find_head
-from training.options.labelled import LabelledTexts, with_task_data
+from training.options.labelled import LabelledTexts
 from training.tasks.classification.files import read_labelled, read_task
 from training.tasks.classification.metrics import TextPredictions, classify, classify_task
 from training.tasks.metrics import metric_figures, predictions_of
@@ -95,7 +95,6 @@ def read_labelled_data(config: ExportConfig, source: Source) -> dict[str, Labell
     """
     if config.task == RACE:
         raise ExportError("--task RACE is multiple choice, which is not served. Leave it out")
-    config = with_task_data(config)
     tokenizer = AlbertTokenizer.from_file(source.folder / TOKENIZER_FILE)
     for task in tasks_with_data(config) - source.tasks.keys():
         raise ExportError(
@@ -125,7 +124,7 @@ def _classifiers(config: ExportConfig, source: Source) -> Mapping[str, LabelledT
                 f"--head {texts.head} is the default classifier, whose data stands before --head "
                 "already; give one of the two"
             )
-        data[head] = with_task_data(texts)
+        data[head] = texts
     return data
 
 
@@ -136,14 +135,14 @@ def _read_texts(
     names, problem = entry.labels or [], entry.problem_type or "single_label_classification"
     length = text_length(head, source.training, source.config.max_positions)
     task = TASKS.get(data.task or "")
-    if task is None or data.data is None:
+    if task is None or data.task_folder is None:
         files = labelled_files(data.text_classification, "test", "validation")
         texts, _ = read_labelled(files, names, data.columns, problem)
 
         def classify_all(runner: Runner) -> list[TextPredictions]:
             return [classify(runner, tokenizer, texts, names, problem, length=length, head=head)]
     else:
-        splits = dev_files(task, data.data)
+        splits = dev_files(task, data.task_folder)
         files = [file for paths in splits.values() for file in paths]
         read = {name: read_task(task, {name: paths}).texts[name] for name, paths in splits.items()}
 

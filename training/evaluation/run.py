@@ -30,7 +30,7 @@ from training.model.labels import find_head, read_labels, read_temperature
 from training.model.provenance import file_names, read_stages
 from training.options.config import Device
 from training.options.flags import flag
-from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts, with_task_data
+from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts
 from training.options.values import Count, Finite
 from training.system.precision import PrecisionName, precision
 from training.tasks.classification.files import read_splits, read_task, read_test
@@ -220,10 +220,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 
     Raises:
         EvaluationError: the checkpoint has no head for it.
-        RunError: as `with_task_data`.
     """
-    config = with_task_data(config)
-    config = replace(config, heads=tuple(map(with_task_data, config.heads)))
     with (
         open_checkpoint(config.checkpoint) as checkpoint,
         precision(config.device, config.precision),
@@ -377,7 +374,7 @@ def _classify(
     names, problem = read_labels(read_config(opened.folder), opened.model.tasks[head], head)
     task = TASKS.get(own.task or "")
     length = opened.text_length(head)
-    if task is None or own.data is None:
+    if task is None or own.task_folder is None:
         files = labelled_files(own.text_classification, "test", "validation")
         read = read_splits({_ONLY: files}, names, own.columns, problem)
         if read.are_numbered:
@@ -406,11 +403,11 @@ def _classify(
             truncation=config.truncation,
             head=head,
         )
-        held_out = dev_files(task, own.data).items()
+        held_out = dev_files(task, own.task_folder).items()
         splits = submitted = run(
             {split: read_task(task, {split: files}).texts[split] for split, files in held_out}
         )
-        if config.predictions is not None and (tests := read_test(task, own.data)):
+        if config.predictions is not None and (tests := read_test(task, own.task_folder)):
             submitted = run(tests)
     if config.predictions is not None:
         write_glue(submitted, _of_head(config.predictions, head), task)

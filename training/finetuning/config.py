@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tasks.text_length import TRUNCATION_HELP
 from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.cells import first_spellings
+from training.data.labelled.folders import CHOICES, RACE, files_of_split, labelled_files, race_files
+from training.data.labelled.rows import collecting, raise_listed
 from training.errors import RunError
-from training.finetuning.recipes import DEFAULTS, LR_HELP
+from training.finetuning.recipes import DEFAULTS, LR_HELP, PAPER, SQUAD_1, SQUAD_2
+from training.glue.files import training_files
 from training.glue.tasks import TASKS, Metric
 from training.options.config import (
     COMPILE_HELP,
@@ -26,6 +30,7 @@ from training.options.config import (
 from training.options.flags import Options, flag, flag_name
 from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts
 from training.options.values import Count, Fraction, Parsed, Positive, Seed, Share, parse_positive
+from training.tasks.question_answering.files import read_squad
 
 _Figure = Literal["loss", Metric, "exact_match"]
 # Options of the labels of a classifier's texts, and of their columns.
@@ -67,6 +72,24 @@ def _parse_class_weight(text: str) -> str | float:
     return text if text == "balanced" else parse_positive(text)
 
 
+class ClassifierFiles(NamedTuple):
+    """The files of a classifier, or of multiple choice."""
+
+    train: Sequence[Path]
+    validation: Sequence[Path]
+
+
+def _race_files(folder: Path, validation: Sequence[Path]) -> ClassifierFiles:
+    errors: list[str] = []
+    splits: dict[Literal["train", "dev"], Sequence[Path]] = {"train": (), "dev": validation}
+    for split, files in splits.items():
+        if not files:
+            with collecting(errors):
+                splits[split] = race_files(folder, split)
+    raise_listed(list(dict.fromkeys(errors)))  # both if the folder is none
+    return ClassifierFiles(splits["train"], splits["dev"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(LabelledTexts, title="labelled texts"):
     """The data of a classifier of texts, and its validation."""
@@ -103,6 +126,38 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
                 f"--labels {' '.join(self.labels)}: two labels differ in case or outer spaces "
                 "alone. Name each label once"
             )
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there are texts of a classifier."""
+        return bool(self.text_classification or self.task in TASKS)
+
+    @cached_property
+    def files(self) -> ClassifierFiles:
+        """The files in place of folders and tasks; tasks' files are downloaded if need be."""
+        if self.task is not None and self.task_folder is not None:
+            if self.task == RACE:
+                return _race_files(self.task_folder, self.validation)
+            train, held_out = training_files(TASKS[self.task], self.task_folder)
+            return ClassifierFiles(train, self.validation or held_out)
+        if self.text_classification:
+            return ClassifierFiles(
+                labelled_files(self.text_classification, "train"), self._held_out_texts
+            )
+        return ClassifierFiles((), self.validation)
+
+    @property
+    def _held_out_texts(self) -> Sequence[Path]:
+        """The files of validation: where none are given, those in the training folders."""
+        validation = list(self.validation)
+        if not validation:
+            folders = [path for path in self.text_classification if path.is_dir()]
+            validation = [
+                file for folder in folders for file in files_of_split(folder, "validation")
+            ]
+            if validation:
+                print(f"validation on {', '.join(map(str, validation))}")
+        return labelled_files(validation, "validation") if validation else ()
 
     @property
     def problem(self) -> ProblemType | None:
@@ -233,8 +288,7 @@ class FinetuneConfig(
         question_length: maximum tokens of a question with a window of its context; None without
             questions.
 
-    `settings.settle` decides the length, the batch sizes and the hyperparameters that are not
-    given. A run reads only a configuration that is settled.
+    The length, the batch sizes and the hyperparameters that are not given are those of the recipe.
 
     Raises:
         RunError: a value is not allowed, or options contradict each other.
@@ -260,13 +314,87 @@ class FinetuneConfig(
                     f"{_shown(name)} cannot be combined with {' and '.join(map(_shown, given))}"
                 )
 
+        for name, value in self._recipe_values().items():
+            object.__setattr__(self, name, value)
+
     def _has(self, name: str) -> bool:
-        return getattr(self, name) not in (None, (), False)
+        is_race = name == "multiple_choice" and self.task == RACE
+        return is_race or getattr(self, name) not in (None, (), False)
+
+    def _recipe_values(self) -> dict[str, Any]:
+        """Return the values that are not given, by the fields' names.
+
+        The recipe's number of steps counts only if no end of the run is given.
+        """
+        values = dict(DEFAULTS)
+        if self.order_share:
+            # The default is for one label a sequence among its masked tokens.
+            values["sentence_weight"] = 1.0
+        length = self.length
+        if self.recipe is not None:
+            values |= PAPER[self._recipe_name]
+            length = length or values["length"]
+            if self.has_end or self.epochs:
+                del values["steps"]
+        if self.question_answering:
+            values["question_length"] = length or DEFAULT_MAX_SEQ_LEN
+        return {name: each for name, each in values.items() if getattr(self, name) in (None, ())}
 
     @property
-    def no_truncation(self) -> bool:
-        """Whether longer texts are an error."""
-        return not self.truncation
+    def _recipe_name(self) -> str:
+        if self.task is not None:
+            return self.task
+        if self.has_questions_alone:
+            has_answers = all(each.answers for each in read_squad(self.question_answering))
+            return SQUAD_1 if has_answers else SQUAD_2
+        raise RunError(
+            f"--recipe {self.recipe} differs from task to task; give --task, or "
+            "--question-answering alone"
+        )
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether multiple choice is trained."""
+        return bool(self.multiple_choice or self.task == RACE)
+
+    @cached_property
+    def files(self) -> ClassifierFiles:
+        """The files of the default classifier, or those of multiple choice and their folders."""
+        files = super().files
+        if not self.multiple_choice:
+            return files
+        held_out = filter(_has_held_out_choices, self.multiple_choice)
+        return ClassifierFiles(self.multiple_choice, self.validation or tuple(held_out))
+
+    def check_files(self) -> None:
+        """Find the files of all classifiers, and check that validation goes with them.
+
+        All errors are listed.
+        """
+        errors: list[str] = []
+        for head in self.classifiers:
+            with collecting(errors):
+                head.files  # noqa: B018
+        raise_listed(errors)
+        has_default = self._has_default_head
+        validation = self.files.validation
+        if validation and not (has_default or self.question_answering or self.embeddings):
+            raise RunError(
+                "--validation requires labelled data: --text-classification, --multiple-choice, "
+                "--token-classification, --question-answering or --embeddings"
+            )
+        if validation and self.heads and not has_default:
+            raise RunError(
+                "--validation before --head is of the default classifier, which has no data here; "
+                "questions are validated only without classifiers: give it after --head"
+            )
+        has_texts = any(head.has_texts for head in self.classifiers)
+        if self.splits_validation and (has_texts or self.token_classification):
+            return
+        if self.patience is not None and not self._has_validation:
+            raise RunError("--patience requires --validation")
+        if any(head.metric and not head.files.validation for head in self.classifiers):
+            raise RunError("--metric requires --validation")
 
     @property
     def classifiers(self) -> tuple[ClassifierConfig, ...]:
@@ -274,26 +402,36 @@ class FinetuneConfig(
         return (self, *self.heads)
 
     @property
+    def _has_validation(self) -> bool:
+        return any(head.files.validation for head in self.classifiers)
+
+    @property
     def splits_validation(self) -> bool:
         """Whether some labelled texts are held out."""
-        has_validation = any(head.validation for head in self.classifiers)
-        return self.validation_split > 0 and not has_validation
+        return self.validation_split > 0 and not self._has_validation
+
+    @property
+    def _has_default_head(self) -> bool:
+        """Whether there are data of the one head named `classifier`."""
+        return self.has_texts or self.has_choices or bool(self.token_classification)
 
     @property
     def has_held_out_vectors(self) -> bool:
         """Whether `--validation` is of embeddings: it is, without data of other heads."""
-        others = (self.text_classification, self.multiple_choice, self.token_classification)
-        return bool(self.validation) and not any((*others, self.question_answering))
+        return not (self._has_default_head or self.question_answering)
 
     @property
     def validates_questions(self) -> bool:
         """Whether `--validation` is of questions, as it is without data of classifiers."""
-        others = (self.text_classification, self.multiple_choice, self.token_classification)
-        return bool(self.validation and self.question_answering) and not any((*others, self.heads))
+        return not (self._has_default_head or self.heads)
 
     @property
     def has_questions_alone(self) -> bool:
         """Whether the run's only data are questions."""
-        others = (self.text_classification, self.multiple_choice, self.token_classification)
-        more = (self.embeddings, self.pretraining, self.heads)
-        return bool(self.question_answering) and not any((*others, *more))
+        others = (self._has_default_head, self.embeddings, self.pretraining, self.heads)
+        return bool(self.question_answering) and not any(others)
+
+
+def _has_held_out_choices(path: Path) -> bool:
+    """Whether a folder, which stays one, has files of validation of multiple choice."""
+    return path.is_dir() and bool(files_of_split(path, "validation", suffixes=CHOICES))

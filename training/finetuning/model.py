@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
 
 import torch
 
 from albert_serve.bundle.weights import CLASSIFICATION, UNPOOLED_TASKS
 from albert_serve.config import AlbertConfig
 from albert_serve.names import listed
+from training.data.examples import MIN_LENGTH
 from training.data.labelled.cells import label_indices, label_key
-from training.finetuning.start import Start
-from training.finetuning.tasks import heads_of
-from training.model.checkpoint import load_checkpoint
+from training.errors import RunError
+from training.finetuning.config import FinetuneConfig
+from training.model.checkpoint import load_checkpoint, read_config, read_tasks
 from training.model.heads import (
     NAMED_CLASSIFIER,
     AlbertForTasks,
@@ -32,8 +35,31 @@ from training.tasks.classification.loss import Classification
 _ORDER: Final = "sentence-order"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The checkpoint that a run starts from, with the sizes that the run gives its model.
+
+    Attributes:
+        hf: content of its `config.json`.
+        heads: the outputs of each of its heads.
+        architecture: its sizes, perhaps with fewer layers or positions, and other dropout.
+    """
+
+    folder: Path
+    hf: Mapping[str, Any]
+    heads: Mapping[Task, int]
+    architecture: AlbertConfig
+
+    @classmethod
+    def open(cls, folder: Path, config: FinetuneConfig) -> Self:
+        """Read a checkpoint in the standard form, but its weights."""
+        hf = read_config(folder)
+        architecture = _architecture(config, hf)
+        return cls(folder=folder, hf=hf, heads=read_tasks(folder), architecture=architecture)
+
+
 def extra_config(
-    start: Start, heads: Collection[Task], trained: Mapping[Task, TrainingTask]
+    start: Start, heads: Collection[Task], tasks: Sequence[TrainingTask]
 ) -> dict[str, Any]:
     """Return the keys of config.json that name the sentence task, all labels and the default head.
 
@@ -42,20 +68,26 @@ def extra_config(
 
     Args:
         heads: of the model.
-        trained: the classifiers that are trained.
     """
+    labels = labels_of(tasks)
     records = {
-        head: trained[head].labels or {} if head in trained else head_record(start.hf, head)
+        head: labels[head] if head in labels else head_record(start.hf, head)
         for head in heads
         if has_labels(head)
     }
     name = default_name(start.hf)
-    if isinstance(default := trained.get(CLASSIFICATION), Classification):
+    default = next((task for task in tasks if task.name == CLASSIFICATION), None)
+    if isinstance(default, Classification):
         before = _stored_names(start, CLASSIFICATION)
         has_same_labels = [*map(label_key, before)] == [*map(label_key, default.names)]
         name = default.head_name or (name if has_same_labels else None)
     sentence_task = {key: start.hf[key] for key in ("albert_sentence_task",) if key in start.hf}
     return {**sentence_task, **labels_config(records, name)}
+
+
+def labels_of(tasks: Sequence[TrainingTask]) -> dict[Task, Mapping[str, Any]]:
+    """Return the keys of `config.json` that name the labels of each head that has some."""
+    return {task.name: task.labels for task in tasks if task.labels is not None}
 
 
 def load_start(
@@ -165,13 +197,13 @@ def head_fit_of(
         fits_all: whether no step trains the classifiers.
         contrast_rate: as in `HeadFit`.
     """
-    new = new_classifiers(start, {task.name: task.labels for task in tasks if task.labels})
+    new = new_classifiers(start, labels_of(tasks))
     classifiers = [task for task in tasks if isinstance(task, Classification)]
     data = {task.name: task for task in classifiers if task.name in new or fits_all}
     if not data:
         return None
     readers = model.tasks.keys() - UNPOOLED_TASKS - data.keys()
-    replaces_pooler = readers <= {_ORDER} - set(heads_of(tasks))
+    replaces_pooler = readers <= {_ORDER} - {head for task in tasks for head in task.heads}
     if replaces_pooler and readers:
         print(f"the checkpoint's head of {_ORDER} is left out (--pretraining trains it on)")
         del model.heads[_ORDER], model.tasks[_ORDER]
@@ -199,3 +231,27 @@ def _order(before: Sequence[str], record: Mapping[str, Any]) -> list[int] | None
 
 def _names(record: Mapping[str, Any]) -> list[str]:
     return list(record["id2label"].values())
+
+
+def _architecture(config: FinetuneConfig, hf: Mapping[str, Any]) -> AlbertConfig:
+    changes: dict[str, Any] = {
+        "max_positions": config.max_positions,
+        "hidden_dropout": config.dropout,
+        "attention_dropout": config.dropout,
+        "classifier_dropout": config.classifier_dropout,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    sizes = replace(AlbertConfig.from_hf(hf), **given)
+    # Without --length, windows of questions have 384 tokens, or as many as the model has positions.
+    has_default = config.has_questions_alone and config.question_length != config.length
+    if not has_default and not MIN_LENGTH <= config.length <= sizes.max_positions:
+        raise RunError(
+            f"--length {config.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+            f"{sizes.max_positions} positions"
+        )
+    if not MIN_LENGTH <= (config.order_length or MIN_LENGTH) <= sizes.max_positions:
+        raise RunError(
+            f"--order-length {config.order_length}: a pair has from {MIN_LENGTH} tokens to the "
+            f"model's {sizes.max_positions} positions"
+        )
+    return sizes

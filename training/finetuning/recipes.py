@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from albert_serve.config import AlbertConfig
 from training.data.labelled.folders import RACE
 from training.glue.tasks import TASKS
+from training.model.checkpoint import read_config
+from training.optim.optimizers import Hyperparameters
+from training.options.config import Optimization
 
 # The keys are the names of the flags.
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
@@ -31,9 +37,15 @@ _RATE_WIDTH: Final = 384
 LR_HELP: Final = f"{_RATE:g} up to hidden size {_RATE_WIDTH}; above, it decreases in proportion"
 
 
-def default_rate(hidden_size: int) -> float:
-    """Return the peak learning rate of a model where neither --lr nor a recipe gives one."""
-    return _RATE * min(1.0, _RATE_WIDTH / hidden_size)
+def hyperparameters_of(config: Optimization, folder: Path) -> Hyperparameters:
+    """Return the hyperparameters of a run from a checkpoint; all parameters have the same rate."""
+    names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
+    values: dict[str, Any] = {name: getattr(config, name) for name in names}
+    if config.lr is None:
+        values["lr"] = _RATE * min(
+            1.0, _RATE_WIDTH / AlbertConfig.from_hf(read_config(folder)).hidden_size
+        )
+    return Hyperparameters(**values, pooled_factor=1.0)
 
 
 # Names of recipes: for questions that all have an answer, and for others.

@@ -10,16 +10,15 @@ import torch
 from albert_serve.tasks.text_length import describe_long_texts
 from training.conversion.source import open_checkpoint
 from training.finetuning.config import FinetuneConfig
-from training.finetuning.model import extra_config, head_fit_of, load_start
-from training.finetuning.settings import data_names, record_of, settle
-from training.finetuning.start import Start, hyperparameters_of
-from training.finetuning.steps import contrasts, mixture_of, num_steps
-from training.finetuning.tasks import heads_of, read_tasks
-from training.finetuning.validation import export_command, validating
+from training.finetuning.model import Start, extra_config, head_fit_of, labels_of, load_start
+from training.finetuning.plan import plan_of
+from training.finetuning.recipes import hyperparameters_of
+from training.finetuning.record import data_names, export_command, record_of
+from training.finetuning.tasks import read_tasks, setup_of
 from training.loop.checkpointing import Checkpoints
 from training.loop.distributed import join_world, setting_up
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
-from training.loop.progress import Progress, is_known_run, run_precision
+from training.loop.progress import is_known_run, run_precision
 from training.loop.step import Run
 from training.tasks.base import TrainingTask
 from training.tasks.embeddings.loss import VECTORS
@@ -29,7 +28,7 @@ def run_finetuning(config: FinetuneConfig) -> TrainedRun:
     """Train the run of a configuration to its end, or resume it."""
     with join_world(config.device) as world, ExitStack() as stack:
         with setting_up(world):
-            config = settle(config)
+            config.check_files()
             checkpoint = stack.enter_context(open_checkpoint(config.initialize_from))
             folder = checkpoint.folder
             hyperparameters = hyperparameters_of(config, folder)
@@ -39,34 +38,33 @@ def run_finetuning(config: FinetuneConfig) -> TrainedRun:
             torch.set_num_threads(config.threads)
         precision = record["precision"] = run_precision(config.precision, config.output, world)
         with setting_up(world):
-            start = Start.open(folder, config, world.device)
-            tasks = read_tasks(config, start, world)
-            validation, every, selection = validating(tasks, config)
-            mixture = mixture_of(tasks, config, hyperparameters.loss_weights)
-            progress = Progress(num_steps=num_steps(tasks, config), budget_s=config.budget)
+            start = Start.open(folder, config)
+            setup = setup_of(config, start, world)
+            tasks = read_tasks(config, start, setup)
+            plan = plan_of(tasks, config, hyperparameters.loss_weights)
             torch.manual_seed(config.seed)
-            labels = {task.name: task.labels for task in tasks if task.labels}
-            model = load_start(start, heads_of(tasks), labels)
-            has_contrast = contrasts(tasks, config)
+            model = load_start(
+                start, [head for task in tasks for head in task.heads], labels_of(tasks)
+            )
             fit = head_fit_of(
                 model,
                 start,
                 tasks,
-                fits_all=config.head_only or has_contrast,
+                fits_all=config.head_only or plan.has_contrast,
                 seed=config.seed,
-                contrast_rate=hyperparameters.lr if has_contrast else None,
+                contrast_rate=hyperparameters.lr if plan.has_contrast else None,
             )
         if fit is not None and not (config.output / "checkpoint").exists():
             fit.fit(world, precision)
         run = build_run(
             model,
-            mixture,
+            plan.mixture,
             {name: loss for task in tasks for name, loss in task.losses.items()},
             hyperparameters,
-            progress=progress,
+            progress=plan.progress,
             world=world,
             precision=precision,
-            selection=selection,
+            selection=plan.selection,
         )
         trained = train_run(
             PreparedRun(
@@ -77,14 +75,12 @@ def run_finetuning(config: FinetuneConfig) -> TrainedRun:
                 stage={"settings": {**record, **data_names(config, checkpoint.name)}},
                 start=folder,
                 tokenizer_from=folder,
-                extra_config=extra_config(
-                    start, model.tasks, {task.name: task for task in tasks if task.labels}
-                ),
+                extra_config=extra_config(start, model.tasks, tasks),
                 sentence_vectors=VECTORS if config.embeddings else None,
-                validation=validation,
-                validate_every=every,
+                validation=plan.validation,
+                validate_every=plan.validate_every,
                 validates_start=fit is not None,
-                compiles=start.compiles,
+                compiles=setup.compiles,
             )
         )
         if trained.status == 0 and world.is_main and not _has_best(run):

@@ -8,14 +8,16 @@ from typing import Final, NamedTuple
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD
 from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, further_head
+from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.rows import collecting, raise_listed
 from training.errors import RunError
 from training.finetuning.config import ClassifierConfig, FinetuneConfig
-from training.finetuning.start import Start
+from training.finetuning.model import Start
 from training.glue.tasks import TASKS
 from training.loop.distributed import World
 from training.model.heads import MULTIPLE_CHOICE, Task
 from training.model.labels import default_name
+from training.options.config import should_compile
 from training.pretraining.recipes import RECIPES
 from training.tasks.base import TrainingSetup, TrainingTask
 from training.tasks.classification.loss import ClassificationConfig, read_classification
@@ -43,10 +45,11 @@ def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
         _Kind(head, partial(read_classification, _classification(head, texts, split)))
         for head, texts in _trained_heads(config, start)
     ]
-    if config.multiple_choice:
+    validation = config.files.validation
+    if config.has_choices:
         choices = ChoiceConfig(
-            files=config.multiple_choice,
-            validation=config.validation,
+            files=config.files.train,
+            validation=validation,
             columns=config.columns,
             choice_columns=config.choice_columns,
             metric=config.metric,
@@ -55,7 +58,7 @@ def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
     if config.token_classification:
         tokens = TokenConfig(
             files=config.token_classification,
-            validation=config.validation,
+            validation=validation,
             validation_split=split,
             metric=config.metric,
         )
@@ -63,7 +66,7 @@ def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
     if config.question_answering:
         questions = QuestionConfig(
             files=config.question_answering,
-            validation=config.validation if config.validates_questions else (),
+            validation=validation if config.validates_questions else (),
             length=config.question_length or config.length,
             metric=config.metric,
         )
@@ -71,7 +74,7 @@ def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
     if config.embeddings:
         vectors = EmbeddingConfig(
             files=config.embeddings,
-            validation=config.validation if config.has_held_out_vectors else (),
+            validation=validation if config.has_held_out_vectors else (),
             columns=config.embedding_columns,
         )
         kinds.append(_Kind("embeddings", partial(read_vectors, vectors)))
@@ -84,8 +87,8 @@ def _classification(head: Task, texts: ClassifierConfig, split: float) -> Classi
     return ClassificationConfig(
         head=head,
         name=texts.head,
-        files=texts.text_classification,
-        validation=texts.validation,
+        files=texts.files.train,
+        validation=texts.files.validation,
         validation_split=split,
         task=None if texts.task is None else TASKS[texts.task],
         problem=texts.problem,
@@ -124,7 +127,7 @@ def _trained_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, Cla
     """
     heads = config.heads
     trained: list[tuple[Task, ClassifierConfig]] = (
-        [(CLASSIFICATION, config)] if config.text_classification else []
+        [(CLASSIFICATION, config)] if config.has_texts else []
     )
     default = default_name(start.hf) or DEFAULT_HEAD
     if heads and not trained and CLASSIFICATION not in start.heads:
@@ -135,7 +138,7 @@ def _trained_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, Cla
         if head.head == DEFAULT_HEAD != default:
             raise RunError(f"--head {DEFAULT_HEAD}: the default classifier is named {default}")
         task = CLASSIFICATION if head.head == default else further_head(head.head)
-        if task == CLASSIFICATION and config.text_classification:
+        if task == CLASSIFICATION and config.has_texts:
             raise RunError(
                 f"--head {head.head} names the default classifier, whose data stands before --head "
                 "already; give another name"
@@ -144,34 +147,28 @@ def _trained_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, Cla
     return trained
 
 
-def heads_of(tasks: Sequence[TrainingTask]) -> list[Task]:
-    """Return the heads that the tasks train."""
-    return [head for task in tasks for stream in task.streams for head in stream.tasks]
-
-
-def read_tasks(config: FinetuneConfig, start: Start, world: World) -> list[TrainingTask]:
-    """Read the data of all tasks of a run.
-
-    Raises:
-        CorpusError: data is broken; all of it is listed.
-        RunError: there is none, or options do not go together.
-    """
-    kinds = _trained(config, start)
-    if not kinds:
-        raise RunError(
-            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
-            "--token-classification, --question-answering, --embeddings or --pretraining"
-        )
-    setup = TrainingSetup(
-        tokenizer=start.tokenizer,
+def setup_of(config: FinetuneConfig, start: Start, world: World) -> TrainingSetup:
+    """Return the parts of the run that its tasks read their data for."""
+    return TrainingSetup(
+        tokenizer=AlbertTokenizer.from_file(start.folder / "tokenizer.json"),
         architecture=start.architecture,
         world=world,
         seed=config.seed,
         length=config.length,
         truncation=config.truncation,
         micro_batch_size=config.micro_batch_size,
-        compiles=start.compiles,
+        compiles=should_compile(config.compile, world.device),
     )
+
+
+def read_tasks(config: FinetuneConfig, start: Start, setup: TrainingSetup) -> list[TrainingTask]:
+    """Read the data of all tasks of a run; all errors in them are listed."""
+    kinds = _trained(config, start)
+    if not kinds:
+        raise RunError(
+            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
+            "--token-classification, --question-answering, --embeddings or --pretraining"
+        )
     tasks: list[TrainingTask] = []
     errors: list[str] = []
     for kind, size in zip(kinds, _batch_sizes(config, kinds), strict=True):

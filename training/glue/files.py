@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from training.data.corpus import CorpusError
 from training.data.labelled.rows import raise_listed
@@ -19,8 +18,7 @@ _HUB_TRAIN: Final = f"train-*{_PARQUET}"
 _VALIDATION: Final = ("val.tsv", "validation.tsv")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TrainingFiles:
+class TrainingFiles(NamedTuple):
     """The training files of a task, and the files for validation during training."""
 
     train: list[Path]
@@ -43,7 +41,7 @@ def _dev(task: GlueTask) -> dict[str, tuple[str, ...]]:
     }
 
 
-def training_files(task: GlueTask, folder: Path) -> _TrainingFiles:
+def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
     """Find the files of a task in a folder.
 
     Validation is on `val.tsv` if there is one, otherwise on the first official held-out split.
@@ -55,7 +53,7 @@ def training_files(task: GlueTask, folder: Path) -> _TrainingFiles:
     if not validation:
         missing.append(_missing(folder, "held-out", task.dev[first]))
     raise_listed(missing)
-    return _TrainingFiles(train=train, validation=validation)
+    return TrainingFiles(train=train, validation=validation)
 
 
 def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:

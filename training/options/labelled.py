@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 from albert_serve.errors import HubError
 from albert_serve.hub import HubModel, check_reachable, download, find_cached
@@ -89,6 +90,38 @@ class LabelledTexts(Options, title="labelled texts"):
             raise RunError(f"--label-column {' '.join(labels)}: give each column once")
         if self.delimiter is not None and len(self.delimiter) != 1:
             raise RunError(f"--delimiter {self.delimiter!r}: give one character, such as ';'")
+        self._check_task()
+
+    def _check_task(self) -> None:
+        if self.task is None and self.data is not None:
+            raise RunError(f"--data {self.data} is the folder of a task; give --task")
+        if self.head is not None and (
+            self.task == RACE or not (self.text_classification or self.task)
+        ):
+            raise RunError(
+                f"--head {self.head} is a classifier of texts; give its data after it, by "
+                "--text-classification or a --task of GLUE"
+            )
+        if self.task is None:
+            return
+        if given := [name for name in _OWN_FILES if getattr(self, name, None)]:
+            names = ", ".join(map(flag_name, given))
+            raise RunError(f"--task has its own files, columns and labels; leave out {names}")
+        if self.task == RACE and self.data is None:
+            raise RunError("--task RACE needs --data, the folder of its files")
+
+    @cached_property
+    def task_folder(self) -> Path | None:
+        """The folder of the task's files, which are downloaded if need be; None without a task."""
+        source = _glue_of(self.data) if self.task in TASKS else None
+        if source is None or self.task is None:
+            return self.data
+        try:
+            return _download_task(source, self.task)
+        except (HubError, CheckpointError) as error:
+            raise RunError(
+                f"{error}; --data names a folder with the files of --task {self.task}"
+            ) from error
 
     @property
     def columns(self) -> Columns:
@@ -123,42 +156,6 @@ class ChoiceFiles(Options, title="multiple choice"):
         (),
         metavar="NAME",
     )
-
-
-_TextsT = TypeVar("_TextsT", bound=LabelledTexts)
-
-
-def with_task_data(texts: _TextsT) -> _TextsT:
-    """Return the configuration with the folder of the task's files, downloaded if need be."""
-    _check_task(texts)
-    source = _glue_of(texts.data) if texts.task in TASKS else None
-    if source is None or texts.task is None:
-        return texts
-    try:
-        return replace(texts, data=_download_task(source, texts.task))
-    except (HubError, CheckpointError) as error:
-        raise RunError(
-            f"{error}; --data names a folder with the files of --task {texts.task}"
-        ) from error
-
-
-def _check_task(texts: LabelledTexts) -> None:
-    if texts.task is None and texts.data is not None:
-        raise RunError(f"--data {texts.data} is the folder of a task; give --task")
-    if texts.head is not None and (
-        texts.task == RACE or not (texts.text_classification or texts.task)
-    ):
-        raise RunError(
-            f"--head {texts.head} is a classifier of texts; give its data after it, by "
-            "--text-classification or a --task of GLUE"
-        )
-    if texts.task is None:
-        return
-    if given := [name for name in _OWN_FILES if getattr(texts, name, None)]:
-        names = ", ".join(map(flag_name, given))
-        raise RunError(f"--task has its own files, columns and labels; leave out {names}")
-    if texts.task == RACE and texts.data is None:
-        raise RunError("--task RACE needs --data, the folder of its files")
 
 
 def _glue_of(data: Path | None) -> HubModel | None:

@@ -146,6 +146,11 @@ class TrainingTask:
     labels: Mapping[str, Any] | None = None
     long_texts: LongTexts = _NO_TEXTS
 
+    @property
+    def heads(self) -> list[Task]:
+        """The heads of the model that it trains."""
+        return [head for stream in self.streams for head in stream.tasks]
+
 
 class _Divisible(Protocol):
     """A text that is trained on or held out."""

@@ -25,8 +25,7 @@ from tests.training.support import (
 from training.commands import evaluate
 from training.commands.finetune import main
 from training.finetuning.config import FinetuneConfig
-from training.finetuning.model import load_start
-from training.finetuning.start import Start
+from training.finetuning.model import Start, load_start
 from training.model.checkpoint import label_keys, load_checkpoint, read_config
 from training.model.heads import Task
 
@@ -191,7 +190,7 @@ def test_a_classifier_of_other_labels_is_new_and_said_to_be(
     assert load_checkpoint(tmp_path / "stsb-run" / "checkpoint").tasks["text-classification"] == 1
     first_run = tmp_path / "mnli-run" / "checkpoint"
     config = FinetuneConfig(output=tmp_path, length=16, steps=1)
-    opened = Start.open(first_run, config, torch.device("cpu"))
+    opened = Start.open(first_run, config)
     names = ["entailment", "neutral", "contradiction"]
     same, flipped, other = (
         load_start(opened, (TASK,), {TASK: label_keys(each)}).state_dict()

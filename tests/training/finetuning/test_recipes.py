@@ -10,7 +10,6 @@ import pytest
 from tests.training.support import SQUAD, SQUAD_V2
 from training.commands.finetune import FinetuneConfig
 from training.finetuning.recipes import PAPER
-from training.finetuning.settings import settle
 
 # Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
 TABLE_14 = """
@@ -33,7 +32,7 @@ def settled(**values: Any) -> FinetuneConfig:
     """The settings of a run on questions or texts, whose own files are not read."""
     end = {} if values.get("recipe") or "steps" in values else {"steps": 1}
     output = Path("nowhere")
-    return settle(FinetuneConfig(initialize_from="x", output=output, **{**end, **values}))
+    return FinetuneConfig(initialize_from="x", output=output, **{**end, **values})
 
 
 @pytest.fixture
