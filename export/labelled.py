@@ -20,15 +20,12 @@ from albert_serve.tasks.text_length import text_length
 from albert_serve.tokenizer import AlbertTokenizer
 from export.config import ExportConfig, ExportError
 from export.source import Source
-from training.data.labelled.folders import RACE, labelled_files
-from training.glue.files import dev_files
-from training.glue.tasks import TASKS, Metric
+from training.data.labelled.folders import RACE
+from training.evaluation.classifiers import classifier_data, read_held_out
+from training.glue.tasks import Metric
 from training.model.checkpoint import read_config
 from training.model.heads import Task
-from training.model.labels import find_head
 from training.options.labelled import LabelledTexts
-from training.tasks.classification.files import read_labelled, read_task
-from training.tasks.classification.metrics import TextPredictions, classify, classify_task
 from training.tasks.metrics import metric_figures, predictions_of
 from training.tasks.question_answering.files import read_squad
 from training.tasks.question_answering.metrics import (
@@ -103,7 +100,9 @@ def read_labelled_data(config: ExportConfig, source: Source) -> dict[str, Labell
         )
     read = {
         head: _read_texts(texts, head, source, tokenizer)
-        for head, texts in _classifiers(config, source).items()
+        for head, texts in classifier_data(
+            config, config.heads, source.heads, read_config(source.folder)
+        ).items()
     }
     if config.question_answering:
         read["question-answering"] = _read_questions(config, source, tokenizer)
@@ -112,48 +111,18 @@ def read_labelled_data(config: ExportConfig, source: Source) -> dict[str, Labell
     return read
 
 
-def _classifiers(config: ExportConfig, source: Source) -> Mapping[str, LabelledTexts]:
-    """Return the data of each classifier that has some."""
-    data: dict[str, LabelledTexts] = {}
-    if config.text_classification or config.task:
-        data[CLASSIFICATION] = config
-    for texts in config.heads:
-        head = find_head(read_config(source.folder), source.heads, texts.head or "")
-        if head in data:
-            raise ExportError(
-                f"--head {texts.head} is the default classifier, whose data stands before --head "
-                "already; give one of the two"
-            )
-        data[head] = texts
-    return data
-
-
 def _read_texts(
     data: LabelledTexts, head: Task, source: Source, tokenizer: AlbertTokenizer
 ) -> LabelledData:
     entry = source.heads[head]
-    names, problem = entry.labels or [], entry.problem_type or "single_label_classification"
+    problem = entry.problem_type or "single_label_classification"
     length = text_length(head, source.training, source.config.max_positions)
-    task = TASKS.get(data.task or "")
-    if task is None or data.task_folder is None:
-        files = labelled_files(data.text_classification, "test", "validation")
-        texts, _ = read_labelled(files, names, data.columns, problem)
-
-        def classify_all(runner: Runner) -> list[TextPredictions]:
-            return [classify(runner, tokenizer, texts, names, problem, length=length, head=head)]
-    else:
-        splits = dev_files(task, data.task_folder)
-        files = [file for paths in splits.values() for file in paths]
-        read = {name: read_task(task, {name: paths}).texts[name] for name, paths in splits.items()}
-
-        def classify_all(runner: Runner) -> list[TextPredictions]:
-            run = classify_task(runner, tokenizer, task, names, read, length=length, head=head)
-            return [*run.values()]
-
+    held_out = read_held_out(data, head, entry.labels or [], problem)
     name, metric = _METRICS[problem]
 
     def measure(runner: Runner) -> Scored:
-        classified = classify_all(runner)
+        splits = held_out.classify(runner, tokenizer, held_out.splits, length=length)
+        classified = list(splits.values())
         logits_NK, targets_N = (
             np.concatenate([getattr(part, name) for part in classified])
             for name in ("logits", "targets")
@@ -161,7 +130,7 @@ def _read_texts(
         num_truncated = sum(part.num_truncated for part in classified)
         return _score_texts(logits_NK, targets_N, metric)._replace(num_truncated=num_truncated)
 
-    return LabelledData(metric=name, files=files, measure=measure)
+    return LabelledData(metric=name, files=held_out.files, measure=measure)
 
 
 def _score_texts(logits_NK: NDArray[Any], targets_N: NDArray[Any], metric: Metric) -> Scored:

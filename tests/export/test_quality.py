@@ -25,8 +25,9 @@ from export.quality import Comparison, MeasuredQuality, check_quality, compare
 from export.source import Source, read_source
 from tests.export.conftest import WIKI
 from tests.export.exporting import export_bundle
+from tests.training.support import read_labelled
 from training.model.checkpoint import load_checkpoint
-from training.tasks.classification.files import labelled_examples, read_labelled
+from training.tasks.classification.files import labelled_examples
 from training.tasks.classification.metrics import classify
 from training.tasks.engine import TorchEngine
 from training.tasks.question_answering.files import read_squad

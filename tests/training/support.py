@@ -20,7 +20,9 @@ import transformers
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from albert_serve.bundle.manifest import ProblemType
 from albert_serve.config import AlbertConfig, Sharing
+from training.data.labelled.columns import COMMON_COLUMNS, Columns
 from training.data.shards import Shard, Shards
 from training.loop.checkpointing import load_state, step_of
 from training.loop.step import Run, StepResult
@@ -28,6 +30,7 @@ from training.model.albert import ModelInputs, Packing
 from training.model.checkpoint import read_weights
 from training.model.heads import AlbertForTasks, Task
 from training.model.hf_names import parameters
+from training.tasks.classification.files import LabelledText, read_splits
 
 REPOSITORY: Final = Path(__file__).parents[2]
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"
@@ -380,3 +383,14 @@ def pretend_bf16(patch: pytest.MonkeyPatch, has_bf16: bool) -> None:
     """Have the CPU look as if it had fast instructions for bf16, or none."""
     patch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
     patch.setattr("training.system.precision.cpu_is_faster_in_bf16", lambda: has_bf16)
+
+
+def read_labelled(
+    files: Sequence[Path],
+    label_names: Sequence[str] | None = None,
+    columns: Columns = COMMON_COLUMNS,
+    problem: ProblemType = "single_label_classification",
+) -> tuple[list[LabelledText], list[str]]:
+    """The texts of one split, and the names of their labels in order."""
+    splits = read_splits({"data": files}, label_names, columns, problem)
+    return splits.texts["data"], splits.names

@@ -16,7 +16,7 @@ import torch
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import SQUAD, SQUAD_V2, TINY, randomize
+from tests.training.support import SQUAD, SQUAD_V2, TINY, randomize, read_labelled
 from training.commands import pretrain
 from training.commands.evaluate import main
 from training.data.batch import pad
@@ -25,7 +25,6 @@ from training.data.masking import NgramMasking
 from training.data.shards import Shards
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
-from training.tasks.classification.files import read_labelled
 from training.tasks.engine import TorchEngine
 from training.tasks.pretraining.metrics import evaluate_pretraining, held_out, unigram_entropy
 from training.tasks.question_answering.files import Question, read_squad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.sentence_vectors import read_sentence_vectors
-from albert_serve.bundle.weights import CLASSIFICATION, TOKENS
+from albert_serve.bundle.weights import TOKENS
 from albert_serve.names import listed
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tasks.text_length import TRUNCATION_HELP, describe_long_texts, text_length
@@ -21,27 +21,26 @@ from training.conversion.source import open_checkpoint
 from training.data.examples import MIN_LENGTH
 from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
 from training.errors import EvaluationError
+from training.evaluation.classifiers import (
+    HeldOutTexts,
+    classifier_data,
+    read_held_out,
+    task_figures,
+)
 from training.evaluation.prediction_files import write_glue, write_squad
-from training.glue.files import dev_files
 from training.glue.tasks import TASKS
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
-from training.model.labels import find_head, read_labels, read_temperature
+from training.model.labels import read_labels, read_temperature
 from training.model.provenance import file_names, read_stages
 from training.options.config import Device
 from training.options.flags import flag
 from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts
 from training.options.values import Count, Finite
 from training.system.precision import PrecisionName, precision
-from training.tasks.classification.files import read_splits, read_task, read_test
+from training.tasks.classification.files import read_test
 from training.tasks.classification.metrics import PREFIX as TEXT_PREFIX
-from training.tasks.classification.metrics import (
-    TextPredictions,
-    classify,
-    classify_task,
-    head_figure,
-    task_figures,
-)
+from training.tasks.classification.metrics import TextPredictions, head_figure
 from training.tasks.embeddings.files import SimilarTexts, TextKind, read_similar
 from training.tasks.embeddings.metrics import retrieval_figures, similarity_figures, torch_embedder
 from training.tasks.engine import TorchEngine
@@ -64,8 +63,6 @@ from training.tasks.token_classification.files import read_tagged
 from training.tasks.token_classification.metrics import PREFIX as TOKEN_PREFIX
 from training.tasks.token_classification.metrics import evaluate_entities
 
-# The one split of the user's own files.
-_ONLY: Final = "data"
 _SHOWN_FILES: Final = 3
 
 
@@ -168,10 +165,12 @@ class _Opened:
     """A checkpoint that is open.
 
     Attributes:
+        hf: content of its `config.json`.
         notes: about long texts, as in `Evaluation`.
     """
 
     folder: Path
+    hf: Mapping[str, Any]
     model: AlbertForTasks
     tokenizer: AlbertTokenizer
     notes: list[str] = field(default_factory=list)
@@ -228,7 +227,8 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         folder = checkpoint.folder
         model = load_checkpoint(folder).to(config.device).eval()
         tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
-        opened = _Opened(folder=folder, model=model, tokenizer=tokenizer)
+        hf = read_config(folder)
+        opened = _Opened(folder=folder, hf=hf, model=model, tokenizer=tokenizer)
         return Evaluation(_evaluate(config, opened), opened.notes)
 
 
@@ -268,7 +268,7 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
 def _entity_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     opened.need(TOKENS)
     model, files = opened.model, config.token_classification
-    names, _ = read_labels(read_config(opened.folder), model.tasks[TOKENS], TOKENS)
+    names, _ = read_labels(opened.hf, model.tasks[TOKENS], TOKENS)
     figures = evaluate_entities(model, opened.tokenizer, read_tagged(files), names)
     return figures | _data(TOKEN_PREFIX, files)
 
@@ -334,10 +334,16 @@ def _choice_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
 def _text_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     """Return the figures of all classifiers."""
     figures: dict[str, Any] = {}
-    for head, texts in _classifiers(config, opened).items():
-        own = _classify(config, texts, head, opened)
-        task = TASKS.get(texts.task or "")
-        own_figures = own[_ONLY].figures() if task is None else task_figures(task, own)
+    data = classifier_data(config, config.heads, opened.model.tasks, opened.hf)
+    for head, texts in data.items():
+        opened.need(head)
+        names, problem = read_labels(opened.hf, opened.model.tasks[head], head)
+        held_out = read_held_out(texts, head, names, problem)
+        if held_out.are_numbered:
+            numbers = listed([f"{index} {name}" for index, name in enumerate(names)])
+            print(f"the labels are numbers, read in this order: {numbers}", file=sys.stderr)
+        splits = _classify(config, texts, held_out, opened)
+        own_figures = task_figures(held_out.task, splits)
         own_figures |= _data(TEXT_PREFIX, texts.text_classification)
         _, _, name = head.partition("/")
         if name:
@@ -346,78 +352,31 @@ def _text_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     return figures
 
 
-def _classifiers(config: EvaluateConfig, opened: _Opened) -> dict[Task, LabelledTexts]:
-    """Return the data of each classifier that is measured.
-
-    Raises:
-        EvaluationError, CheckpointError: the model has none, or one is given twice.
-    """
-    given: dict[Task, LabelledTexts] = {}
-    if config.text_classification or config.task in TASKS:
-        opened.need(CLASSIFICATION)
-        given[CLASSIFICATION] = config
-    for own in config.heads:
-        head = find_head(read_config(opened.folder), opened.model.tasks, own.head or "")
-        if head in given:
-            raise EvaluationError(
-                f"--head {own.head} is the default classifier, whose data stands before --head "
-                "already; give one of the two"
-            )
-        given[head] = own
-    return given
-
-
 def _classify(
-    config: EvaluateConfig, own: LabelledTexts, head: Task, opened: _Opened
+    config: EvaluateConfig, texts: LabelledTexts, held_out: HeldOutTexts, opened: _Opened
 ) -> dict[str, TextPredictions]:
-    runner, tokenizer = TorchEngine(opened.model), opened.tokenizer
-    names, problem = read_labels(read_config(opened.folder), opened.model.tasks[head], head)
-    task = TASKS.get(own.task or "")
-    length = opened.text_length(head)
-    if task is None or own.task_folder is None:
-        files = labelled_files(own.text_classification, "test", "validation")
-        read = read_splits({_ONLY: files}, names, own.columns, problem)
-        if read.are_numbered:
-            numbers = listed([f"{index} {name}" for index, name in enumerate(names)])
-            print(f"the labels are numbers, read in this order: {numbers}", file=sys.stderr)
-        texts = read.texts[_ONLY]
-        predictions = classify(
-            runner,
-            tokenizer,
-            texts,
-            names,
-            problem,
-            length=length,
-            truncation=config.truncation,
-            head=head,
-        )
-        splits = submitted = {_ONLY: predictions}
-    else:
-        run = partial(
-            classify_task,
-            runner,
-            tokenizer,
-            task,
-            names,
-            length=length,
-            truncation=config.truncation,
-            head=head,
-        )
-        held_out = dev_files(task, own.task_folder).items()
-        splits = submitted = run(
-            {split: read_task(task, {split: files}).texts[split] for split, files in held_out}
-        )
-        if config.predictions is not None and (tests := read_test(task, own.task_folder)):
-            submitted = run(tests)
+    """Return the predictions for each split, and write those that are submitted."""
+    head, task, length = held_out.head, held_out.task, opened.text_length(held_out.head)
+    run = partial(
+        held_out.classify,
+        TorchEngine(opened.model),
+        opened.tokenizer,
+        length=length,
+        truncation=config.truncation,
+    )
+    splits = submitted = run(held_out.splits)
     if config.predictions is not None:
+        if task is not None and texts.task_folder is not None:
+            tests = read_test(task, texts.task_folder)
+            submitted = run(tests) if tests else splits
         write_glue(submitted, _of_head(config.predictions, head), task)
     opened.note_truncated(
-        sum(texts.num_truncated for texts in splits.values()),
-        sum(len(texts.texts) for texts in splits.values()),
+        sum(split.num_truncated for split in splits.values()),
+        sum(len(split.texts) for split in splits.values()),
         length,
     )
-    temperature = read_temperature(read_config(opened.folder), head)
-    return {split: replace(texts, temperature=temperature) for split, texts in splits.items()}
+    temperature = read_temperature(opened.hf, head)
+    return {name: replace(split, temperature=temperature) for name, split in splits.items()}
 
 
 def _of_head(file: Path, head: Task) -> Path:

@@ -18,7 +18,6 @@ from training.loop.distributed import World
 from training.model.heads import MULTIPLE_CHOICE, Task
 from training.model.labels import default_name
 from training.options.config import should_compile
-from training.pretraining.recipes import RECIPES
 from training.tasks.base import TrainingSetup, TrainingTask
 from training.tasks.classification.loss import ClassificationConfig, read_classification
 from training.tasks.embeddings.loss import EmbeddingConfig, read_vectors
@@ -27,8 +26,11 @@ from training.tasks.pretraining.loss import PretrainingConfig, read_text
 from training.tasks.question_answering.loss import QuestionConfig, read_spans
 from training.tasks.token_classification.loss import TokenConfig, read_tokens
 
-# Fraction of the tokens that is predicted, the paper's.
-_MASK_RATE: Final = RECIPES["paper"].mask_rate
+# Of continued pretraining: the fraction of the tokens that is predicted, the paper's; that of the
+# documents that are cut into shorter examples; and the least sentences of each side of a pair.
+_MASK_RATE: Final = 0.15
+_SHORT_RATE: Final = 0.1
+_ORDER_SENTENCES: Final = 2
 
 
 class _Kind(NamedTuple):
@@ -100,7 +102,6 @@ def _classification(head: Task, texts: ClassifierConfig, split: float) -> Classi
 
 
 def _pretraining(config: FinetuneConfig, start: Start) -> PretrainingConfig:
-    recipe = RECIPES["small"]
     short_rate = config.order_short_rate
     return PretrainingConfig(
         files=config.pretraining,
@@ -108,11 +109,11 @@ def _pretraining(config: FinetuneConfig, start: Start) -> PretrainingConfig:
         shards=config.output / "shards",
         sentence_task="nsp" if start.hf.get("albert_sentence_task") == "nsp" else "sop",
         mask_rate=_MASK_RATE if config.mask_rate is None else config.mask_rate,
-        short_rate=recipe.short_rate,
+        short_rate=_SHORT_RATE,
         has_pairs=bool(config.order_share),
         order_length=config.order_length,
-        order_short_rate=recipe.short_rate if short_rate is None else short_rate,
-        order_sentences=config.order_sentences or recipe.order_sentences,
+        order_short_rate=_SHORT_RATE if short_rate is None else short_rate,
+        order_sentences=config.order_sentences or _ORDER_SENTENCES,
     )
 
 

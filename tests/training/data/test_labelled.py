@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.albert_serve.scoring.jobs import write_dataset
-from tests.training.support import write
+from tests.training.support import read_labelled, write
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import files_of_split, labelled_files
-from training.tasks.classification.files import read_labelled, read_splits, read_texts
+from training.tasks.classification.files import read_splits, read_texts
 
 MULTI: Final = "multi_label_classification"
 

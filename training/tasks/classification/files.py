@@ -35,9 +35,6 @@ from training.data.labelled.rows import LeftOut, gather_rows, raise_listed, tell
 from training.glue.files import find_first
 from training.glue.tasks import GlueTask
 
-# A file has one split, of this name.
-_ONLY: Final = "data"
-
 # Data sets such as SNLI write these where there is no label.
 _NO_LABEL: Final = frozenset({"-1", "-"})
 # More different numbers are asked about: they may be values, and not the names of classes.
@@ -89,20 +86,6 @@ class _Row(NamedTuple):
     labels: tuple[str, ...]
     place: str
     classes: Sequence[str]
-
-
-def read_labelled(
-    files: Sequence[Path],
-    label_names: Sequence[str] | None = None,
-    columns: Columns = COMMON_COLUMNS,
-    problem: ProblemType = "single_label_classification",
-) -> tuple[list[LabelledText], list[str]]:
-    """Read the examples of classification files, and the names of the labels in order.
-
-    As `read_splits` of one split.
-    """
-    splits = read_splits({_ONLY: files}, label_names, columns, problem)
-    return splits.texts[_ONLY], splits.names
 
 
 def read_splits(

@@ -65,7 +65,7 @@ def read_choices(
 ) -> list[ChoiceText]:
     """Read the questions of files, or of all files in folders.
 
-    A file is `.csv`, `.tsv`, `.jsonl` or `.parquet`, as for `read_labelled`, with the columns that
+    A file is `.csv`, `.tsv`, `.jsonl` or `.parquet`, as for `read_splits`, with the columns that
     `choice_columns` describes; or one of RACE: a `.txt` file that is one JSON object, or `.jsonl`
     with one a line, of `article`, `questions`, `options` and `answers`.
 
