@@ -101,9 +101,6 @@ def load_start(
 
     Args:
         labels: of each classifier that is trained, keys of `config.json` that name its labels.
-
-    Raises:
-        ConfigError, CheckpointError: as `load_checkpoint`.
     """
     config = start.architecture
     heads = _without_replaced(start.heads, tasks)

@@ -122,9 +122,6 @@ def _trained_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, Cla
 
     Data before `--head` is the default classifier's, which `transformers` reads. Without, and in a
     checkpoint that has none, the default is the head of that name, or else the first.
-
-    Raises:
-        RunError: two classifiers have one name, or options do not go together.
     """
     heads = config.heads
     trained: list[tuple[Task, ClassifierConfig]] = (

@@ -195,11 +195,7 @@ def _unknown_tags(rows: Sequence[_TaggedWords]) -> list[str]:
 
 
 def _of_record(record: Row) -> _TaggedWords | _Spans:
-    """Return the text of a row.
-
-    Raises:
-        ValueError: it is in none of the forms.
-    """
+    """Return the text of a row."""
     values = record.values
     tokens, tags = find_column(values, ("tokens",)), find_column(values, _TAGS)
     text, entities = find_column(values, ("text",)), find_column(values, ("entities",))
