@@ -68,12 +68,8 @@ def test_a_script_runs_on_a_model_in_this_process(script: str, bundle_dir: Path,
 
 
 PAGE = (ROOT / "docs/client.md").read_text(encoding="utf-8")
-BATCH = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:3000"
-PROGRAMS = [
-    *re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL),
-    *(text for text in re.findall(r"```python\n(.*?)```", BATCH, re.DOTALL) if ADDRESS in text),
-]
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
