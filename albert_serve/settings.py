@@ -275,7 +275,7 @@ def _check_names(variables: Mapping[str, str]) -> None:
             or _KUBERNETES.search(f"{name}={value}")
         ):
             continue
-        near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.85)
         hint = f"did you mean {near[0]}?" if near else "unset it; docs/operate.md lists them"
         raise ConfigError(f"{name} is set, but there is no such setting; {hint}")
 
