@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 # Links in a run's folder; no model of the Hub is called so.
 _LINKS: Final = ("best", "checkpoint")
@@ -54,6 +58,34 @@ def put_in_place(partial: Path, path: Path) -> None:
     """Sync a partial file to disk, then rename it to `path`."""
     sync(partial)
     os.replace(partial, path)
+
+
+@contextmanager
+def replace_folder(target: Path, *, mode: int = 0o755) -> Iterator[Path]:
+    """Create a folder next to `target` that replaces it at the end of the block.
+
+    Its files are on disk before it gets the name. After an error the folder is removed and `target`
+    stays. A killed process leaves the folder, as `.NAME.*.partial`, and if it is killed between the
+    two renames, the old content as `.NAME.*.old`.
+    """
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
+    old = folder.with_suffix(".old")
+    folder.mkdir(mode)
+    try:
+        yield folder
+        for path in (*folder.rglob("*"), folder):
+            sync(path)
+        if target.exists():
+            target.rename(old)
+        folder.rename(target)
+        sync(target.parent)
+    finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        for path in (folder, old):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

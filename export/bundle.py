@@ -29,6 +29,7 @@ from albert_serve.bundle.manifest import (
     file_entry,
 )
 from albert_serve.bundle.weights import read_header
+from albert_serve.files import replace_folder
 from albert_serve.progress import progress
 from export.config import ExportConfig, ExportError
 from export.encoder import build_encoder
@@ -47,7 +48,6 @@ from export.verify import measure_parity as measure_cpu_parity
 from training.conversion.shipped import restore_weights
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
-from training.system.partial_folder import partial_folder
 
 _CONFIG_FILE: Final = "config.json"
 
@@ -108,9 +108,9 @@ def check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a temporary folder next to the target, removed afterwards unless it was renamed."""
+    """Create a folder that replaces the target at the end of the block."""
     try:
-        with partial_folder(target) as folder:
+        with replace_folder(target) as folder:
             yield folder
     except OSError as error:
         raise ExportError(f"{target} cannot be written: {error}") from error

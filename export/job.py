@@ -17,7 +17,6 @@ from albert_serve.api.wire import validate
 from albert_serve.bundle.manifest import (
     CARD_FILE,
     MAX_EXAMPLES,
-    TOKENIZER_FILE,
     Bundle,
     Manifest,
     TaskExample,
@@ -48,7 +47,6 @@ from export.source import Source, read_json_object, read_source, with_threshold
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
-from training.system.partial_folder import put_folder_in_place
 from training.tasks.engine import TorchEngine
 
 _TORCH_BATCH_TOKENS: Final = 1024
@@ -108,26 +106,26 @@ def export(config: ExportConfig) -> ExportResult:
             examples=source.examples,
             sentence_vectors=vectors,
         )
-        write_manifest(manifest, folder)
         comparison = Comparison()
         if config.quality:
-            comparison = _compare(source, folder, model, labelled, config)
+            bundle = Bundle(folder=folder, manifest=manifest, config=source.config)
+            comparison = _compare(source, bundle, model, labelled, config)
             manifest = manifest.with_quality(comparison.quality)
-            write_manifest(manifest, folder)
+        write_manifest(manifest, folder)
         if vectors is not None and config.precision == "fp32":  # for sentence-transformers
             write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
         if manifest.evaluation:
             card = model_card(manifest, target.name)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
-        Bundle.open(folder, verify="size")
-        put_folder_in_place(folder, target)
-        return ExportResult(
-            bundle=Bundle.open(target, verify="size"),
-            unused=unused,
-            left_out=left_out,
-            fp32_bytes=source.weights_file.stat().st_size,
-            comparison=comparison,
-        )
+        bundle = Bundle.open(folder, verify="size")
+        fp32_bytes = source.weights_file.stat().st_size
+    return ExportResult(
+        bundle=replace(bundle, folder=target),
+        unused=unused,
+        left_out=left_out,
+        fp32_bytes=fp32_bytes,
+        comparison=comparison,
+    )
 
 
 def _read_selected(config: ExportConfig, folder: Path) -> tuple[Source, dict[str, str]]:
@@ -185,7 +183,7 @@ def _read_example(place: str, name: TaskName, item: object) -> TaskExample:
 
 def _compare(
     source: Source,
-    folder: Path,
+    bundle: Bundle,
     model: AlbertForTasks,
     labelled: Mapping[str, LabelledData],
     config: ExportConfig,
@@ -195,8 +193,8 @@ def _compare(
     Raises:
         ExportError: a task loses too much, and `config.force` is off.
     """
-    tokenizer = AlbertTokenizer.from_file(folder / TOKENIZER_FILE)
-    engine = Engine.open(Bundle.open(folder, verify="size"), RuntimeOptions(device="cpu"))
+    tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
+    engine = Engine.open(bundle, RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)
     comparison = compare(source, tokenizer, reference, engine, labelled, config.text)
     if not config.force:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
+
+from filelock import FileLock
 
 from albert_serve.bundle.checkpoint import CONFIG_FILE
 from albert_serve.bundle.manifest import CARD_FILE, MANIFEST_FILE, read_manifest
 from albert_serve.errors import BundleMissingError, ConfigError
+from albert_serve.files import replace_folder
 from albert_serve.hub import HubModel, check_reachable, download
 
 
@@ -40,13 +41,17 @@ def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
     if (snapshot / CARD_FILE).is_file():
         names = (*names, CARD_FILE)
     folder = cache / snapshot.name / model.repo_id.rpartition("/")[2]
-    if not folder.is_dir():
-        try:
-            _link(snapshot, names, folder)
-        except OSError as error:
-            raise ConfigError(
-                f"{folder} cannot be written: {error}; set ALBERT_SERVE_CACHE to a folder that can"
-            ) from error
+    try:
+        with FileLock(cache / ".lock"):
+            if not folder.is_dir():
+                folder.parent.mkdir(mode=0o755, exist_ok=True)
+                with replace_folder(folder) as partial:
+                    for name in names:
+                        _link_file((snapshot / name).resolve(), partial / name)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error}; set ALBERT_SERVE_CACHE to a folder that can"
+        ) from error
     return folder
 
 
@@ -57,21 +62,6 @@ def _no_bundle(model: HubModel, snapshot: Path) -> str:
         f"{model} is a checkpoint, not a bundle: it has no {MANIFEST_FILE}. `albert-serve serve` "
         "and `score` take it; here, give a bundle that `albert-serve export` wrote"
     )
-
-
-def _link(source: Path, names: Iterable[str], folder: Path) -> None:
-    """Make a folder of a bundle's files, in one step, whoever else does so meanwhile."""
-    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        partial = Path(scratch) / "bundle"
-        partial.mkdir(mode=0o755)
-        for name in names:
-            _link_file((source / name).resolve(), partial / name)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
 
 
 def _link_file(source: Path, target: Path) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from albert_serve.bundle.manifest import ENCODER_FILE, WEIGHTS_FILE, Bundle, FileEntry, file_entry
 from albert_serve.bundle.weights import WORDS, read_header, stored_name
 from albert_serve.errors import BundleCorruptError
+from albert_serve.files import replace_folder
 from albert_serve.runtime.ort import cpu_name, encoder_options, open_session
 from albert_serve.settings import RuntimeOptions
 
@@ -95,9 +94,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _make(bundle: Bundle, options: RuntimeOptions, folder: Path) -> None:
-    """Write an entry to a temporary folder, and rename it when it is complete."""
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-    try:
+    with replace_folder(folder) as partial:
         session_options = encoder_options(options)
         session_options.optimized_model_filepath = str(partial / _GRAPH)
         for key, value in {
@@ -109,7 +106,3 @@ def _make(bundle: Bundle, options: RuntimeOptions, folder: Path) -> None:
         open_session(bundle.encoder_file, session_options)
         files = {name: file_entry(partial / name) for name in (_GRAPH, PACKED_FILE)}
         (partial / _ENTRY).write_bytes(_ENTRY_TYPE.dump_json(files, indent=2))
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

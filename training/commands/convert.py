@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from albert_serve.files import replace_folder
 from albert_serve.terminal import make_parser
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.conversion.standard import write_for_transformers
 from training.errors import report_errors
-from training.system.partial_folder import new_folder
 
 _EXAMPLES: Final = """examples:
   albert-serve convert runs/base/checkpoint for-transformers/
@@ -39,7 +39,9 @@ def convert(reference: str | Path, target: Path) -> None:
         CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be found or read.
         OSError: the target is there already, or cannot be written.
     """
-    with new_folder(target) as folder, open_checkpoint(reference) as checkpoint:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} is there already; name a new folder")
+    with replace_folder(target) as folder, open_checkpoint(reference) as checkpoint:
         write_for_transformers(checkpoint.folder, folder)
 
 

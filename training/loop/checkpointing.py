@@ -21,13 +21,12 @@ import safetensors
 import torch
 from filelock import FileLock, Timeout
 
-from albert_serve.files import partial_path, sha256_of, sync
+from albert_serve.files import partial_path, replace_folder, sha256_of, sync
 from training.errors import RunError
 
 _STEP: Final = re.compile(r"step-(\d{8,})")
 _HASHES: Final = "hashes.json"
 _STATE: Final = "state.pt"
-_PARTIAL: Final = ".partial"
 _NEWEST_LINK: Final = "checkpoint"
 _BEST_LINK: Final = "best"
 # Errors of a failed write: Python's, torch's and safetensors' own.
@@ -62,19 +61,16 @@ class Checkpoints:
 
     def _save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
         final = self.at(step)
-        partial = partial_path(final)
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            write(partial)
-            # A Python stream: its errors carry the system's reason, such as a full disk.
-            with (partial / _STATE).open("wb") as stream:
-                torch.save(state, stream)
-            _seal(partial)
-            self._put_in_place(partial, final)
+            with replace_folder(final, mode=0o777) as folder:
+                write(folder)
+                # A Python stream: its errors carry the system's reason, such as a full disk.
+                with (folder / _STATE).open("wb") as stream:
+                    torch.save(state, stream)
+                hashes = {file.name: sha256_of(file) for file in folder.iterdir() if file.is_file()}
+                (folder / _HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
             self._link(_NEWEST_LINK, final)
         except _UNWRITABLE as error:
-            shutil.rmtree(partial, ignore_errors=True)
             reason = str(error).splitlines()[0]
             if isinstance(error, OSError) and error.strerror:
                 reason = error.strerror
@@ -82,24 +78,11 @@ class Checkpoints:
                 f"the checkpoint of step {step:,} could not be written: {reason}; {self._last()}"
             ) from error
 
-    def _put_in_place(self, partial: Path, final: Path) -> None:
-        """Rename a complete checkpoint, and remove the one that it replaces.
-
-        A process killed between the two renames leaves the complete one to `_clear_partial`.
-        """
-        replaced = partial_path(partial)
-        if final.is_dir():
-            os.replace(final, replaced)
-        os.replace(partial, final)
-        sync(self._all)
-        shutil.rmtree(replaced, ignore_errors=True)
-
     def _clear_partial(self) -> None:
         """Remove partial checkpoints of a killed process; keep complete ones of missing steps."""
-        for partial in sorted(self._all.glob("*" + _PARTIAL)):
-            final = partial.with_suffix("")
-            is_step = _STEP.fullmatch(final.name) is not None
-            if is_step and not final.exists() and find_damage(partial) is None:
+        for partial in sorted(self._all.glob(".step-*"), reverse=True):  # new before old
+            final = self._all / partial.name.split(".")[1]
+            if not final.exists() and find_damage(partial) is None:
                 os.replace(partial, final)
             else:
                 shutil.rmtree(partial)
@@ -219,15 +202,6 @@ def find_damage(checkpoint: Path) -> str | None:
 
 def _remove(checkpoint: Path) -> None:
     """Rename a checkpoint first, so that a half-removed folder is never taken for one."""
-    partial = partial_path(checkpoint)
-    os.replace(checkpoint, partial)
-    shutil.rmtree(partial)
-
-
-def _seal(folder: Path) -> None:
-    """Write the hashes of a folder's files, and sync all of them to disk."""
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    hashes = {file.name: sha256_of(file) for file in files}
-    (folder / _HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
-    for file in (*files, folder / _HASHES, folder):
-        sync(file)
+    old = checkpoint.with_name(f".{checkpoint.name}.old")
+    os.replace(checkpoint, old)
+    shutil.rmtree(old)

@@ -143,7 +143,7 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
     assert ended[dying].status == -signal.SIGKILL
     assert (ended[1 - dying].status, ended[1 - dying].err) == (1, LOST)
     for number in range(20):
-        (run / "checkpoints" / f"step-{number:08}.partial").mkdir()
+        (run / "checkpoints" / f".step-{number:08}.0123abcd.partial").mkdir()
     ended = run_world(options, run, *more, *OFTEN)
     check_ended(ended)
     assert "resuming from step 3\n" in ended[0].out
