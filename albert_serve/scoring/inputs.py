@@ -61,8 +61,8 @@ class InputFile:
         partition: Mapping[str, Any] | None = None,
     ) -> InputFile:
         """Look at a file's format and columns."""
-        version = _version(path)
         kind = detect_type(path, chosen)
+        version = _version(path)
         options = ReadOptions(delimiter=delimiter, has_quotes=has_quotes, is_strict=True)
         source = cls(
             path=path,

@@ -64,7 +64,6 @@ def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[tuple[Path
                 raise InvalidInputError(f"no file matches {pattern}")
             files += [(file, above) for file in matches]
         else:
-            path.stat()
             files.append((path, None))
     for file, count in Counter(Path(os.path.abspath(file)) for file, _ in files).items():
         if count > 1:

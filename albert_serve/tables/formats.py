@@ -106,8 +106,13 @@ def detect_type(path: Path, chosen: Format | None = None) -> TableType:
     named = type_by_name(path.name, chosen)
     if is_stream(path):
         return named
-    with path.open("rb") as stream:
-        beginning = stream.read(8)
+    try:
+        with path.open("rb") as stream:
+            beginning = stream.read(8)
+    except FileNotFoundError as error:
+        raise InvalidInputError(f"{path} does not exist.") from error
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}.") from error
     is_excel = path.suffix.lower() in (".xlsx", ".xls") or beginning.startswith(_ZIP_MAGIC)
     if is_excel and chosen is None:
         raise InvalidInputError(

@@ -70,7 +70,7 @@ def files(
         ("QUESTIONS --initialize-from no-tokenizer --length 16", "tokenizer.json cannot be read"),
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
         # files
-        ("--text-classification none.tsv", "No such file or directory: 'none.tsv'"),
+        ("--text-classification none.tsv", "none.tsv does not exist."),
         ("ONE-LABEL", "all texts have the label x; a classifier needs two"),
         ("TEXTS --delimiter ab", "--delimiter 'ab': give one character"),
         ("TEXTS --label-column a a", "--label-column a a: give each column once"),
