@@ -1,8 +1,8 @@
-"""The form of a sentence's vector, in the files by which `sentence-transformers` has it.
+"""The form of embeddings, in the files of `sentence-transformers`.
 
-A checkpoint with `modules.json` is one of `sentence-transformers`: the encoder (Transformer), then
-Pooling, then Normalize. Its limit of tokens is the encoder's `max_seq_length` or, as version 6
-saves it, the tokenizer's `model_max_length`.
+A folder with `modules.json` is one of its models: the encoder (Transformer), then Pooling, then
+Normalize. Its limit of tokens is the encoder's `max_seq_length` or, as version 6 saves it, the
+tokenizer's `model_max_length`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 
 from albert_serve.errors import ConfigError, describe_faults
 from albert_serve.files import read_small_file, write_atomically
@@ -26,21 +26,21 @@ SENTENCE_FILES: Final = (
     "*_Pooling/config.json", "config_setfit.json", "model_head.pkl",
 )  # fmt: skip
 _SETTINGS_FILE: Final = "config_sentence_transformers.json"
-_ENCODER_FILE: Final = "sentence_bert_config.json"
 _SETFIT_FILES: Final = ("model_head.pkl", "config_setfit.json")
 _POOLING_FOLDER: Final = "1_Pooling"
 _LIBRARY: Final = "sentence_transformers."
-_MODULES: Final = ("Transformer", "Pooling", "Normalize")
+_MODULES: Final = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 _MODE_KEY: Final = "pooling_mode"
 _MAX_BYTES: Final = 1 << 20
-_POOLING: Final[TypeAdapter[SentencePooling]] = TypeAdapter(SentencePooling)
 # The shortest text is [CLS], a token, [SEP].
 _MIN_LENGTH: Final = 3
+
+_ContentT = TypeVar("_ContentT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentenceVectors:
-    """The form of the vectors that a model was trained to give sentences.
+    """The form of the embeddings that a model was trained to give.
 
     Attributes:
         pooling: the mean of all tokens' vectors with [CLS] and [SEP], the vector of [CLS], or the
@@ -71,43 +71,31 @@ class _Module(BaseModel):
         return self.type.rpartition(".")[2] if self.type.startswith(_LIBRARY) else self.type
 
 
-class _Settings(BaseModel):
+class _Keys(BaseModel):
+    """The keys that are read: of the library's files, the tokenizer's and the encoder's."""
+
     default_prompt_name: str | None = None
     prompts: dict[str, str | None] = {}
     truncate_dim: int | None = None
-
-
-class _Encoder(BaseModel):
     max_seq_length: int | None = Field(None, ge=_MIN_LENGTH)
     do_lower_case: bool = False
-
-
-class _Tokenizer(BaseModel):
     model_max_length: int | None = Field(None, ge=_MIN_LENGTH)
-
-
-class _Config(BaseModel):
-    max_position_embeddings: int
-
-
-_ContentT = TypeVar("_ContentT")
+    max_position_embeddings: int = 512
 
 
 def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_size: int) -> None:
     """Add the files by which any version of `sentence-transformers` reads a checkpoint."""
-    modules = [("", "Transformer"), (_POOLING_FOLDER, "Pooling")]
-    if vectors.normalize:
-        modules.append(("2_Normalize", "Normalize"))
+    paths = {"Transformer": "", "Pooling": _POOLING_FOLDER, "Normalize": "2_Normalize"}
     modes = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
     pooling = {f"{_MODE_KEY}_{key}": mode == vectors.pooling for key, mode in modes.items()}
     limit = {} if vectors.max_length is None else {"max_seq_length": vectors.max_length}
     files: dict[str, JsonValue] = {
         f"{_POOLING_FOLDER}/config.json": {"word_embedding_dimension": hidden_size, **pooling},
-        _ENCODER_FILE: {**limit, "do_lower_case": False},
+        "sentence_bert_config.json": {**limit, "do_lower_case": False},
         _SETTINGS_FILE: {"prompts": {}, "similarity_fn_name": "cosine"},
         MODULES_FILE: [
-            {"idx": index, "name": str(index), "path": path, "type": f"{_LIBRARY}models.{kind}"}
-            for index, (path, kind) in enumerate(modules)
+            {"idx": i, "name": str(i), "path": paths[kind], "type": f"{_LIBRARY}models.{kind}"}
+            for i, kind in enumerate(_MODULES[vectors.normalize])
         ],
     }
     (folder / _POOLING_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -117,21 +105,27 @@ def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_siz
 
 def encoder_folder(folder: Path) -> Path:
     """Return the folder of a checkpoint's encoder: itself, or the subfolder of `modules.json`."""
-    modules = _read_modules(folder)
+    modules = _read(folder / MODULES_FILE, list[_Module], [])
     return folder / modules[0].path if modules else folder
 
 
 def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
-    """Read the form of a checkpoint's vectors; None if it is not a model of sentences."""
-    _check_setfit(folder)
-    modules = _read_modules(folder)
+    """Read the form of a checkpoint's embeddings; None if it is not an embedding model."""
+    # A head of SetFit is a pickle file, which may run any code.
+    if setfit := [name for name in _SETFIT_FILES if (folder / name).exists()]:
+        raise ConfigError(
+            f"{folder} is a model of SetFit ({', '.join(setfit)}), whose classifier is not read "
+            f"here. Copy the folder without {' and '.join(_SETFIT_FILES)} to use its encoder; "
+            "`finetune` on the labelled texts gives it a classifier"
+        )
+    modules = _read(folder / MODULES_FILE, list[_Module], [])
     if not modules:
         return None
     _check_settings(folder / _SETTINGS_FILE)
     kinds = [module.kind for module in modules]
     if kinds == ["Transformer"]:  # of a cross-encoder
         return None
-    if kinds not in (["Transformer", "Pooling"], list(_MODULES)):
+    if kinds not in _MODULES:
         raise ConfigError(
             f"{folder / MODULES_FILE} has the modules {', '.join(kinds)}; what is computed here is "
             "Transformer, Pooling and, after them or not, Normalize. Without the file the model is "
@@ -140,27 +134,12 @@ def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
     return SentenceVectors(
         pooling=_read_pooling(folder / modules[1].path / "config.json"),
         normalize="Normalize" in kinds,
-        max_length=_read_max_length(encoder_folder(folder)),
+        max_length=_read_max_length(folder / modules[0].path),
     )
 
 
-def _read_modules(folder: Path) -> list[_Module]:
-    return _read_if_there(folder / MODULES_FILE, list[_Module]) or []
-
-
-def _check_setfit(folder: Path) -> None:
-    """Refuse a classifier of SetFit: its head is a pickle file, which may run any code."""
-    files = [name for name in _SETFIT_FILES if (folder / name).exists()]
-    if files:
-        raise ConfigError(
-            f"{folder} is a model of SetFit ({', '.join(files)}), whose classifier is not read "
-            f"here. Copy the folder without {' and '.join(_SETFIT_FILES)} to use its encoder; "
-            "`finetune` on the labelled texts gives it a classifier"
-        )
-
-
 def _check_settings(file: Path) -> None:
-    settings = _read_if_there(file, _Settings) or _Settings()
+    settings = _read(file, _Keys, _Keys())
     if settings.truncate_dim is not None:
         raise ConfigError(
             f"{file} has truncate_dim {settings.truncate_dim}, and vectors are not shortened here: "
@@ -182,39 +161,35 @@ def _read_pooling(file: Path) -> SentencePooling:
         active = [key for key, value in config.items() if key.startswith(_MODE_KEY) and value]
         names = [key.removeprefix(f"{_MODE_KEY}_").removesuffix("_tokens") for key in active]
         modes = [name.removesuffix("_token") for name in names] or ["mean"]
-    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
-    try:
-        return _POOLING.validate_python(mode)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{file} asks for the pooling {modes}; those that are computed here are mean, cls and "
-            "max"
-        ) from error
+    for pooling in get_args(SentencePooling):
+        if modes in (pooling, [pooling]):
+            return pooling
+    raise ConfigError(
+        f"{file} asks for the pooling {modes}; those that are computed here are mean, cls and max"
+    )
 
 
 def _read_max_length(encoder: Path) -> int | None:
     """Return the limit of tokens, if it is less than the encoder's positions."""
-    config = _Encoder()
+    limit = None
     for file in encoder.glob("sentence_*_config.json"):
-        config = _read(file, _Encoder)
+        config = _read(file, _Keys)
+        limit = config.max_seq_length
         if config.do_lower_case:
             raise ConfigError(
                 f"{file} asks for do_lower_case: set it to false if tokenizer.json has lower case "
                 "by itself, as ALBERT's has"
             )
-    limit = config.max_seq_length
     if limit is None:
-        tokenizer = _read_if_there(encoder / "tokenizer_config.json", _Tokenizer) or _Tokenizer()
-        limit = tokenizer.model_max_length
-    positions = _read(encoder / "config.json", _Config).max_position_embeddings
+        limit = _read(encoder / "tokenizer_config.json", _Keys, _Keys()).model_max_length
+    positions = _read(encoder / "config.json", _Keys).max_position_embeddings
     return limit if limit is not None and limit < positions else None
 
 
-def _read_if_there(file: Path, form: type[_ContentT]) -> _ContentT | None:
-    return _read(file, form) if file.is_file() else None
-
-
-def _read(file: Path, form: type[_ContentT]) -> _ContentT:
+def _read(file: Path, form: type[_ContentT], default: _ContentT | None = None) -> _ContentT:
+    """Return the content of a JSON file, or the default if there is one and no file."""
+    if default is not None and not file.is_file():
+        return default
     try:
         return TypeAdapter(form).validate_json(read_small_file(file, _MAX_BYTES))
     except OSError as error:
