@@ -27,6 +27,7 @@ The message says what was got, what is allowed and how to mend it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -34,6 +35,9 @@ from pydantic import ValidationError
 
 _MAX_FAULTS: Final = 3
 _MAX_KEY_CHARS: Final = 64
+# Longer lists of names are cut.
+_MAX_LISTED: Final = 10
+_NUM_LISTED: Final = 3
 _INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
@@ -60,6 +64,13 @@ def describe_faults(error: ValueError) -> str:
         f"{'.'.join(str(key)[:_MAX_KEY_CHARS] for key in fault['loc'])}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
     )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names for a message; of more than ten the first three, and how many more there are."""
+    if len(names) <= _MAX_LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_NUM_LISTED])}, ... and {len(names) - _NUM_LISTED:,} more"
 
 
 class AlbertServeError(Exception):

@@ -22,12 +22,11 @@ from albert_serve.bundle.catalog import read_catalogue
 from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
-from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import ConfigError
 from albert_serve.server.errors import ErrorReplies
 from albert_serve.server.models import Models
 from albert_serve.server.routes import make_app
-from albert_serve.settings import RuntimeOptions, Settings
+from albert_serve.settings import RuntimeOptions, Settings, shipped_bundle
 
 # The only callers are in this process, and the client's timeout ends their calls.
 _UNLIMITED: Final = 1 << 62

@@ -17,10 +17,11 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE, shipped_bundle
 from albert_serve.errors import ConfigError
 
 _PREFIX: Final = "ALBERT_SERVE_"
+BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
+MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
 # Before a tag of BentoML's model store.
@@ -334,3 +335,31 @@ def allocator_variables() -> dict[str, str]:
     glibc returns the free pages of its first heap only. Those of the environment hold.
     """
     return {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1")}
+
+
+def shipped_bundle(models: Path | None = None) -> Path:
+    """Return the folder of the default bundle, in `models/` next to the package or within it.
+
+    A checkout has the fp32 version next to it, a wheel the int8 version within it.
+
+    Args:
+        models: look here instead.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    models = models or _models_folder(Path(__file__).resolve().parent)
+    folders = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))
+    if len(folders) == 1:
+        return folders[0]
+    names = ", ".join(folder.name for folder in folders) or "none"
+    raise ConfigError(
+        f"{models} must hold exactly one bundle, and holds {names}; "
+        f"set {BUNDLE_VARIABLE} to the folder of the one to serve"
+    )
+
+
+def _models_folder(package: Path) -> Path:
+    beside, within = package.parent / "models", package / "models"
+    # Another package may have put a folder of this name into site-packages.
+    return beside if not within.is_dir() or any(beside.glob("*/manifest.json")) else within

@@ -30,7 +30,7 @@ from albert_serve.bundle.sentence_vectors import MODULES_FILE
 from albert_serve.files import sha256_of
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
-from albert_serve.tasks.load import load_setups
+from albert_serve.tasks import load_setups
 from albert_serve.terminal import make_parser
 from benchmarks.harness.page import table
 from benchmarks.harness.process import REPOSITORY, BenchmarkError

@@ -3,6 +3,6 @@
 albert-serve export CHECKPOINT BUNDLE_DIR
 """
 
-from training.requirements import check_packages
+from training import check_packages
 
 check_packages("onnx")

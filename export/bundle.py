@@ -45,7 +45,7 @@ from export.verify import (
     special_ids,
 )
 from export.verify import measure_parity as measure_cpu_parity
-from training.conversion.shipped import restore_weights
+from training.conversion.weight_files import restore_weights
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks
 

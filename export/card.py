@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from albert_serve.api.model_card import FIGURE_PREFIXES, figure_name, heads_of, quality_text
 from albert_serve.bundle.manifest import Manifest
-from albert_serve.names import listed
+from albert_serve.errors import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle.manifest import HeadEntry, ProblemType, Quality
 from albert_serve.bundle.weights import TOKENS
-from albert_serve.tasks.base import Logits, Runner
-from albert_serve.tasks.probability import sigmoid, softmax
+from albert_serve.tasks.base import Logits, Runner, sigmoid, softmax
 from albert_serve.tasks.truncation import Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 from export.config import ExportError

@@ -20,10 +20,9 @@ import transformers
 from albert_serve.api.schemas import Answer
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.client import AlbertClient
-from albert_serve.default_bundle import shipped_bundle
 from albert_serve.runtime.engine import Engine
-from albert_serve.tasks import TASKS, prepare_request, shape_reply
-from albert_serve.tasks.load import load_tasks
+from albert_serve.settings import shipped_bundle
+from albert_serve.tasks import TASKS, load_tasks, prepare_request, shape_reply
 from tests.albert_serve.support import running_service
 
 pytestmark = pytest.mark.process

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from albert_serve.api.wire import Reply
-from albert_serve.errors import printable
-from albert_serve.names import listed
+from albert_serve.errors import listed, printable
 
 if TYPE_CHECKING:
     from albert_serve.api.schemas import (

@@ -17,10 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVarTuple, Unpack
 
 from albert_serve.batching.scheduler import QueuedRequest, Scheduler
-from albert_serve.errors import (
-    DeadlineExceededError,
-    NotReadyError,
-)
+from albert_serve.errors import DeadlineExceededError, NotReadyError
 from albert_serve.tasks.base import EncoderInput, Logits
 
 

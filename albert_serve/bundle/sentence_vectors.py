@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 
@@ -161,7 +161,8 @@ def _read_pooling(file: Path) -> SentencePooling:
         active = [key for key, value in config.items() if key.startswith(_MODE_KEY) and value]
         names = [key.removeprefix(f"{_MODE_KEY}_").removesuffix("_tokens") for key in active]
         modes = [name.removesuffix("_token") for name in names] or ["mean"]
-    for pooling in get_args(SentencePooling):
+    poolings: tuple[SentencePooling, ...] = ("mean", "cls", "max")
+    for pooling in poolings:
         if modes in (pooling, [pooling]):
             return pooling
     raise ConfigError(

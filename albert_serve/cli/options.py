@@ -13,9 +13,8 @@ from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.store import locate
 from albert_serve.config import Precision
-from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import ConfigError
-from albert_serve.settings import Device, Settings
+from albert_serve.settings import BUNDLE_VARIABLE, MODELS_VARIABLE, Device, Settings
 from albert_serve.terminal import CommandParser, make_parser
 
 

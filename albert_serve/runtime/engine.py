@@ -44,8 +44,7 @@ from albert_serve.runtime.ort import (
     return_free_memory,
 )
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks.base import EncoderInput, Logits
-from albert_serve.tasks.grouping import group_by_length
+from albert_serve.tasks.base import EncoderInput, Logits, group_by_length
 
 # The overhead of an encoder call, as tokens of compute.
 _CALL_OVERHEAD_TOKENS: Final = {"cpu": 16, "cuda": 1024}

@@ -23,12 +23,11 @@ from albert_serve.tasks import (
     Prepared,
     Task,
     TaskSetup,
+    load_setups,
     open_task,
     prepare_request,
 )
-from albert_serve.tasks.base import Runner, finish_all, inputs_of
-from albert_serve.tasks.grouping import group_by_length
-from albert_serve.tasks.load import load_setups
+from albert_serve.tasks.base import Runner, finish_all, group_by_length, inputs_of
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tasks.text_length import text_length
 

@@ -12,12 +12,11 @@ from pydantic_core import to_jsonable_python
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.api.wire import validate
 from albert_serve.errors import InvalidInputError, NotFoundError
-from albert_serve.names import find_name
 from albert_serve.scoring.answers import JSON_NAMES, SCORED_TASKS, answer_columns
 from albert_serve.scoring.inputs import RowBatch, RowSelection
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.tables.columnar import plain_rows
-from albert_serve.tables.columns import find_column, find_texts
+from albert_serve.tables.columns import find_column, find_name, find_texts
 from albert_serve.tasks import TASKS
 
 # A part holds at most so much text in memory.

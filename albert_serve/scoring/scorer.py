@@ -19,13 +19,12 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from albert_serve.bundle.store import locate
-from albert_serve.default_bundle import BUNDLE_VARIABLE, MODELS_VARIABLE
 from albert_serve.errors import AlbertServeError
 from albert_serve.scoring.dataset import score_dataset, table_layout
 from albert_serve.scoring.local import LocalScorer
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
-from albert_serve.settings import Device, Settings
+from albert_serve.settings import BUNDLE_VARIABLE, MODELS_VARIABLE, Device, Settings
 
 # One thread opens an engine, while others wait for it.
 _LOCK: Final = threading.Lock()

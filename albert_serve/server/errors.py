@@ -24,11 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from albert_serve.api.embeddings import OpenAIError, OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply
-from albert_serve.errors import (
-    AlbertServeError,
-    QueueFullError,
-    request_error,
-)
+from albert_serve.errors import AlbertServeError, QueueFullError, request_error
 from albert_serve.server.logging import REQUEST_ID
 from albert_serve.server.paths import HEALTH_PATHS, METRICS_PATH, target_of
 

@@ -25,9 +25,8 @@ from albert_serve.server.limits import LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.paths import RequestTarget
 from albert_serve.settings import DEFAULT_VARIABLE, RuntimeOptions, Settings
-from albert_serve.tasks import Task
+from albert_serve.tasks import Task, load_tasks
 from albert_serve.tasks.description import describe
-from albert_serve.tasks.load import load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 
 # The bodies of the greatest size that are held at once, of all connections.

@@ -1,11 +1,11 @@
-"""The names that columns of texts and labels commonly have, in training and in scoring."""
+"""Names of columns: the usual ones of texts and labels, and the search for one."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Final, TypeAlias
 
-from albert_serve.names import find_name
+from albert_serve.errors import InvalidInputError
 
 # Columns of a text, and of a second one where there may be one.
 TextColumns: TypeAlias = tuple[str, str | None]
@@ -78,3 +78,20 @@ def find_texts(
         if (wanted is None or other is not None) and one != other:
             return one, other
     return None
+
+
+def find_name(names: Collection[str], wanted: str) -> str | None:
+    """Return the name that is `wanted`, or else the one that is but for case and outer spaces.
+
+    Raises:
+        InvalidInputError: several are.
+    """
+    if wanted in names:
+        return wanted
+    alike = [name for name in names if name.strip().casefold() == wanted.casefold()]
+    if len(alike) > 1:
+        raise InvalidInputError(
+            f"the columns {' and '.join(map(repr, alike))} differ only in case; name one of them, "
+            "or rename the others"
+        )
+    return alike[0] if alike else None

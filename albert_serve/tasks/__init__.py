@@ -23,6 +23,8 @@ from albert_serve.api.schemas import (
     TokenClassificationRequest,
 )
 from albert_serve.api.wire import MAX_CHARS, Parameters, Request
+from albert_serve.bundle.manifest import Bundle, Manifest
+from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import InvalidInputError, NotFoundError, TooMuchAtOnceError
 from albert_serve.tasks.base import EncoderInput, Logits, Prepared, Task, TaskSetup
@@ -32,6 +34,7 @@ from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tasks.sentence_order import SentenceOrder
 from albert_serve.tasks.text_classification import TextClassification
 from albert_serve.tasks.token_classification.task import TokenClassification
+from albert_serve.tokenizer import AlbertTokenizer
 
 __all__ = [
     "TASKS",
@@ -185,3 +188,38 @@ def shape_reply(request: TaskRequest, answers: Sequence[Any]) -> Any:
     if isinstance(request.inputs, list) or isinstance(request, TextClassificationRequest):
         return list(answers)
     return answers[0]
+
+
+def task_names(manifest: Manifest) -> list[str]:
+    """Return the names of a bundle's tasks that have an endpoint.
+
+    Feature extraction needs the encoder and no head, so every bundle has it and no manifest names
+    it.
+    """
+    return [*(name for name in manifest.tasks if name in TASKS), FEATURE_EXTRACTION]
+
+
+def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, TaskSetup]:
+    """Return the setup of each task of the bundle that has an endpoint, by name.
+
+    Args:
+        tokenizer: the bundle's, if it has been read.
+    """
+    tokenizer = tokenizer or AlbertTokenizer.from_file(bundle.tokenizer_file)
+    entries = {str(name): entry for name, entry in bundle.manifest.tasks.items()}
+    return {
+        name: TaskSetup(
+            tokenizer=tokenizer,
+            max_positions=bundle.config.max_positions,
+            hidden_size=bundle.config.hidden_size,
+            entry=entries.get(name),
+            sentence_vectors=bundle.manifest.sentence_vectors or SentenceVectors(),
+        )
+        for name in task_names(bundle.manifest)
+    }
+
+
+def load_tasks(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dict[str, Task]:
+    """Return each task of the bundle that has an endpoint, by name; see `load_setups`."""
+    setups = load_setups(bundle, tokenizer)
+    return {name: open_task(name, setup) for name, setup in setups.items()}

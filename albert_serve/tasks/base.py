@@ -1,11 +1,12 @@
-"""The interface between tasks and the engine: encoder inputs and logits.
+"""The interface between tasks and the engine: encoder inputs, their batches, and logits.
 
 Shape legend: R gathered rows, K outputs of the task's head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from albert_serve.bundle.manifest import TaskEntry
 from albert_serve.bundle.sentence_vectors import SentenceVectors
+from albert_serve.errors import EngineError
 from albert_serve.tokenizer import AlbertTokenizer
 
 Logits: TypeAlias = NDArray[np.float32]
@@ -120,3 +122,88 @@ class TaskSetup:
     hidden_size: int
     entry: TaskEntry | None = None
     sentence_vectors: SentenceVectors = field(default_factory=SentenceVectors)
+
+
+def group_by_length(
+    lengths: Sequence[int], max_tokens: int, *, max_padding_tokens: float = math.inf
+) -> list[list[int]]:
+    """Return indices in batches of like lengths, longest first; see `cut_batches`."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return cut_batches(order, lengths, max_tokens, max_padding_tokens=max_padding_tokens)
+
+
+def cut_batches(
+    order: Iterable[int],
+    lengths: Sequence[int] | NDArray[Any],
+    max_tokens: int,
+    *,
+    max_padding_tokens: float = math.inf,
+) -> list[list[int]]:
+    """Cut indices, ordered by length, into batches; each index is in one batch.
+
+    Args:
+        order: indices in ascending or descending order of their lengths.
+        lengths: tokens by index.
+        max_tokens: the limit of a batch's tokens, padding included; a longer sequence is alone.
+        max_padding_tokens: the limit of a batch's padding tokens.
+    """
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    longest = num_tokens = 0
+    for index in order:
+        length = int(lengths[index])
+        longest, num_tokens = max(longest, length), num_tokens + length
+        padded = (len(batch) + 1) * longest
+        if batch and (padded > max_tokens or padded - num_tokens > max_padding_tokens):
+            batches.append(batch)
+            batch, longest, num_tokens = [], length, length
+        batch.append(index)
+    return [*batches, batch] if batch else batches
+
+
+def softmax(logits: Logits) -> NDArray[np.float64]:
+    """Return probabilities over the last axis; same shape."""
+    wide = finite(logits)
+    exponentials = np.exp(wide - wide.max(axis=-1, keepdims=True))
+    probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    """Return the logarithms of `softmax`, finite for any probability; same shape."""
+    wide = finite(logits)
+    wide = wide - wide.max(axis=-1, keepdims=True)
+    logs: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return logs
+
+
+def sigmoid(logits: Logits) -> NDArray[np.float64]:
+    """Return each logit's own probability; same shape."""
+    probabilities: NDArray[np.float64] = 0.5 * (1.0 + np.tanh(0.5 * finite(logits)))
+    return probabilities
+
+
+def finite(logits: Logits) -> NDArray[np.float64]:
+    """Return the logits in double precision.
+
+    Raises:
+        EngineError: a logit is not finite.
+    """
+    if not np.isfinite(logits).all():
+        raise EngineError("the model gave logits that are not finite; its weights may be damaged")
+    return logits.astype(np.float64)
+
+
+def best(scores: NDArray[np.float64], candidates: NDArray[np.int64], top_k: int) -> list[int]:
+    """Return the `top_k` candidates of the largest scores, largest first; ties by smaller id.
+
+    Args:
+        scores: (V,), by id.
+        candidates: the ids to choose from, each once.
+    """
+    values = scores[candidates]
+    if top_k < len(candidates):
+        within = np.argpartition(-values, top_k - 1)[:top_k]
+        candidates, values = candidates[within], values[within]
+    order = np.lexsort((candidates, -values))
+    return [int(candidate) for candidate in candidates[order]]

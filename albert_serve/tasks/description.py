@@ -30,7 +30,7 @@ from albert_serve.bundle.manifest import (
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.config import AlbertConfig
 from albert_serve.files import read_small_file
-from albert_serve.tasks.load import task_names
+from albert_serve.tasks import task_names
 from albert_serve.tasks.text_classification import label_names
 
 _MAX_CARD_BYTES: Final = 1 << 20

@@ -22,8 +22,7 @@ from albert_serve.api.embeddings import (
     FeatureExtractionParameters,
     Pooling,
 )
-from albert_serve.tasks.base import Logits, Prepared, Reduction, TaskSetup
-from albert_serve.tasks.probability import finite
+from albert_serve.tasks.base import Logits, Prepared, Reduction, TaskSetup, finite
 from albert_serve.tasks.truncation import Truncator, check_not_empty
 
 # An object, its place in a list, and its digits, which are copied once.

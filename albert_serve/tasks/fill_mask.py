@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from albert_serve.api.schemas import FilledToken, FillMaskAnswer, FillMaskParameters
 from albert_serve.api.wire import shorten
 from albert_serve.errors import InvalidInputError, NoMaskError
-from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, TaskSetup
-from albert_serve.tasks.probability import best, softmax
+from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, TaskSetup, best, softmax
 from albert_serve.tasks.truncation import FittedEncoding, Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 

@@ -25,8 +25,15 @@ from albert_serve.api.schemas import (
     TextPair,
 )
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
-from albert_serve.tasks.probability import log_softmax, softmax
+from albert_serve.tasks.base import (
+    ENTRY_BYTES,
+    EncoderInput,
+    Logits,
+    Prepared,
+    TaskSetup,
+    log_softmax,
+    softmax,
+)
 from albert_serve.tasks.truncation import Truncator, named
 from albert_serve.tokenizer import Encoding
 

@@ -23,8 +23,7 @@ from albert_serve.api.schemas import (
 from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.bundle.weights import CLASSIFICATION, further_head
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import Logits, Prepared, TaskSetup
-from albert_serve.tasks.probability import finite, sigmoid, softmax
+from albert_serve.tasks.base import Logits, Prepared, TaskSetup, finite, sigmoid, softmax
 from albert_serve.tasks.truncation import Truncator, check_not_empty
 
 

@@ -21,8 +21,7 @@ from albert_serve.api.zero_shot import ZeroShotAnswer, ZeroShotParameters
 from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import NotFoundError
-from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task
-from albert_serve.tasks.probability import sigmoid, softmax
+from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task, sigmoid, softmax
 from albert_serve.tasks.text_classification import TextClassification, label_names
 from albert_serve.tasks.truncation import Truncator, check_not_empty, named
 

@@ -15,8 +15,7 @@ from albert_serve.api.schemas import TextClassificationParameters
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks import EncoderInput, Task
-from albert_serve.tasks.load import load_tasks
+from albert_serve.tasks import EncoderInput, Task, load_tasks
 from benchmarks.engine.contestants import ModelJob
 from benchmarks.engine.player import Batch, Floats, Player
 

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from albert_serve.config import AlbertConfig
-from albert_serve.default_bundle import shipped_bundle
+from albert_serve.settings import shipped_bundle
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 

@@ -21,8 +21,7 @@ from tqdm.auto import tqdm
 
 from albert_serve.bundle.manifest import TOKENIZER_FILE
 from albert_serve.config import PRESETS, preset
-from albert_serve.default_bundle import shipped_bundle
-from albert_serve.settings import num_usable_cpus
+from albert_serve.settings import num_usable_cpus, shipped_bundle
 from albert_serve.terminal import make_parser
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.harness.checkpoint import make_checkpoint

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks.training.case import LR, HfRow, PretrainingCase
 from training.data.examples import IGNORED
-from training.system.memory import keep_freed_memory
 from training.system.precision import product_dtype
+from training.system.process import keep_freed_memory
 
 # Read by glibc's malloc and by torch when a process begins: memory that a step gives back stays
 # with the process, in large pages; the next step need not map and zero it again.

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import ConfigError
-from albert_serve.settings import RuntimeOptions, Settings, num_usable_cpus
+from albert_serve.settings import RuntimeOptions, Settings, num_usable_cpus, shipped_bundle
 
 BUNDLE = {"ALBERT_SERVE_BUNDLE": "/models/base"}
 

@@ -14,8 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from albert_serve.bundle.manifest import Bundle, Precision
 from albert_serve.runtime.engine import Engine
-from albert_serve.tasks import EncoderInput, QuestionAnswering
-from albert_serve.tasks.load import load_tasks
+from albert_serve.tasks import EncoderInput, QuestionAnswering, load_tasks
 from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.config import ExportError

@@ -20,7 +20,7 @@ from albert_serve.tasks.description import read_quality
 from export.__main__ import main
 from export.source import read_source
 from tests.export.exporting import export_bundle, randomize
-from training.conversion.shipped import restore_weights
+from training.conversion.weight_files import restore_weights
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, save_checkpoint
 from training.model.heads import AlbertForTasks
 from training.tasks.engine import TorchEngine

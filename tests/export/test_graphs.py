@@ -31,7 +31,7 @@ from tests.export.exporting import (
     write_checkpoint,
     write_tokenizer,
 )  # fmt: skip
-from training.conversion.shipped import restore_weights
+from training.conversion.weight_files import restore_weights
 from training.model.albert import ModelInputs
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from albert_serve.config import preset
-from albert_serve.default_bundle import shipped_bundle
+from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.support import served
 from tests.export.exporting import export_bundle

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from albert_serve.bundle.manifest import Bundle, ProblemType, Quality, TaskEntry
-from albert_serve.default_bundle import shipped_bundle
 from albert_serve.runtime.engine import Engine
+from albert_serve.settings import shipped_bundle
 from albert_serve.tasks.base import EncoderInput, Logits
 from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.albert_serve.support import ROOT
-from training.requirements import PACKAGES
+from training import PACKAGES
 
 pytestmark = pytest.mark.process
 

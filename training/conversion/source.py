@@ -12,13 +12,12 @@ from typing import Final
 
 from albert_serve.bundle.manifest import MANIFEST_FILE
 from albert_serve.bundle.sentence_vectors import SENTENCE_FILES
-from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import AlbertServeError
 from albert_serve.files import local_path
 from albert_serve.hub import HubModel, check_reachable, download
-from training.conversion.shipped import write_from_int8
+from albert_serve.settings import shipped_bundle
 from training.conversion.standard import is_standard, write_standard
-from training.conversion.weight_files import find_weights, missing_files
+from training.conversion.weight_files import find_weights, missing_files, write_from_int8
 from training.errors import TrainingError
 from training.model.checkpoint import CheckpointError, check_config, read_config
 

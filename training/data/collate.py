@@ -26,7 +26,7 @@ from training.data.shards import Shards
 from training.errors import TrainingError
 from training.model.albert import ModelInputs, Packing
 from training.model.heads import Task
-from training.system.signals import STOPPING
+from training.system.process import STOPPING
 
 Rows: TypeAlias = Sequence[Sequence[Example]]
 # Collate function: from the examples of each row to a batch.

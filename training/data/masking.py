@@ -17,8 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.scripts import is_spaceless
-from albert_serve.tokenizer import ALBERT_IDS, AlbertTokenizer, SpecialIds
+from albert_serve.tokenizer import ALBERT_IDS, AlbertTokenizer, SpecialIds, is_spaceless
 
 _LATIN: Final = frozenset(string.ascii_lowercase + string.punctuation)
 

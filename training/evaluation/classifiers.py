@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION
-from albert_serve.names import listed
+from albert_serve.errors import listed
 from albert_serve.tasks.base import Runner
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.cells import label_indices, label_key

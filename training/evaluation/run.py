@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.sentence_vectors import read_sentence_vectors
 from albert_serve.bundle.weights import TOKENS
-from albert_serve.names import listed
+from albert_serve.errors import listed
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tasks.text_length import TRUNCATION_HELP, describe_long_texts, text_length
 from albert_serve.tokenizer import AlbertTokenizer

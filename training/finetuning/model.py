@@ -12,7 +12,7 @@ import torch
 
 from albert_serve.bundle.weights import CLASSIFICATION, UNPOOLED_TASKS
 from albert_serve.config import AlbertConfig
-from albert_serve.names import listed
+from albert_serve.errors import listed
 from training.data.examples import MIN_LENGTH
 from training.data.labelled.cells import label_indices, label_key
 from training.errors import RunError

@@ -24,8 +24,7 @@ from training.model.heads import AlbertForTasks
 from training.model.provenance import read_figures, read_stages
 from training.optim.optimizers import Hyperparameters, build_optimizers
 from training.options.config import RunFolder
-from training.system.gpu import support_of
-from training.system.precision import PrecisionName
+from training.system.precision import PrecisionName, has_varlen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,8 +120,7 @@ def build_run(
 ) -> Run:
     """Build the run of a model at step 0."""
     model = model.to(world.device)
-    support = support_of(world.device)
-    model.albert.has_varlen = support is not None and support.has_varlen
+    model.albert.has_varlen = has_varlen(world.device)
     trains_all = all(set(model.heads) == set(stream.tasks) for stream in mixture.streams)
     objective = Objective(model, world.device, loss_of)
     return Run(

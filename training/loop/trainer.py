@@ -25,8 +25,7 @@ from training.model.checkpoint import read_weights, save_checkpoint, write_token
 from training.model.heads import Task
 from training.model.labels import with_temperatures
 from training.model.provenance import record_stage
-from training.system.memory import keep_freed_memory
-from training.system.signals import StopFlag
+from training.system.process import StopFlag, keep_freed_memory
 
 _PROGRESS_BAR: Final = "{percentage:5.1f}%|{bar}| {elapsed}<{remaining} {postfix}"
 _POSTFIX_EVERY_S: Final = 0.5

@@ -219,7 +219,7 @@ class Albert(nn.Module):
 
     Attributes:
         has_varlen: whether packed rows are attended to by the kernel of variable lengths, which
-            is for GPUs (`training/system/gpu.py`) in lower precision than fp32.
+            is for GPUs (`training/system/precision.py`) in lower precision than fp32.
     """
 
     def __init__(self, config: AlbertConfig) -> None:

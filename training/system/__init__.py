@@ -1,1 +1,1 @@
-"""The machine: precision of products, memory, signals, and locks on folders."""
+"""The machine: precision of products, signals, memory."""

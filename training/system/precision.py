@@ -9,8 +9,6 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 
-from training.system.gpu import support_of
-
 PrecisionName: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 
 # The types by name.
@@ -37,9 +35,9 @@ def product_dtype(device: torch.device, name: PrecisionName = "auto") -> torch.d
     """Return the type of that name; with `auto` the one in which products are fastest."""
     if name != "auto":
         return DTYPES[name]
-    support = support_of(device)
-    if support is not None:
-        return DTYPES[support.precision]
+    if device.type == "cuda":
+        is_new = is_ampere(torch.cuda.get_device_capability(device))
+        return torch.bfloat16 if is_new else torch.float16
     return torch.bfloat16 if device.type != "cpu" or cpu_is_faster_in_bf16() else torch.float32
 
 
@@ -81,3 +79,17 @@ def _product_s(dtype: torch.dtype) -> float:
         torch.nn.functional.linear(rows, weights)
         durations.append(time.thread_time() - start)
     return min(durations)
+
+
+def is_ampere(capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this compute capability has products in bf16 and FlashAttention.
+
+    They came with 8.0 (A100); V100 (7.0) and T4 (7.5) have products in fp16, which need a loss
+    scale (`training/loop/step.py`).
+    """
+    return capability >= (8, 0)
+
+
+def has_varlen(device: torch.device) -> bool:
+    """Whether torch's variable-length attention runs on a device; else attention has a mask."""
+    return device.type == "cuda" and is_ampere(torch.cuda.get_device_capability(device))

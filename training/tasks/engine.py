@@ -14,8 +14,7 @@ import torch
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.progress import progress_bar
-from albert_serve.tasks.base import EncoderInput, Logits, Runner
-from albert_serve.tasks.grouping import group_by_length
+from albert_serve.tasks.base import EncoderInput, Logits, Runner, group_by_length
 from training.data.batch import pad
 from training.model.heads import AlbertForTasks, Task
 

@@ -13,9 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.scripts import word_bounds
-from albert_serve.tasks.base import Logits
-from albert_serve.tasks.probability import finite
+from albert_serve.tasks.base import Logits, finite
+from albert_serve.tokenizer import word_bounds
 
 # The spans over which scores are normalised; the size of the n-best list in the original code.
 NUM_BEST: Final = 20

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.api.schemas import AggregationStrategy
-from albert_serve.scripts import is_spaceless, word_bounds
+from albert_serve.tokenizer import is_spaceless, word_bounds
 
 OUTSIDE: Final = "O"
 # The prefixes of BIO, IO, BIOES, BILOU and BMES, each as the one of BIOES that means the same.

@@ -21,8 +21,7 @@ from albert_serve.api.schemas import (
 )
 from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup
-from albert_serve.tasks.probability import softmax
+from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup, softmax
 from albert_serve.tasks.text_classification import label_names
 from albert_serve.tasks.token_classification.entities import aggregate, find_words, join
 from albert_serve.tasks.windows import Windows, lay_windows

@@ -13,12 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.batching.queue import BatchReport
-from albert_serve.errors import (
-    DeadlineExceededError,
-    EngineError,
-    NotReadyError,
-    QueueFullError,
-)
+from albert_serve.errors import DeadlineExceededError, EngineError, NotReadyError, QueueFullError
 from albert_serve.tasks.base import EncoderInput, Logits
 from tests.albert_serve.batching.engines import (
     POISON,

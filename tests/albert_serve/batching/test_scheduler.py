@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.batching.scheduler import QueuedRequest, Scheduler
-from albert_serve.tasks.grouping import cut_batches, group_by_length
+from albert_serve.tasks.base import cut_batches, group_by_length
 
 CALL_OVERHEAD = 16
 MAX_BATCH_TOKENS = 64

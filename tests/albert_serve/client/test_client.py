@@ -18,12 +18,7 @@ from albert_serve.client import (
     AsyncAlbertClient,
     AsyncAnswerStream,
 )
-from albert_serve.errors import (
-    ConfigError,
-    InvalidInputError,
-    NoMaskError,
-    TextTooLongError,
-)
+from albert_serve.errors import ConfigError, InvalidInputError, NoMaskError, TextTooLongError
 from scripts.unasync import generated
 from tests.albert_serve.client.cases import CASES, assert_same, kinds
 from tests.albert_serve.client.twins import Twin

@@ -30,8 +30,7 @@ from albert_serve.server.metrics import Metrics
 from albert_serve.server.models import HostedModel, Models, describe_hosted
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
-from albert_serve.tasks import EncoderInput, Logits
-from albert_serve.tasks.load import load_tasks
+from albert_serve.tasks import EncoderInput, Logits, load_tasks
 from tests.albert_serve.batching.engines import on_event_loop
 
 REQUEST = {"inputs": "The [MASK] run."}

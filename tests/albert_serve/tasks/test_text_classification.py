@@ -21,8 +21,7 @@ from albert_serve.api.schemas import (
     TextInput,
 )
 from albert_serve.tasks import TaskSetup, TextClassification
-from albert_serve.tasks.base import Logits
-from albert_serve.tasks.probability import sigmoid, softmax
+from albert_serve.tasks.base import Logits, sigmoid, softmax
 from tests.albert_serve.task_fixtures import Answerer
 
 DEFAULT = TextClassificationParameters()

@@ -15,7 +15,7 @@ from scipy.stats import pearsonr, rankdata
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.runtime.engine import Engine
-from albert_serve.tasks.load import load_setups
+from albert_serve.tasks import load_setups
 from training.commands.evaluate import main
 from training.tasks.embeddings.files import SimilarTexts, read_similar
 from training.tasks.embeddings.metrics import (

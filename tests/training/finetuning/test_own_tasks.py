@@ -17,8 +17,7 @@ from albert_serve.api.schemas import TextClassificationParameters
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions
-from albert_serve.tasks import TextClassification
-from albert_serve.tasks.load import load_tasks
+from albert_serve.tasks import TextClassification, load_tasks
 from export.__main__ import main as export
 from tests.training.support import best_step, read_metrics, run_command, validations
 from training.commands import evaluate

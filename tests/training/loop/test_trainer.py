@@ -40,7 +40,7 @@ from training.errors import RunError
 from training.loop.progress import Progress, is_known_run
 from training.optim.optimizers import Schedule
 from training.options import values
-from training.system.signals import StopFlag
+from training.system.process import StopFlag
 
 OFTEN = ("--save-every", "0.0001s")
 NEVER = ("--save-every", "10h")

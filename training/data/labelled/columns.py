@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.names import find_name
 from albert_serve.tables import Row
 from albert_serve.tables.columns import (
     ANSWERS,
@@ -24,6 +23,7 @@ from albert_serve.tables.columns import (
     SINGLES,
     TextColumns,
     find_column,
+    find_name,
     find_texts,
 )
 from albert_serve.tables.delimited import likely_delimiter

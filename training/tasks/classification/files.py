@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from albert_serve.bundle.manifest import ProblemType
-from albert_serve.errors import TextTooLongError
-from albert_serve.names import listed
+from albert_serve.errors import TextTooLongError, listed
 from albert_serve.progress import progress
 from albert_serve.tables import Row
 from albert_serve.tasks.truncation import Truncator

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albert_serve.bundle.manifest import ProblemType
-from albert_serve.names import listed
+from albert_serve.errors import listed
 from training.data.batch import ExampleBatch, LossName, TokenisedExample
 from training.data.corpus import CorpusError
 from training.data.labelled.cells import first_spellings

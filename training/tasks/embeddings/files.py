@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from albert_serve.errors import InvalidInputError
-from albert_serve.names import find_name
-from albert_serve.tables.columns import SCORES, SIMILAR, find_column
+from albert_serve.tables.columns import SCORES, SIMILAR, find_column, find_name
 from training.data.corpus import CorpusError
 from training.data.labelled.cells import cell_text, finite_number
 from training.data.labelled.rows import collecting, gather_rows, raise_listed, read_records
