@@ -56,7 +56,7 @@ def how_to_install(extra: str) -> str:
     return f"pip install 'albert-serve[{extra}]', or in a clone pip install '.[{extra}]'"
 
 
-def describe_faults(error: ValueError) -> str:
+def describe_faults(error: Exception) -> str:
     """Return the place and text of the first faults that pydantic found in a file, in one line."""
     if not isinstance(error, ValidationError):
         return str(error)

@@ -60,11 +60,12 @@ def model_card(manifest: Manifest, name: str) -> str:
     ]
     lines += ["## Figures on held-out data", "", *_table(["figure", "value"], figures)]
     lines += _question_requests(manifest.evaluation)
-    if manifest.head_quality:
-        costs = [
-            (task, measured.metric, measured.torch, measured.bundle, measured.count)
-            for task, measured in manifest.head_quality.items()
-        ]
+    costs = [
+        (head, measured.metric, measured.torch, measured.bundle, measured.count)
+        for head, entry in manifest.heads.items()
+        if (measured := entry.quality) is not None
+    ]
+    if costs:
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
         lines += ["## What precision costs", "", *_table(header, costs)]
     return "\n".join(lines).rstrip() + "\n"

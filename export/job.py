@@ -94,7 +94,7 @@ def export(config: ExportConfig) -> ExportResult:
         parity, cuda_parity = measure_parity(source, folder, model, config)
         manifest = Manifest(
             config=source.config.to_hf(),
-            tasks=source.tasks,
+            heads=source.heads,
             precision=config.precision,
             kept_fp32=sorted(config.keep_fp32) if config.precision != "fp32" else [],
             files=describe_files(folder),
@@ -110,7 +110,11 @@ def export(config: ExportConfig) -> ExportResult:
         if config.quality:
             bundle = Bundle(folder=folder, manifest=manifest, config=source.config)
             comparison = _compare(source, bundle, model, labelled, config)
-            manifest = manifest.with_quality(comparison.quality)
+            heads = {
+                head: entry.model_copy(update={"quality": comparison.quality.get(head)})
+                for head, entry in source.heads.items()
+            }
+            manifest = manifest.model_copy(update={"heads": heads})
         write_manifest(manifest, folder)
         if vectors is not None and config.precision == "fp32":  # for sentence-transformers
             write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
@@ -144,7 +148,7 @@ def _read_selected(config: ExportConfig, folder: Path) -> tuple[Source, dict[str
     return replace(source, examples=examples), left_out
 
 
-def read_examples(file: Path, tasks: Collection[TaskName]) -> dict[TaskName, list[TaskExample]]:
+def read_examples(file: Path, tasks: Collection[TaskName]) -> dict[str, list[TaskExample]]:
     """Read a JSON file like `albert_serve/web/examples.json`: for each task a list of examples.
 
     An example is `{"inputs": ..., "label": ...}`: one item as the task's endpoint takes it, and
@@ -155,7 +159,7 @@ def read_examples(file: Path, tasks: Collection[TaskName]) -> dict[TaskName, lis
     """
     if not file.is_file():
         raise ExportError(f"--examples {file} is not there")
-    examples: dict[TaskName, list[TaskExample]] = {}
+    examples: dict[str, list[TaskExample]] = {}
     for name, items in read_json_object(file).items():
         if not is_task(name) or name not in tasks:
             raise ExportError(

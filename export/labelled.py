@@ -93,7 +93,7 @@ def read_labelled_data(config: ExportConfig, source: Source) -> dict[str, Labell
     if config.task == RACE:
         raise ExportError("--task RACE is multiple choice, which is not served. Leave it out")
     tokenizer = AlbertTokenizer.from_file(source.folder / TOKENIZER_FILE)
-    for task in tasks_with_data(config) - source.tasks.keys():
+    for task in tasks_with_data(config) - {*source.tasks}:
         raise ExportError(
             f"there is data for {task}, but the checkpoint has "
             f"{', '.join(source.tasks) or 'no head'}. Leave the data out"
@@ -148,7 +148,7 @@ def _read_questions(
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=positions)
     parameters = question_parameters(positions, may_be_empty=True)
     items = lay_questions(task, read_squad(config.question_answering), parameters)
-    threshold = source.tasks["question-answering"].null_score_diff_threshold or 0.0
+    threshold = source.heads["question-answering"].null_score_diff_threshold or 0.0
 
     def measure(runner: Runner) -> Scored:
         scores = [score.f1 for score in score_answers(answer_items(runner, items), threshold)]
@@ -161,7 +161,7 @@ def _read_entities(
     config: ExportConfig, source: Source, tokenizer: AlbertTokenizer
 ) -> LabelledData:
     texts = read_tagged(config.token_classification)
-    names = source.tasks[TOKENS].labels or []
+    names = source.heads[TOKENS].labels or []
     items = list(entity_items(texts, tokenizer, names, length=source.config.max_positions))
 
     def measure(runner: Runner) -> Scored:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from albert_serve.bundle.weights import TaskName
+from albert_serve.bundle.weights import TaskName, task_of
 from albert_serve.tasks.description import evaluated_quality
 from export.config import ExportError
 from export.source import Source
@@ -34,7 +34,7 @@ def select_tasks(
         ExportError: a task is asked for that the checkpoint has not, or multiple choice is all that
             would be exported.
     """
-    missing = sorted({*names} - source.tasks.keys())
+    missing = sorted({*names} - {*source.tasks})
     if missing:
         raise ExportError(
             f"--tasks {' '.join(missing)}: the checkpoint has {', '.join(source.tasks) or 'none'}"
@@ -43,15 +43,15 @@ def select_tasks(
     if names:
         reasons = {task: "it is not among --tasks" for task in source.tasks if task not in names}
     reasons = {task: why for task, why in reasons.items() if task not in measured}
-    tasks = {task: entry for task, entry in source.tasks.items() if task not in reasons}
+    heads = {head: entry for head, entry in source.heads.items() if task_of(head) not in reasons}
     if source.has_choices:
-        if not tasks:
+        if not heads:
             raise ExportError(
                 "multiple choice is not served, and no other head is exported. Measure it with "
                 "`albert-serve evaluate --multiple-choice`, or name other heads with --tasks"
             )
         reasons[MULTIPLE_CHOICE] = "it is not served"
-    return replace(source, tasks=tasks), reasons
+    return replace(source, heads=heads), reasons
 
 
 def _faults(source: Source) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import FiniteFloat, Strict, TypeAdapter, ValidationError
@@ -16,12 +16,9 @@ from albert_serve.bundle.manifest import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
-    ClassifierEntry,
     HeadEntry,
     Manifest,
-    TaskEntry,
     TaskExample,
-    heads_of,
     needed_shapes,
     read_manifest,
 )
@@ -31,10 +28,10 @@ from albert_serve.bundle.weights import (
     StoredTensor,
     TaskName,
     check_shapes,
-    further_head,
     is_task,
     read_header,
     stored_name,
+    task_of,
 )
 from albert_serve.config import AlbertConfig
 from export.config import ExportError
@@ -43,7 +40,7 @@ from training.model.checkpoint import (
     find_tasks,
     read_config,
 )
-from training.model.heads import MULTIPLE_CHOICE, Task, is_further
+from training.model.heads import MULTIPLE_CHOICE, Task, is_classifier
 from training.model.labels import default_name, read_labels, read_temperature
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
@@ -53,7 +50,6 @@ _MAX_DEPTH: Final = 100
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
 # What a manifest sets about a head, after training.
 _TUNED: Final = {"temperature", "null_score_diff_threshold"}
-_EntryT = TypeVar("_EntryT", bound=HeadEntry)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +57,7 @@ class Source:
     """A checkpoint that can be exported.
 
     Attributes:
-        tasks: the tasks whose heads it holds, of those that are exported.
+        heads: its heads that are exported, as in a manifest.
         has_choices: whether it holds a head for multiple choice, which is not served.
         stored: its weights' places in `model.safetensors`, by their names there.
         needed_names: names of the weights that the backbone and all heads of the checkpoint need.
@@ -72,13 +68,13 @@ class Source:
 
     folder: Path
     config: AlbertConfig
-    tasks: dict[TaskName, TaskEntry]
+    heads: dict[str, HeadEntry]
     has_choices: bool
     stored: dict[str, StoredTensor]
     needed_names: frozenset[str]
     evaluation: dict[str, Any]
     training: dict[str, Any]
-    examples: dict[TaskName, list[TaskExample]]
+    examples: dict[str, list[TaskExample]]
 
     @property
     def weights_file(self) -> Path:
@@ -87,14 +83,14 @@ class Source:
 
     @property
     def names(self) -> list[str]:
-        """The stored names of the weights that the backbone and the tasks need."""
-        shapes = needed_shapes(self.config, self.tasks)
+        """The stored names of the weights that the backbone and the heads need."""
+        shapes = needed_shapes(self.config, self.heads)
         return [stored_name(name, self.stored) for name in shapes]
 
     @property
-    def heads(self) -> dict[str, HeadEntry]:
-        """The heads of the tasks, as `Manifest.heads`."""
-        return heads_of(self.tasks)
+    def tasks(self) -> list[TaskName]:
+        """The tasks of the heads."""
+        return [head for head in self.heads if is_task(head)]
 
     @property
     def num_outputs(self) -> dict[str, int]:
@@ -117,15 +113,22 @@ def read_source(folder: Path) -> Source:
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     heads = find_tasks(shapes, hf.get("architectures") or ())
     manifest = read_manifest(folder) if (folder / MANIFEST_FILE).is_file() else None
-    tasks = _read_tasks(hf, heads)
+    entries = _read_heads(hf, heads)
     if manifest is not None:
-        tasks = _with_settings(tasks, manifest.tasks)
-    names = _check_weights(folder / WEIGHTS_FILE, stored, config, tasks)
+        entries = {
+            head: entry.model_copy(
+                update=manifest.heads[head].model_dump(include=_TUNED, exclude_unset=True)
+            )
+            if head in manifest.heads
+            else entry
+            for head, entry in entries.items()
+        }
+    names = _check_weights(folder / WEIGHTS_FILE, stored, config, entries)
     _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
     return Source(
         folder=folder,
         config=config,
-        tasks=tasks,
+        heads=entries,
         has_choices=MULTIPLE_CHOICE in heads,
         stored=stored,
         needed_names=frozenset(names),
@@ -142,27 +145,6 @@ def _training_of(manifest: Manifest | None) -> dict[str, Any]:
     return training if isinstance(training, dict) else {}
 
 
-def _with_settings(
-    tasks: Mapping[TaskName, TaskEntry], settings: Mapping[TaskName, TaskEntry]
-) -> dict[TaskName, TaskEntry]:
-    """Return the tasks with the temperatures and the threshold of a bundle's manifest."""
-    heads = heads_of(settings)
-
-    def tuned(head: str, entry: _EntryT, **update: object) -> _EntryT:
-        if head in heads:
-            update |= heads[head].model_dump(include=_TUNED, exclude_unset=True)
-        return entry.model_copy(update=update)
-
-    return {
-        task: tuned(
-            task,
-            entry,
-            heads={name: tuned(further_head(name), head) for name, head in entry.heads.items()},
-        )
-        for task, entry in tasks.items()
-    }
-
-
 def with_threshold(
     source: Source, option: float | None, results: Mapping[str, Any] = MappingProxyType({})
 ) -> Source:
@@ -175,7 +157,7 @@ def with_threshold(
     Raises:
         ExportError: there is no head for questions, or the threshold is not a finite number.
     """
-    entry = source.tasks.get("question-answering")
+    entry = source.heads.get("question-answering")
     own = entry.null_score_diff_threshold if entry else None
     evaluated = (results.get(BEST_F1_THRESHOLD), own, source.evaluation.get(BEST_F1_THRESHOLD))
     threshold = next((value for value in (option, *evaluated) if value is not None), None)
@@ -193,7 +175,7 @@ def with_threshold(
             f"{BEST_F1_THRESHOLD} of the evaluation is {threshold!r}, not a number"
         ) from error
     entry = entry.model_copy(update={"null_score_diff_threshold": threshold})
-    return replace(source, tasks={**source.tasks, "question-answering": entry})
+    return replace(source, heads={**source.heads, "question-answering": entry})
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -246,46 +228,35 @@ def _check_files(folder: Path) -> None:
         )
 
 
-def _read_tasks(hf: Mapping[str, Any], heads: Mapping[Task, int]) -> dict[TaskName, TaskEntry]:
-    """Return the tasks of heads with these numbers of outputs."""
-    tasks: dict[TaskName, TaskEntry] = {}
+def _read_heads(hf: Mapping[str, Any], heads: Mapping[Task, int]) -> dict[str, HeadEntry]:
+    """Return the entries of the heads that are served, with these numbers of outputs."""
+    entries: dict[str, HeadEntry] = {}
     for head, num_outputs in heads.items():
         if head == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
             continue  # the head tells whether a text follows, not in what order two stand
-        if head == CLASSIFICATION:
-            further = {
-                name.removeprefix(further_head("")): ClassifierEntry(**_classifier(hf, name, size))
-                for name, size in heads.items()
-                if is_further(name)
-            }
-            own = _classifier(hf, head, num_outputs)
-            tasks[head] = TaskEntry(**own, head=default_name(hf), heads=further)
-        elif is_task(head):
-            names = read_labels(hf, num_outputs, head).names if head == TOKENS else None
-            graph = f"{head}.onnx"
-            tasks[head] = TaskEntry(graph=graph, num_outputs=num_outputs, labels=names)
-    return tasks
-
-
-def _classifier(hf: Mapping[str, Any], head: Task, num_outputs: int) -> dict[str, Any]:
-    labels = read_labels(hf, num_outputs, head)
-    return {
-        "graph": f"{head.replace('/', '-')}.onnx",
-        "num_outputs": num_outputs,
-        "labels": labels.names,
-        "problem_type": labels.problem,
-        "temperature": read_temperature(hf, head),
-    }
+        if not is_task(task_of(head)):
+            continue
+        known: dict[str, Any] = {}
+        if is_classifier(head):
+            labels = read_labels(hf, num_outputs, head)
+            known = {"labels": labels.names, "problem_type": labels.problem}
+            known["temperature"] = read_temperature(hf, head)
+            known["name"] = default_name(hf) if head == CLASSIFICATION else None
+        elif head == TOKENS:
+            known = {"labels": read_labels(hf, num_outputs, head).names}
+        graph = f"{head.replace('/', '-')}.onnx"
+        entries[head] = HeadEntry(graph=graph, num_outputs=num_outputs, **known)
+    return entries
 
 
 def _check_weights(
     file: Path,
     stored: Mapping[str, StoredTensor],
     config: AlbertConfig,
-    tasks: Mapping[TaskName, TaskEntry],
+    heads: Mapping[str, HeadEntry],
 ) -> list[str]:
     """Check that all weights are there, fp32 and of the right shape; return their stored names."""
-    expected = needed_shapes(config, tasks)
+    expected = needed_shapes(config, heads)
     names = [stored_name(name, stored) for name in expected]
     other_types = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
     if other_types:

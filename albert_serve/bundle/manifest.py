@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -29,8 +29,10 @@ from albert_serve.bundle.weights import (
     TaskName,
     check_shapes,
     expected_shapes,
-    further_head,
+    is_task,
+    named_head,
     read_header,
+    task_of,
 )
 from albert_serve.config import AlbertConfig
 from albert_serve.config import Precision as Precision
@@ -43,7 +45,7 @@ from albert_serve.errors import (
 )
 from albert_serve.files import read_small_file, sha256_of
 
-_FORMAT_VERSION: Final = 2
+_FORMAT_VERSION: Final = 3
 
 # The default classifier has this name unless the checkpoint names it.
 DEFAULT_HEAD: Final = "default"
@@ -67,6 +69,8 @@ Part = Literal["embeddings", "attention", "ffn", "heads"]
 # A plain name: a manifest must not refer outside of its folder.
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 _HeadName = Annotated[str, Field(pattern=f"^{HEAD_NAME}$")]
+# The one head of a task, or the default one, is called as the task.
+_Head = TaskName | Annotated[str, Field(pattern=f"^{CLASSIFICATION}/{HEAD_NAME}$")]
 
 
 class _Frozen(BaseModel):
@@ -80,57 +84,8 @@ class FileEntry(_Frozen):
     size: int = Field(ge=0)
 
 
-class HeadEntry(_Frozen):
-    """One head of a bundle.
-
-    Attributes:
-        graph: its file: rows (R, H) to logits (R, num_outputs).
-        labels: names of the outputs, in order, if they have names.
-        problem_type: Hugging Face's, of text classification.
-        temperature: divides the logits of a classifier before its softmax or sigmoid.
-    """
-
-    graph: _FileName
-    num_outputs: int = Field(ge=1)
-    labels: list[str] | None = None
-    problem_type: ProblemType | None = None
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _check_labels(self) -> Self:
-        if self.labels and len(self.labels) != self.num_outputs:
-            raise ValueError(f"{len(self.labels)} labels for {self.num_outputs} outputs")
-        return self
-
-
-class TaskEntry(HeadEntry):
-    """One task of a bundle, and its head.
-
-    Attributes:
-        null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
-            over that of the best answer to win; tuned on questions of which some have no answer.
-        head: the name of text classification's default head; None: it is called `default`.
-        heads: the further classifiers of texts by name.
-    """
-
-    null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
-    head: _HeadName | None = None
-    heads: dict[_HeadName, ClassifierEntry] = Field(default_factory=dict)
-
-    @property
-    def default_head(self) -> str:
-        """The name of the head that answers where none is named."""
-        return self.head or DEFAULT_HEAD
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
-        if self.default_head in self.heads:
-            raise ValueError(f"two heads are named {self.default_head}")
-        return self
-
-
 class Quality(_Frozen):
-    """The loss of a task's quality by the bundle's precision, measured on labelled data.
+    """The loss of a head's quality by the bundle's precision, measured on labelled data.
 
     Attributes:
         metric: its name, such as "accuracy".
@@ -152,14 +107,34 @@ class Quality(_Frozen):
         return self.torch - self.bundle
 
 
-class ClassifierEntry(HeadEntry):
-    """An additional classifier of texts.
+class HeadEntry(_Frozen):
+    """One head of a bundle.
 
     Attributes:
-        quality: as `Manifest.quality`, which has the default classifier's.
+        graph: its file: rows (R, H) to logits (R, num_outputs).
+        labels: names of the outputs, in order, if they have names.
+        name: the value of the parameter `head` for the default classifier; None: `default`.
+        problem_type: Hugging Face's, of text classification.
+        temperature: divides the logits of a classifier before its softmax or sigmoid.
+        null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
+            over that of the best answer to win; tuned on questions of which some have no answer.
+        quality: as export measured it.
     """
 
+    graph: _FileName
+    num_outputs: int = Field(ge=1)
+    labels: list[str] | None = None
+    name: _HeadName | None = None
+    problem_type: ProblemType | None = None
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    null_score_diff_threshold: float | None = Field(None, allow_inf_nan=False)
     quality: Quality | None = None
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if self.labels and len(self.labels) != self.num_outputs:
+            raise ValueError(f"{len(self.labels)} labels for {self.num_outputs} outputs")
+        return self
 
 
 class TaskExample(_Frozen):
@@ -179,14 +154,14 @@ class Manifest(_Frozen):
 
     Attributes:
         config: the keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
+        heads: by the name of their task; classifiers but the default one by `named_head`.
         precision: the storage type of matrices; int8 ones are also multiplied in int8.
         kept_fp32: parts that stay in fp32.
         parity: the largest difference from torch, as a share of the largest value (of 1 where all
-            are smaller), of "encoder" and of each task.
+            are smaller), of "encoder" and of each head.
         cuda_precision: the type that the encoder computes in on CUDA.
         cuda_parity: the same differences of the graphs for CUDA, emulated on a CPU; from torch with
             the bundle's weights.
-        quality: by task.
         evaluation: results on held-out data, by name.
         provenance: how the weights were trained and the bundle was written.
         examples: inputs that the page at `/` shows, by task.
@@ -196,47 +171,35 @@ class Manifest(_Frozen):
 
     format_version: int = _FORMAT_VERSION
     config: dict[str, JsonValue]
-    tasks: dict[TaskName, TaskEntry]
+    heads: dict[_Head, HeadEntry]
     precision: Precision = "fp32"
     kept_fp32: list[Part] = Field(default_factory=list)
     files: dict[_FileName, FileEntry]
     parity: dict[str, float] = Field(default_factory=dict)
     cuda_precision: ComputePrecision = "fp16"
     cuda_parity: dict[str, float] = Field(default_factory=dict)
-    quality: dict[TaskName, Quality] = Field(default_factory=dict)
     evaluation: dict[str, JsonValue] = Field(default_factory=dict)
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
-    examples: dict[TaskName, Annotated[list[TaskExample], Field(max_length=MAX_EXAMPLES)]] = Field(
+    examples: dict[_Head, Annotated[list[TaskExample], Field(max_length=MAX_EXAMPLES)]] = Field(
         default_factory=dict
     )
     sentence_vectors: SentenceVectors | None = None
 
     @property
-    def heads(self) -> dict[str, HeadEntry]:
-        """The head of each task by the task's name, and further classifiers by `further_head`."""
-        return heads_of(self.tasks)
+    def tasks(self) -> list[TaskName]:
+        """The tasks that have a head."""
+        return [head for head in self.heads if is_task(head)]
 
-    @property
-    def head_quality(self) -> dict[str, Quality]:
-        """The quality of each head, as far as it was measured."""
-        further = [
-            (head, entry.quality)
-            for head, entry in self.heads.items()
-            if isinstance(entry, ClassifierEntry) and entry.quality is not None
-        ]
-        return dict([*self.quality.items(), *further])
+    def heads_of(self, task: str) -> dict[str, HeadEntry]:
+        """Return the heads of a task, the default one first."""
+        return {head: entry for head, entry in self.heads.items() if task_of(head) == task}
 
-    def with_quality(self, quality: Mapping[str, Quality]) -> Manifest:
-        """Return the manifest with the quality of each head."""
-        tasks = dict(self.tasks)
-        if CLASSIFICATION in tasks:
-            heads = {
-                name: entry.model_copy(update={"quality": quality.get(further_head(name))})
-                for name, entry in tasks[CLASSIFICATION].heads.items()
-            }
-            tasks[CLASSIFICATION] = tasks[CLASSIFICATION].model_copy(update={"heads": heads})
-        by_task = {task: quality[task] for task in tasks if task in quality}
-        return self.model_copy(update={"tasks": tasks, "quality": by_task})
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [head_name(*head) for head in self.heads_of(CLASSIFICATION).items()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two heads are named {names[0]}")
+        return self
 
     @property
     def revision(self) -> str:
@@ -245,12 +208,9 @@ class Manifest(_Frozen):
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def heads_of(tasks: Mapping[TaskName, TaskEntry]) -> dict[str, HeadEntry]:
-    """Return the head of each task, and further classifiers of texts by `further_head`."""
-    classifier = tasks.get(CLASSIFICATION)
-    further = {} if classifier is None else classifier.heads
-    named = [(further_head(name), entry) for name, entry in further.items()]
-    return dict([*tasks.items(), *named])
+def head_name(head: str, entry: HeadEntry) -> str:
+    """Return the name by which a request selects a head."""
+    return head.partition("/")[2] or entry.name or DEFAULT_HEAD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,7 +243,7 @@ class Bundle:
             config = AlbertConfig.from_hf(manifest.config)
         except ConfigError as error:
             raise BundleCorruptError(f"{folder / MANIFEST_FILE}, config: {error}") from error
-        check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest.tasks))
+        check_shapes(read_header(folder / WEIGHTS_FILE), needed_shapes(config, manifest.heads))
         return cls(folder=folder, manifest=manifest, config=config)
 
     @property
@@ -316,10 +276,9 @@ class Bundle:
         return file if file.name in self.manifest.files else self.head_file(head)
 
 
-def needed_shapes(config: AlbertConfig, tasks: Mapping[TaskName, TaskEntry]) -> dict[str, Shape]:
-    """Return the shapes of the weights that the backbone and the tasks read, by name."""
-    sizes = {head: entry.num_outputs for head, entry in heads_of(tasks).items()}
-    return expected_shapes(config, sizes)
+def needed_shapes(config: AlbertConfig, heads: Mapping[str, HeadEntry]) -> dict[str, Shape]:
+    """Return the shapes of the weights that the backbone and the heads read, by name."""
+    return expected_shapes(config, {head: entry.num_outputs for head, entry in heads.items()})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -336,17 +295,27 @@ def read_manifest(folder: Path) -> Manifest:
             f"{file} is not JSON ({error}); export the bundle again"
         ) from error
     version = content.get("format_version") if isinstance(content, dict) else None
-    if version != _FORMAT_VERSION:
+    if version not in (2, _FORMAT_VERSION):
         raise BundleError(
-            f"{file} has format version {version!r}; this package reads {_FORMAT_VERSION}. "
+            f"{file} has format version {version!r}; this package reads 2 and {_FORMAT_VERSION}. "
             "Install the package's version that wrote it, or export the checkpoint again"
         )
     try:
-        manifest = Manifest.model_validate(content)
+        manifest = Manifest.model_validate(_from_version_2(content) if version == 2 else content)
         _ = manifest.revision  # it needs the whole manifest as JSON
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise BundleCorruptError(f"{file} is no manifest: {describe_faults(error)}") from error
     return manifest
+
+
+def _from_version_2(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with the heads of version 2, which has those of a task in its entry."""
+    heads: dict[str, Any] = {}
+    for task, entry in content["tasks"].items():
+        quality = content.get("quality", {}).get(task)
+        heads[task] = {**entry, "name": entry.get("head"), "quality": quality}
+        heads |= {named_head(name): head for name, head in entry.get("heads", {}).items()}
+    return {**content, "format_version": _FORMAT_VERSION, "heads": heads}
 
 
 def file_entry(file: Path) -> FileEntry:

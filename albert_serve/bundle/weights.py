@@ -27,7 +27,7 @@ TaskName = Literal[
 Shape = tuple[int, ...]
 CLASSIFICATION: Final[TaskName] = "text-classification"
 TOKENS: Final[TaskName] = "token-classification"
-# The name of a further classifier; its head is `text-classification/NAME`, and file names have it.
+# The name of a classifier; its head is `text-classification/NAME`, and file names have it.
 HEAD_NAME: Final = "[a-z0-9][a-z0-9_-]{0,63}"
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
 # The suffix of the name of an int8 matrix's scales, one for each output.
@@ -118,13 +118,18 @@ def _used_rows(name: str, tensor: StoredTensor) -> StoredTensor:
 
 
 def is_task(head: str) -> TypeGuard[TaskName]:
-    """Whether a head is a task's own, and no further classifier."""
+    """Whether a head is called as its task: the only one of the task, or the default one."""
     return head in get_args(TaskName)
 
 
-def further_head(name: str) -> str:
-    """The head of a further classifier of texts, by its name."""
+def named_head(name: str) -> str:
+    """Return the head of a text classifier of this name, unless it is the default one."""
     return f"{CLASSIFICATION}/{name}"
+
+
+def task_of(head: str) -> str:
+    """Return the task of a head."""
+    return head.partition("/")[0]
 
 
 def output_layer(head: str) -> str:
@@ -137,7 +142,7 @@ def expected_shapes(config: AlbertConfig, heads: Mapping[str, int]) -> dict[str,
     """The shape of every weight that the backbone and the heads need, by name.
 
     Args:
-        heads: the number of outputs of each: a task's name, or `further_head`.
+        heads: the number of outputs of each: a task's name, or `named_head`.
     """
     shapes = _embedding_shapes(config)
     attentions, ffns = zip(*config.layer_plan, strict=True)

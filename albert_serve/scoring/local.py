@@ -11,8 +11,8 @@ from pydantic_core import to_jsonable_python
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.schemas import TaskRequest
-from albert_serve.bundle.manifest import Bundle
-from albert_serve.bundle.weights import CLASSIFICATION, further_head
+from albert_serve.bundle.manifest import Bundle, head_name
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import AlbertServeError, NotFoundError
 from albert_serve.runtime.engine import Engine
 from albert_serve.scoring.answers import OUTPUT, RowResult
@@ -57,14 +57,13 @@ class LocalScorer:
     ) -> None:
         self.task = task
         self.identity = identity or {}
-        entry = setup.entry if task == CLASSIFICATION else None
-        self.heads: Sequence[str] = [entry.default_head, *entry.heads] if entry else []
+        names = {head_name(head, entry): head for head, entry in setup.heads.items()}
+        self.heads: Sequence[str] = [*names] if task == CLASSIFICATION else []
         self._engine = engine
         self._setup = setup
-        names: dict[str | None, str] = {head: further_head(head) for head in self.heads[1:]}
-        names[None] = task
         self._lengths = {
-            head: text_length(name, training, setup.max_positions) for head, name in names.items()
+            name: text_length(head, training, setup.max_positions)
+            for name, head in [(None, task), *names.items()]
         }
         self._tasks = {setup.max_positions: open_task(task, setup)}
 

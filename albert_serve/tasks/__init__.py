@@ -206,13 +206,12 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
         tokenizer: the bundle's, if it has been read.
     """
     tokenizer = tokenizer or AlbertTokenizer.from_file(bundle.tokenizer_file)
-    entries = {str(name): entry for name, entry in bundle.manifest.tasks.items()}
     return {
         name: TaskSetup(
             tokenizer=tokenizer,
             max_positions=bundle.config.max_positions,
             hidden_size=bundle.config.hidden_size,
-            entry=entries.get(name),
+            heads=bundle.manifest.heads_of(name),
             sentence_vectors=bundle.manifest.sentence_vectors or SentenceVectors(),
         )
         for name in task_names(bundle.manifest)

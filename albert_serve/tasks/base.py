@@ -6,15 +6,16 @@ Shape legend: R gathered rows, K outputs of the task's head.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.bundle.sentence_vectors import SentenceVectors
+from albert_serve.bundle.weights import task_of
 from albert_serve.errors import EngineError
 from albert_serve.tokenizer import AlbertTokenizer
 
@@ -49,7 +50,7 @@ class EncoderInput:
     @property
     def endpoint(self) -> str:
         """The task, whichever of its heads reads the rows."""
-        return self.task.partition("/")[0]
+        return task_of(self.task)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,15 +114,20 @@ class TaskSetup:
     """The properties of the model that a task needs.
 
     Attributes:
-        entry: the task's in the manifest; None for feature extraction, which has none.
+        heads: the task's in the manifest, the default one first; feature extraction has none.
         sentence_vectors: the defaults of feature extraction.
     """
 
     tokenizer: AlbertTokenizer
     max_positions: int
     hidden_size: int
-    entry: TaskEntry | None = None
+    heads: Mapping[str, HeadEntry] = field(default_factory=dict)
     sentence_vectors: SentenceVectors = field(default_factory=SentenceVectors)
+
+    @property
+    def head(self) -> HeadEntry:
+        """The default head."""
+        return next(iter(self.heads.values()))
 
 
 def group_by_length(

@@ -10,7 +10,6 @@ from typing import Any, Final, TypeGuard
 
 import yaml  # type: ignore[import-untyped]
 
-from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.api.model_card import FIGURE_PREFIXES, ModelCard, ModelSizes
 from albert_serve.api.schemas import (
     HeadInfo,
@@ -24,10 +23,10 @@ from albert_serve.bundle.manifest import (
     CARD_FILE,
     WEIGHTS_FILE,
     Manifest,
-    TaskEntry,
+    head_name,
     needed_shapes,
 )
-from albert_serve.bundle.weights import CLASSIFICATION, further_head
+from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.config import AlbertConfig
 from albert_serve.files import read_small_file
 from albert_serve.tasks import task_names
@@ -82,7 +81,7 @@ def describe(manifest: Manifest, name: str, folder: Path | None = None) -> Model
 
 
 def _sizes(config: AlbertConfig, manifest: Manifest) -> ModelSizes:
-    shapes = needed_shapes(config, manifest.tasks).values()
+    shapes = needed_shapes(config, manifest.heads).values()
     return ModelSizes(
         num_parameters=sum(map(math.prod, shapes)),
         weights_bytes=manifest.files[WEIGHTS_FILE].size,
@@ -96,38 +95,32 @@ def _sizes(config: AlbertConfig, manifest: Manifest) -> ModelSizes:
 
 
 def _describe(task: str, manifest: Manifest) -> TaskInfo:
-    """Return the description of a task, which may have no head and so no entry."""
-    for name, entry in manifest.tasks.items():
-        if name != task:
-            continue
-        examples = manifest.examples.get(name, [])
-        return TaskInfo(
-            name=name,
-            labels=label_names(entry) if name == CLASSIFICATION else entry.labels,
-            problem_type=entry.problem_type,
-            null_score_diff_threshold=entry.null_score_diff_threshold,
-            heads=_describe_heads(entry, manifest) if entry.head or entry.heads else None,
-            quality=read_quality(manifest, name),
-            examples=[InputExample(**example.model_dump()) for example in examples] or None,
-        )
-    vectors = manifest.sentence_vectors if task == FEATURE_EXTRACTION else None
-    return TaskInfo(name=task, sentence_vectors=vectors and SentenceVectorsInfo(**asdict(vectors)))
-
-
-def _describe_heads(entry: TaskEntry, manifest: Manifest) -> list[HeadInfo]:
-    """Return the description of each classifier of texts, the default one first."""
-    keys: dict[str, str] = {entry.default_head: CLASSIFICATION}
-    keys |= {name: further_head(name) for name in entry.heads}
-    heads = manifest.heads
-    return [
+    """Return the description of a task, which may have no head."""
+    heads = manifest.heads_of(task)
+    if not heads:
+        vectors = manifest.sentence_vectors
+        info = vectors and SentenceVectorsInfo(**asdict(vectors))
+        return TaskInfo(name=task, sentence_vectors=info)
+    head, entry = next(iter(heads.items()))
+    examples = manifest.examples.get(head, [])
+    infos = [
         HeadInfo(
-            name=name,
-            labels=label_names(heads[key]),
-            problem_type=heads[key].problem_type,
-            quality=read_quality(manifest, key),
+            name=head_name(head, entry),
+            labels=label_names(entry),
+            problem_type=entry.problem_type,
+            quality=read_quality(manifest, head),
         )
-        for name, key in keys.items()
+        for head, entry in heads.items()
     ]
+    return TaskInfo(
+        name=task,
+        labels=label_names(entry) if task == CLASSIFICATION else entry.labels,
+        problem_type=entry.problem_type,
+        null_score_diff_threshold=entry.null_score_diff_threshold,
+        heads=infos if entry.name or len(heads) > 1 else None,
+        quality=read_quality(manifest, head),
+        examples=[InputExample(**example.model_dump()) for example in examples] or None,
+    )
 
 
 def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
@@ -135,9 +128,10 @@ def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
     quality = evaluated_quality(manifest.evaluation, head)
     if quality is not None:
         return quality
-    measured = manifest.head_quality.get(head)
-    if measured is None:
+    entry = manifest.heads.get(head)
+    if entry is None or entry.quality is None:
         return None
+    measured = entry.quality
     return TaskQuality(
         metric=measured.metric,
         percent=measured.bundle,

@@ -20,8 +20,7 @@ from albert_serve.api.schemas import (
     TextClassificationParameters,
     TextInput,
 )
-from albert_serve.bundle.manifest import HeadEntry
-from albert_serve.bundle.weights import CLASSIFICATION, further_head
+from albert_serve.bundle.manifest import HeadEntry, head_name
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits, Prepared, TaskSetup, finite, sigmoid, softmax
 from albert_serve.tasks.truncation import Truncator, check_not_empty
@@ -50,22 +49,13 @@ class TextClassification:
             num_truncated=fitted.num_truncated,
         )
 
-    @property
-    def heads(self) -> list[tuple[str, HeadEntry]]:
-        """All heads, the default one first, each as the engine calls it with its entry."""
-        entry = self.setup.entry
-        assert entry is not None
-        return [self._head(name) for name in (entry.default_head, *entry.heads)]
-
     def _head(self, name: str | None) -> tuple[str, HeadEntry]:
         """Return a head as the engine calls it, and its entry."""
-        entry = self.setup.entry
-        assert entry is not None
-        if name in (None, entry.default_head):
-            return CLASSIFICATION, entry
-        if name not in entry.heads:
-            raise no_head(name, [entry.default_head, *entry.heads])
-        return further_head(name), entry.heads[name]
+        heads = {head_name(head, entry): (head, entry) for head, entry in self.setup.heads.items()}
+        name = next(iter(heads)) if name is None else name
+        if name not in heads:
+            raise no_head(name, list(heads))
+        return heads[name]
 
 
 def _finish(

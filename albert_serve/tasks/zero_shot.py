@@ -48,7 +48,7 @@ class ZeroShot:
         """Return the task for a model, by its others."""
         classifier = tasks[CLASSIFICATION]
         assert isinstance(classifier, TextClassification)
-        for name, entry in classifier.heads:
+        for name, entry in classifier.setup.heads.items():
             if (entailment := _column(entry, _ENTAILMENT)) is not None:
                 contradiction = _column(entry, _CONTRADICTION)
                 if contradiction is None:  # the pipeline's guess

@@ -61,5 +61,5 @@ def open_player(job: ModelJob) -> Player:
     return _OurClassifier(
         engine=Engine.open(bundle, options),
         task=load_tasks(bundle)["text-classification"],
-        labels=bundle.manifest.tasks["text-classification"].labels or [],
+        labels=bundle.manifest.heads["text-classification"].labels or [],
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.tasks import EncoderInput, Logits, Prepared, TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from training.model.albert import ModelInputs
@@ -72,11 +72,12 @@ def answer(engine: TorchEngine) -> Answerer:
 
 @pytest.fixture(scope="session")
 def task_setup(tokenizer: AlbertTokenizer, engine: TorchEngine) -> TaskSetup:
+    entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["negative", "positive"])
     return TaskSetup(
         tokenizer=tokenizer,
         max_positions=engine.model.config.max_positions,
         hidden_size=engine.model.config.hidden_size,
-        entry=TaskEntry(graph="a.onnx", num_outputs=2, labels=["negative", "positive"]),
+        heads={"text-classification": entry},
     )
 
 

@@ -130,8 +130,8 @@ def test_the_threshold_of_no_answer_is_the_services_default(
     options = [f"--null-score-diff-threshold={value}" for value in option]
     assert main([str(checkpoint), str(target), "--no-quality", *options]) == 0
     bundle = Bundle.open(target)
-    assert bundle.manifest.tasks["question-answering"].null_score_diff_threshold == expected
-    assert bundle.manifest.tasks["fill-mask"].null_score_diff_threshold is None
+    assert bundle.manifest.heads["question-answering"].null_score_diff_threshold == expected
+    assert bundle.manifest.heads["fill-mask"].null_score_diff_threshold is None
     task = load_tasks(bundle)["question-answering"]
     assert isinstance(task, QuestionAnswering)
     assert task.null_score_diff_threshold == expected
@@ -150,13 +150,13 @@ def test_a_bundle_that_is_exported_again_keeps_what_its_manifest_sets(
     ).bundle
     manifest = first.folder / "manifest.json"
     content = json.loads(manifest.read_text())
-    content["tasks"]["text-classification"]["temperature"] = 1.75
+    content["heads"]["text-classification"]["temperature"] = 1.75
     manifest.write_text(json.dumps(content))
 
     again = export_bundle(first.folder, tmp_path / "int8", precision="int8").bundle.manifest
 
-    assert again.tasks["question-answering"].null_score_diff_threshold == 2.5
-    assert again.tasks["text-classification"].temperature == 1.75
+    assert again.heads["question-answering"].null_score_diff_threshold == 2.5
+    assert again.heads["text-classification"].temperature == 1.75
     assert again.examples == first.manifest.examples != {}
     (tmp_path / "results.json").write_text(json.dumps({KEY: -1.0}))
     for options, expected in (
@@ -164,7 +164,7 @@ def test_a_bundle_that_is_exported_again_keeps_what_its_manifest_sets(
         ({"null_score_diff_threshold": 0.5}, 0.5),
     ):
         other = export_bundle(first.folder, tmp_path / f"{expected}", **options).bundle.manifest
-        assert other.tasks["question-answering"].null_score_diff_threshold == expected
+        assert other.heads["question-answering"].null_score_diff_threshold == expected
 
 
 def test_the_command_line_names_unused_weights(
@@ -226,7 +226,7 @@ def test_googles_checkpoint_is_exported_with_its_head_for_sentence_order(
     bundle = export_bundle(source, tmp_path / "bundle").bundle
 
     assert bundle.manifest.provenance["checkpoint"] == "albert_base"
-    assert bundle.manifest.tasks.keys() == {"fill-mask", "sentence-order"}
+    assert bundle.manifest.heads.keys() == {"fill-mask", "sentence-order"}
     outputs = np.load(source / "outputs.npz")
     inputs = [
         EncoderInput(ids=ids.tolist(), types=types.tolist(), task="sentence-order", rows=[0])

@@ -6,19 +6,23 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from albert_serve.bundle.manifest import FileEntry, Manifest, Quality, TaskEntry
+from albert_serve.bundle.manifest import FileEntry, HeadEntry, Manifest, Quality
 from export.card import model_card
 from tests.export.exporting import TINY
 
 
 def manifest() -> Manifest:
     labels = ["a|b", "c"]
-    entry = TaskEntry(
-        graph="a.onnx", num_outputs=2, labels=labels, problem_type="multi_label_classification"
+    entry = HeadEntry(
+        graph="a.onnx",
+        num_outputs=2,
+        labels=labels,
+        problem_type="multi_label_classification",
+        quality=Quality(metric="accuracy", torch=71.2, bundle=70.8, count=277),
     )
     return Manifest(
         config=TINY.to_hf(),
-        tasks={"text-classification": entry},
+        heads={"text-classification": entry},
         precision="int8",
         files={"model.safetensors": FileEntry(size=1, sha256="0" * 64)},
         evaluation={
@@ -29,9 +33,6 @@ def manifest() -> Manifest:
             "question_answering_f1": 88.5,
             "embeddings_spearman": 0.6254,
             "embeddings_mrr_at_10": 0.5,
-        },
-        quality={
-            "text-classification": Quality(metric="accuracy", torch=71.2, bundle=70.8, count=277)
         },
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from albert_serve.bundle.manifest import Bundle, Precision, read_manifest
+from albert_serve.bundle.manifest import Bundle, Precision, Quality, head_name, read_manifest
 from albert_serve.bundle.weights import read_header
 from albert_serve.errors import BundleCorruptError
 from albert_serve.runtime.engine import Engine
@@ -71,14 +71,13 @@ def inputs_of(bundle: Bundle, count: int = 20) -> list[EncoderInput]:
 
 
 def test_each_head_has_a_graph_labels_and_parity(bundle: Bundle) -> None:
-    entry = bundle.manifest.tasks["text-classification"]
-    assert entry.default_head == "sentiment"
-    assert entry.labels == ["negative", "positive"]
-    assert {name: each.labels for name, each in entry.heads.items()} == {
+    heads = bundle.manifest.heads_of("text-classification")
+    assert {head_name(*each): each[1].labels for each in heads.items()} == {
+        "sentiment": ["negative", "positive"],
         "query": ["a", "b", "c"],
         "ffn": ["LABEL_0"],
     }
-    assert entry.heads["ffn"].problem_type == "multi_label_classification"
+    assert heads[HEADS[2]].problem_type == "multi_label_classification"
     assert bundle.head_file(HEADS[1]).name == "text-classification-query.onnx"
     assert set(HEADS) <= bundle.manifest.heads.keys() == bundle.manifest.parity.keys() - {"encoder"}
     assert max(bundle.manifest.parity.values()) < 1e-4
@@ -108,7 +107,7 @@ def test_inputs_of_all_heads_share_a_batch(
 
 def test_a_bundle_in_fp32_is_a_checkpoint_of_all_heads(bundle: Bundle, checkpoint: Path) -> None:
     assert load_checkpoint(bundle.folder).tasks == load_checkpoint(checkpoint).tasks
-    assert read_source(bundle.folder).tasks == bundle.manifest.tasks
+    assert read_source(bundle.folder).heads == bundle.manifest.heads
     with torch.inference_mode():
         weights = (load_checkpoint(each).state_dict() for each in (bundle.folder, checkpoint))
         torch.testing.assert_close(*weights)
@@ -138,13 +137,11 @@ def test_each_is_measured_on_data_of_its_own(
     assert main(words) == 0
 
     manifest = read_manifest(target)
-    quality = manifest.head_quality
-    assert {head: measured.metric for head, measured in quality.items()} == {
-        HEADS[0]: "accuracy",
-        HEADS[1]: "accuracy",
-    }
-    assert quality[HEADS[1]].data == ["three.csv"]
-    assert quality[HEADS[0]].data == ["two.csv"]
+    assert {
+        head: (entry.quality.metric, entry.quality.data)
+        for head, entry in manifest.heads.items()
+        if entry.quality
+    } == {HEADS[0]: ("accuracy", ["two.csv"]), HEADS[1]: ("accuracy", ["three.csv"])}
     figure = read_quality(manifest, HEADS[1])
     assert figure is not None
     assert (figure.metric, figure.percent, figure.count) == ("accuracy", 25.0, 12)
@@ -194,7 +191,8 @@ def test_a_manifest_whose_heads_are_wrong_is_refused(
     shutil.copytree(bundle.folder, tmp_path / "bundle")
     file = tmp_path / "bundle/manifest.json"
     content = json.loads(file.read_text())
-    content["tasks"]["text-classification"]["heads"] = heads
+    named = {f"text-classification/{name}": entry for name, entry in heads.items()}
+    content["heads"] |= named
     file.write_text(json.dumps(content))
     with pytest.raises(BundleCorruptError, match=message):
         Bundle.open(tmp_path / "bundle", verify="size")
@@ -204,5 +202,24 @@ def test_a_task_of_glue_is_measured_on_its_held_out_texts(checkpoint: Path, tmp_
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + "a good day\t1\nno\t0\n" * 4)
     words = [str(checkpoint), str(tmp_path / "bundle")]
     assert main([*words, "--task", "SST-2", "--data", str(tmp_path)]) == 0
-    quality = read_manifest(tmp_path / "bundle").quality["text-classification"]
+    quality = read_manifest(tmp_path / "bundle").heads["text-classification"].quality
+    assert quality is not None
     assert (quality.metric, quality.data) == ("accuracy", ["dev.tsv"])
+
+
+def test_a_manifest_of_version_2_is_read(bundle: Bundle, tmp_path: Path) -> None:
+    """In which the entry of the default classifier has the others."""
+    shutil.copytree(bundle.folder, tmp_path / "bundle")
+    file = tmp_path / "bundle/manifest.json"
+    content = json.loads(file.read_text()) | {"format_version": 2}
+    content["tasks"] = heads = content.pop("heads")
+    named = {name: heads.pop(f"text-classification/{name}") for name in ("query", "ffn")}
+    default = heads["text-classification"]
+    default |= {"head": default.pop("name"), "heads": named}
+    quality = Quality(metric="F1", torch=90.5, bundle=90.0, count=200)
+    content["quality"] = {"text-classification": quality.model_dump()}
+    file.write_text(json.dumps(content))
+    read = Bundle.open(tmp_path / "bundle").manifest.heads
+    assert read["text-classification"].quality == quality
+    read["text-classification"] = bundle.manifest.heads["text-classification"]
+    assert read == bundle.manifest.heads

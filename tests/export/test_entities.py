@@ -31,9 +31,10 @@ def test_a_bundle_has_the_labels_and_its_entity_f1(checkpoint: Path, tmp_path: P
     command = [str(checkpoint), str(tmp_path / "int8"), "--precision", "int8", "--force"]
     assert main([*command, "--token-classification", str(file)]) == 0
     bundle = export_bundle(checkpoint, tmp_path / "fp32").bundle
-    assert bundle.manifest.tasks[TASK].labels == LABELS
+    assert bundle.manifest.heads[TASK].labels == LABELS
     with_data = {"token_classification": (file,), "quality": True}
     exported = export_bundle(checkpoint, tmp_path / "data", **with_data).bundle.manifest
-    assert exported.quality[TASK].metric == "entity F1"
-    assert exported.quality[TASK].bundle == exported.quality[TASK].torch
-    assert exported.quality[TASK].data == ["test.conll"]
+    quality = exported.heads[TASK].quality
+    assert quality is not None
+    assert (quality.metric, quality.data) == ("entity F1", ["test.conll"])
+    assert quality.bundle == quality.torch

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from albert_serve.bundle.manifest import Bundle, ProblemType, Quality, TaskEntry
+from albert_serve.bundle.manifest import Bundle, HeadEntry, ProblemType, Quality
 from albert_serve.runtime.engine import Engine
 from albert_serve.settings import shipped_bundle
 from albert_serve.tasks.base import EncoderInput, Logits
@@ -95,7 +95,7 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     assert compared.quality.keys() == {TEXTS, "question-answering"}
     assert all(quality.cost == pytest.approx(0) for quality in compared.quality.values())
     check_quality(compared, 0.0)
-    texts, _ = read_labelled([labelled], source.tasks[TEXTS].labels)
+    texts, _ = read_labelled([labelled], source.heads[TEXTS].labels)
     predicted = classify(TorchEngine(model), tokenizer, texts, ["a", "b"], length=64).figures()
     of_texts = compared.quality[TEXTS]
     assert of_texts.torch == pytest.approx(100 * predicted["text_classification_accuracy"])
@@ -111,7 +111,7 @@ def test_each_wrong_answer_costs_its_share(
 ) -> None:
     config = ExportConfig(checkpoint="", bundle="", text_classification=(labelled,))
     data = read_labelled_data(config, source)
-    texts, _ = read_labelled([labelled], source.tasks[TEXTS].labels)
+    texts, _ = read_labelled([labelled], source.heads[TEXTS].labels)
     examples, _ = labelled_examples(texts, tokenizer, length=64, truncation=True)
     ids = [example.ids for example in examples]
 
@@ -119,7 +119,7 @@ def test_each_wrong_answer_costs_its_share(
         place = ids.index(encoded.ids)
         return np.eye(2, dtype=np.float32)[[(place % 3 % 2 + (place < num_wrong)) % 2]]
 
-    alone = replace(source, tasks={TEXTS: source.tasks[TEXTS]})
+    alone = replace(source, heads={TEXTS: source.heads[TEXTS]})
     knowing, wrong = Chosen(partial(answer, num_wrong=0)), Chosen(partial(answer, num_wrong=7))
     result = compare(alone, tokenizer, knowing, wrong, data).measured[TEXTS]
     assert result.quality.torch == 100
@@ -147,8 +147,8 @@ def test_a_difference_is_one_of_probabilities(
     theirs: list[float],
     difference: float,
 ) -> None:
-    entry = TaskEntry(graph="a.onnx", num_outputs=len(ours), problem_type=problem)
-    alone = replace(source, tasks={TEXTS: entry})
+    entry = HeadEntry(graph="a.onnx", num_outputs=len(ours), problem_type=problem)
+    alone = replace(source, heads={TEXTS: entry})
     file = tmp_path / "mine.txt"
     file.write_text("It rained.\nWe stayed in.\n\nThe sun came out.")
     reference = Chosen(lambda _: np.array([ours], np.float32))
@@ -182,7 +182,7 @@ def test_int8_without_labels_is_rejected_only_if_it_is_broken(
     printed = capsys.readouterr().out
     assert "mean difference of probabilities from torch, on texts.jsonl" in printed
     assert "text-classification" in printed.partition("mean difference")[2]
-    assert Bundle.open(target).manifest.quality == {}
+    assert Bundle.open(target).manifest.heads["text-classification"].quality is None
     divide_by_scales(monkeypatch)
     broken = [*options, "--overwrite", "--cuda-precision", "fp32"]
     assert main(broken) == 1

@@ -144,7 +144,7 @@ def test_a_head_for_the_next_sentence_is_not_one_for_order(tmp_path: Path) -> No
 def test_one_output_is_what_the_architecture_says(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tasks=("multiple-choice",))
     change_config(tmp_path, architectures=["AlbertForSequenceClassification"])
-    entry = read_source(tmp_path).tasks["text-classification"]
+    entry = read_source(tmp_path).heads["text-classification"]
     assert (entry.num_outputs, entry.problem_type) == (1, "multi_label_classification")
 
 

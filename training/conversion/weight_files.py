@@ -188,7 +188,7 @@ def write_from_int8(bundle: Path, folder: Path) -> None:
     """Write an int8 bundle, with its rounding, as a checkpoint into a new folder."""
     folder.mkdir(parents=True)
     manifest = read_manifest(bundle)
-    classifier = manifest.tasks.get(CLASSIFICATION)
+    classifier = manifest.heads.get(CLASSIFICATION)
     labels = label_keys(classifier.labels or ()) if classifier is not None else {}
     config = json.dumps({**manifest.config, **labels}, indent=2)
     (folder / "config.json").write_text(config, encoding="utf-8")

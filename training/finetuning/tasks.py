@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD
-from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, further_head
+from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, named_head
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.rows import collecting, raise_listed
 from training.errors import RunError
@@ -135,7 +135,7 @@ def _trained_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, Cla
         assert head.head is not None
         if head.head == DEFAULT_HEAD != default:
             raise RunError(f"--head {DEFAULT_HEAD}: the default classifier is named {default}")
-        task = CLASSIFICATION if head.head == default else further_head(head.head)
+        task = CLASSIFICATION if head.head == default else named_head(head.head)
         if task == CLASSIFICATION and config.has_texts:
             raise RunError(
                 f"--head {head.head} names the default classifier, whose data stands before --head "

@@ -24,7 +24,7 @@ from albert_serve.bundle.weights import (
     TOKENS,
     UNPOOLED_TASKS,
     expected_shapes,
-    further_head,
+    named_head,
     used_shape,
 )
 from albert_serve.config import AlbertConfig
@@ -94,7 +94,7 @@ def find_tasks(
     if _ARCHITECTURES[TOKENS] in architectures and "text-classification" in sizes:
         sizes[TOKENS] = sizes.pop("text-classification")
     further = {match[1]: shapes[name][0] for name in shapes if (match := _FURTHER_BIAS(name))}
-    return {**sizes, **{further_head(name): further[name] for name in sorted(further)}}
+    return {**sizes, **{named_head(name): further[name] for name in sorted(further)}}
 
 
 def _check_architectures(architectures: object) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
-from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, further_head
+from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, named_head
 from training.model.checkpoint import TEMPERATURE_KEY, CheckpointError, label_keys
 from training.model.heads import Task, is_classifier, is_further
 
@@ -104,7 +104,7 @@ def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
 
 
 def _name_of(head: Task) -> str:
-    return head.removeprefix(further_head(""))
+    return head.removeprefix(named_head(""))
 
 
 def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICATION) -> Labels:

@@ -113,11 +113,10 @@ class QuestionAnswering:
     @classmethod
     def open(cls, setup: TaskSetup) -> QuestionAnswering:
         """Return the task for a model."""
-        assert setup.entry is not None
         return cls(
             tokenizer=setup.tokenizer,
             max_positions=setup.max_positions,
-            null_score_diff_threshold=setup.entry.null_score_diff_threshold,
+            null_score_diff_threshold=setup.head.null_score_diff_threshold,
         )
 
     def prepare(

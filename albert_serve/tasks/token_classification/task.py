@@ -96,8 +96,7 @@ class TokenClassification:
     @property
     def labels(self) -> list[str]:
         """The names of the labels."""
-        assert self.setup.entry is not None
-        return label_names(self.setup.entry)
+        return label_names(self.setup.head)
 
     def _finish(
         self, laid: TextInWindows, logits: list[Logits], parameters: TokenClassificationParameters

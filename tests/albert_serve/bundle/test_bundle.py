@@ -70,10 +70,10 @@ def test_verifying_sizes_reads_no_hash(folder: Path) -> None:
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None, []])
+@pytest.mark.parametrize("version", [0, 1, 4, "2", None, []])
 def test_another_format_version(folder: Path, version: object) -> None:
     change_manifest(folder, lambda m: m.update(format_version=version))
-    with pytest.raises(BundleError, match=r"format version .*; this package reads 2\."):
+    with pytest.raises(BundleError, match=r"format version .*; this package reads 2 and 3\."):
         Bundle.open(folder)
 
 
@@ -88,13 +88,13 @@ ENTRY = {"sha256": "0" * 64, "size": 1}
             for name in ("../outside", "/etc/passwd", "a/b", "..", "", "..\\outside", "C:outside")
         ),
         (
-            lambda m: m["tasks"]["fill-mask"].update(graph="../fill-mask.onnx"),
+            lambda m: m["heads"]["fill-mask"].update(graph="../fill-mask.onnx"),
             "match pattern",
         ),
         *((lambda m, n=name: m["files"].pop(n), f"lists no file {name}") for name in FILES),
         (lambda m: m.pop("config"), "is no manifest"),
         (lambda m: m.update(precision="fp64"), "is no manifest"),
-        (lambda m: m["tasks"].update(chat=m["tasks"]["fill-mask"]), "is no manifest"),
+        (lambda m: m["heads"].update(chat=m["heads"]["fill-mask"]), "is no manifest"),
         (lambda m: m["config"].update(model_type="bert"), "only 'albert'"),
         (lambda m: m["config"].update(hidden_act=[]), "hidden_act is"),
         (lambda m: m["config"].update(num_hidden_layers=10**9), "no ALBERT has so many"),
@@ -107,7 +107,7 @@ ENTRY = {"sha256": "0" * 64, "size": 1}
             "no albert.encoder.albert_layer_groups.1",
         ),
         (
-            lambda m: m["tasks"]["text-classification"].update(labels=["a"]),
+            lambda m: m["heads"]["text-classification"].update(labels=["a"]),
             "1 labels for 2 outputs",
         ),
     ],

@@ -45,7 +45,7 @@ def other_dir(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("other") / "tiny"
     shutil.copytree(bundle_dir, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["tasks"]["text-classification"]["labels"] = ["bad", "good"]
+    manifest["heads"]["text-classification"]["labels"] = ["bad", "good"]
     (folder / "manifest.json").unlink()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder

@@ -165,7 +165,7 @@ def test_numbers_that_are_not_finite_are_an_error_of_their_task_alone(
 
 
 def test_a_graph_that_the_runtime_refuses_names_its_file(bundle_dir: Path, tmp_path: Path) -> None:
-    name = Bundle.open(bundle_dir).manifest.tasks["fill-mask"].graph
+    name = Bundle.open(bundle_dir).manifest.heads["fill-mask"].graph
     folder = copy_with(bundle_dir, tmp_path / "bad", name, b"no graph")
     with pytest.raises(BundleCorruptError, match=f"{name} cannot be loaded"):
         Engine.open(folder)

@@ -140,7 +140,7 @@ def test_a_bundle_without_heads_is_served_for_its_embeddings(
 ) -> None:
     folder = tmp_path / "bare"
     shutil.copytree(bundle_dir, folder)
-    manifest = json.loads((folder / "manifest.json").read_text()) | {"tasks": {}}
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"heads": {}}
     (folder / "manifest.json").unlink()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     settings = Settings.from_environment({"ALBERT_SERVE_BUNDLE": str(folder)})

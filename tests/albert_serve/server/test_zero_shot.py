@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub import InferenceClient
 
 from albert_serve.api.zero_shot import ZeroShotRequest
-from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.client import AlbertClient
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
 from albert_serve.tasks import TextClassification, prepare_request
@@ -132,7 +132,8 @@ def test_labels_are_counted_with_each_text_before_any_is_encoded() -> None:
 def test_contradiction_is_the_label_of_that_name_or_at_the_other_end(
     labels: list[str], columns: tuple[int, int]
 ) -> None:
-    setup: Any = SimpleNamespace(entry=TaskEntry(graph="a.onnx", num_outputs=3, labels=labels))
+    entry = HeadEntry(graph="a.onnx", num_outputs=3, labels=labels)
+    setup: Any = SimpleNamespace(heads={"text-classification": entry})
     task = ZeroShot.open({"text-classification": TextClassification(setup)})
     assert (task.entailment, task.contradiction) == columns
 

@@ -18,7 +18,7 @@ from training.model.checkpoint import load_checkpoint
 
 
 def manifest_with(**values: Any) -> Manifest:
-    return Manifest.model_validate({"config": {}, "tasks": {}, "files": {}, **values})
+    return Manifest.model_validate({"config": {}, "heads": {}, "files": {}, **values})
 
 
 @pytest.mark.parametrize(

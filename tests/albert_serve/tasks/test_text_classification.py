@@ -43,8 +43,8 @@ def task(task_setup: TaskSetup) -> TextClassification:
 
 
 def with_entry(setup: TaskSetup, **changes: Any) -> TextClassification:
-    assert setup.entry is not None
-    return TextClassification(replace(setup, entry=setup.entry.model_copy(update=changes)))
+    head = setup.head.model_copy(update=changes)
+    return TextClassification(replace(setup, heads={"text-classification": head}))
 
 
 def finish(task: TextClassification, logits: Sequence[float]) -> list[LabelScore]:

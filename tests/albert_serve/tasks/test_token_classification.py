@@ -13,7 +13,7 @@ import transformers
 from transformers import TokenClassificationPipeline
 
 from albert_serve.api.schemas import AggregationStrategy, TokenClassificationParameters
-from albert_serve.bundle.manifest import TaskEntry
+from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import TaskSetup, TokenClassification
 from albert_serve.tasks.token_classification.entities import find_spans, find_words
@@ -56,9 +56,10 @@ def tokens_engine(token_checkpoint_dir: Path) -> TorchEngine:
 
 @pytest.fixture(scope="module")
 def task(tokenizer: AlbertTokenizer) -> TokenClassification:
-    entry = TaskEntry(graph="a.onnx", num_outputs=len(TOKEN_LABELS), labels=TOKEN_LABELS)
+    entry = HeadEntry(graph="a.onnx", num_outputs=len(TOKEN_LABELS), labels=TOKEN_LABELS)
+    heads = {"token-classification": entry}
     return TokenClassification(
-        TaskSetup(tokenizer=tokenizer, max_positions=128, hidden_size=64, entry=entry)
+        TaskSetup(tokenizer=tokenizer, max_positions=128, hidden_size=64, heads=heads)
     )
 
 

@@ -109,7 +109,8 @@ def test_several_labels_from_a_folder_to_the_service(
     exporting = [str(folder / "best"), str(bundle), "--precision", "int8", "--force"]
     assert export([*exporting, "--text-classification", str(moods)]) == 0
     manifest = Bundle.open(bundle).manifest
-    quality = manifest.quality["text-classification"]
+    quality = manifest.heads["text-classification"].quality
+    assert quality is not None
     assert (quality.metric, quality.data) == ("subset accuracy", ["dev.jsonl"])
     assert quality.torch == pytest.approx(100 * figures["text_classification_subset_accuracy"])
     assert manifest.evaluation["text_classification_micro_f1"] == pytest.approx(
@@ -142,7 +143,8 @@ def test_numbers_of_a_file_from_training_to_the_service(
     bundle = tmp_path / "bundle"
     exporting = [str(folder / "best"), str(bundle), "--text-classification", str(scores)]
     assert export(exporting) == 0
-    quality = Bundle.open(bundle).manifest.quality["text-classification"]
+    quality = Bundle.open(bundle).manifest.heads["text-classification"].quality
+    assert quality is not None
     assert quality.metric == "Pearson"
     assert quality.torch == pytest.approx(100 * figures["text_classification_pearson"], abs=1e-2)
     texts, labels = zip(*rows(), strict=True)
