@@ -344,9 +344,6 @@ def shipped_bundle(models: Path | None = None) -> Path:
 
     Args:
         models: look here instead.
-
-    Raises:
-        ConfigError: there is none, or more than one.
     """
     models = models or _models_folder(Path(__file__).resolve().parent)
     folders = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))

@@ -153,9 +153,6 @@ def read_examples(file: Path, tasks: Collection[TaskName]) -> dict[str, list[Tas
 
     An example is `{"inputs": ..., "label": ...}`: one item as the task's endpoint takes it, and
     perhaps a few words for it. Other fields are ignored.
-
-    Raises:
-        ExportError: the file cannot be read, the bundle lacks a task, or an example is invalid.
     """
     if not file.is_file():
         raise ExportError(f"--examples {file} is not there")
@@ -192,11 +189,7 @@ def _compare(
     labelled: Mapping[str, LabelledData],
     config: ExportConfig,
 ) -> Comparison:
-    """Compare the bundle's answers with torch's.
-
-    Raises:
-        ExportError: a task loses too much, and `config.force` is off.
-    """
+    """Compare the bundle's answers with torch's."""
     tokenizer = AlbertTokenizer.from_file(bundle.tokenizer_file)
     engine = Engine.open(bundle, RuntimeOptions(device="cpu"))
     reference = TorchEngine(model, max_batch_tokens=_TORCH_BATCH_TOKENS)

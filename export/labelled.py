@@ -84,12 +84,7 @@ def tasks_with_data(config: ExportConfig) -> set[TaskName]:
 
 
 def read_labelled_data(config: ExportConfig, source: Source) -> dict[str, LabelledData]:
-    """Read the labelled data of each head that has some.
-
-    Raises:
-        ExportError: there is data for a head that the checkpoint has not, or none in the files.
-        TrainingError: a file cannot be read, or a label is not one of the model's.
-    """
+    """Read the labelled data of each head that has some."""
     if config.task == RACE:
         raise ExportError("--task RACE is multiple choice, which is not served. Leave it out")
     tokenizer = AlbertTokenizer.from_file(source.folder / TOKENIZER_FILE)

@@ -55,10 +55,6 @@ def write_weights(
 
     Args:
         largest_inputs: of each input (I) of the matrices whose inputs are smoothed in int8.
-
-    Raises:
-        ExportError: a weight is too large for fp16.
-        OSError: the file cannot be written.
     """
     names = progress(source.names, title=f"to {precision}", unit="weights")
     tensors = {

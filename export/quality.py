@@ -113,11 +113,7 @@ def compare(
 
 
 def check_quality(comparison: Comparison, max_cost: float) -> None:
-    """Check that no task certainly loses more than `max_cost` points, or differs too much.
-
-    Raises:
-        ExportError: a task does.
-    """
+    """Check that no task certainly loses more than `max_cost` points, or differs too much."""
     faults = [
         *(_describe_loss(head, result, max_cost) for head, result in comparison.measured.items()),
         *(
@@ -172,12 +168,7 @@ def _measure(data: LabelledData, reference: Runner, engine: Runner) -> MeasuredQ
 
 
 def _read_lines(files: Sequence[Path]) -> list[str]:
-    """Return the first lines with text.
-
-    Raises:
-        ExportError: there is none.
-        CorpusError: a file cannot be read.
-    """
+    """Return the first lines with text."""
     lines = (line for text in read_documents(files) for line in text.splitlines())
     texts = list(islice(filter(str.strip, lines), _NUM_TEXTS))
     if not texts:

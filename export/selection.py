@@ -29,10 +29,6 @@ def select_tasks(
         names: the tasks to export; empty for those that the last run trained, or for all heads
             where the checkpoint does not say what was trained.
         measured: tasks that are exported as well, since there is data for them.
-
-    Raises:
-        ExportError: a task is asked for that the checkpoint has not, or multiple choice is all that
-            would be exported.
     """
     missing = sorted({*names} - {*source.tasks})
     if missing:

@@ -153,9 +153,6 @@ def with_threshold(
     Args:
         option: None for the threshold of the best F1 in `results`, or else the one of a bundle's
             manifest, or else that of the best F1 in the evaluation, as far as there is one.
-
-    Raises:
-        ExportError: there is no head for questions, or the threshold is not a finite number.
     """
     entry = source.heads.get("question-answering")
     own = entry.null_score_diff_threshold if entry else None
@@ -179,11 +176,7 @@ def with_threshold(
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; an empty object without the file.
-
-    Raises:
-        ExportError: the file is no JSON object, or too deep.
-    """
+    """Read the object in a JSON file; an empty object without the file."""
     if not file.is_file():
         return {}
     try:
@@ -201,11 +194,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def _check_depth(value: object, most: int) -> None:
-    """Check that objects and lists are nested no deeper than a manifest can hold.
-
-    Raises:
-        RecursionError: they are.
-    """
+    """Check that objects and lists are nested no deeper than a manifest can hold."""
     if not most:
         raise RecursionError
     nested = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

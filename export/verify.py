@@ -90,11 +90,7 @@ def measure_cuda_parity(
 
 
 def special_ids(folder: Path) -> SpecialIds:
-    """Return the special tokens of a folder's tokenizer.
-
-    Raises:
-        ExportError: it cannot be read.
-    """
+    """Return the special tokens of a folder's tokenizer."""
     try:
         return AlbertTokenizer.from_file(folder / TOKENIZER_FILE).special
     except BundleError as error:
@@ -129,9 +125,6 @@ def check_parity(
     Args:
         graphs: what is compared, in words.
         advice: what can be done.
-
-    Raises:
-        ExportError: one is, or is not a number, as where a value is too large for fp16.
     """
     over = {name: value for name, value in parity.items() if not value <= limit}
     if over:
@@ -143,11 +136,7 @@ def check_parity(
 
 
 def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> None:
-    """Check that the graphs hold no weight and refer to each weight by one name and one range.
-
-    Raises:
-        ExportError: a graph holds a weight, or refers to a range that is no weight's.
-    """
+    """Check that the graphs hold no weight and refer to each weight by one name and one range."""
     for file in files:
         tensors = external_tensors(file)
         ranges = Counter(tensors.values())
@@ -158,11 +147,7 @@ def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> N
 
 
 def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
-    """Return the (offset, length) of each external initializer of a graph, by name.
-
-    Raises:
-        ExportError: an initializer over 4 kB is in the graph itself.
-    """
+    """Return the (offset, length) of each external initializer of a graph, by name."""
     external: dict[str, tuple[int, int]] = {}
     for tensor in _tensors(onnx.load(file, load_external_data=False).graph):
         if tensor.data_location == TensorProto.EXTERNAL:

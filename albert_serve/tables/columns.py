@@ -81,11 +81,7 @@ def find_texts(
 
 
 def find_name(names: Collection[str], wanted: str) -> str | None:
-    """Return the name that is `wanted`, or else the one that is but for case and outer spaces.
-
-    Raises:
-        InvalidInputError: several are.
-    """
+    """Return the name that is `wanted`, or else the one that is but for case and outer spaces."""
     if wanted in names:
         return wanted
     alike = [name for name in names if name.strip().casefold() == wanted.casefold()]

@@ -190,11 +190,7 @@ def sigmoid(logits: Logits) -> NDArray[np.float64]:
 
 
 def finite(logits: Logits) -> NDArray[np.float64]:
-    """Return the logits in double precision.
-
-    Raises:
-        EngineError: a logit is not finite.
-    """
+    """Return the logits in double precision."""
     if not np.isfinite(logits).all():
         raise EngineError("the model gave logits that are not finite; its weights may be damaged")
     return logits.astype(np.float64)
