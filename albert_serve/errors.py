@@ -61,9 +61,13 @@ def describe_faults(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     return "; ".join(
-        f"{'.'.join(str(key)[:_MAX_KEY_CHARS] for key in fault['loc'])}: {fault['msg']}"
+        ": ".join(filter(None, (_place(fault["loc"]), fault["msg"])))
         for fault in error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
     )
+
+
+def _place(keys: tuple[int | str, ...]) -> str:
+    return ".".join(str(key)[:_MAX_KEY_CHARS] for key in keys)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ class ExportConfig(LabelledTexts, title="export"):
 
     Attributes:
         checkpoint: a folder, or a model of the Hugging Face Hub.
-        heads: the data of further classifiers.
+        heads: the data of named classifiers.
     """
 
     checkpoint: str | Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import numpy as np
-from pydantic import FiniteFloat, Strict, TypeAdapter, ValidationError
+from pydantic import FiniteFloat, JsonValue, Strict, TypeAdapter, ValidationError
 
 from albert_serve.bundle.manifest import (
     MANIFEST_FILE,
@@ -34,6 +33,7 @@ from albert_serve.bundle.weights import (
     task_of,
 )
 from albert_serve.config import AlbertConfig
+from albert_serve.errors import describe_faults
 from export.config import ExportError
 from training.model.checkpoint import (
     check_config,
@@ -46,8 +46,8 @@ from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
 # transformers and training read these files, besides the weights and `tokenizer.json`.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
-_MAX_DEPTH: Final = 100
-_THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()])
+_JSON_OBJECT: Final = TypeAdapter(dict[str, JsonValue])
+_THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()] | None)
 # What a manifest sets about a head, after training.
 _TUNED: Final = {"temperature", "null_score_diff_threshold"}
 
@@ -155,16 +155,16 @@ def with_threshold(
             manifest, or else that of the best F1 in the evaluation, as far as there is one.
     """
     entry = source.heads.get("question-answering")
-    own = entry.null_score_diff_threshold if entry else None
-    evaluated = (results.get(BEST_F1_THRESHOLD), own, source.evaluation.get(BEST_F1_THRESHOLD))
-    threshold = next((value for value in (option, *evaluated) if value is not None), None)
-    if threshold is None or (entry is None and option is None):
-        return source
     if entry is None:
+        if option is None:
+            return source
         raise ExportError(
             "--null-score-diff-threshold is of question-answering; the bundle has "
             f"{', '.join(source.tasks) or 'no task with a head'}, --tasks names others"
         )
+    own, evaluated = entry.null_score_diff_threshold, source.evaluation.get(BEST_F1_THRESHOLD)
+    values = (option, results.get(BEST_F1_THRESHOLD), own, evaluated)
+    threshold = next((value for value in values if value is not None), None)
     try:
         threshold = _THRESHOLD.validate_python(threshold)
     except ValidationError as error:
@@ -180,26 +180,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_bytes())
-        _check_depth(content, _MAX_DEPTH)
+        return _JSON_OBJECT.validate_json(file.read_bytes())
     except ValueError as error:
-        raise ExportError(f"{file} is not JSON: {error}") from error
-    except RecursionError as error:
-        raise ExportError(f"{file} is nested too deeply; write it again") from error
-    if not isinstance(content, dict):
-        raise ExportError(
-            f'{file} holds {type(content).__name__}; it must be an object {{"...": }}'
-        )
-    return content
-
-
-def _check_depth(value: object, most: int) -> None:
-    """Check that objects and lists are nested no deeper than a manifest can hold."""
-    if not most:
-        raise RecursionError
-    nested = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in nested:
-        _check_depth(item, most - 1)
+        raise ExportError(f"{file} is not a JSON object: {describe_faults(error)}") from error
 
 
 def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.float32]]:

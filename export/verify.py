@@ -1,13 +1,10 @@
-"""Verification of a bundle's graphs.
-
-The graphs compute what torch does, and they reach each weight exactly once.
+"""Verification of a bundle's graphs, which compute what torch does.
 
 Shape legend: B sequences, S positions, H hidden size, R rows, K outputs.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,7 +14,6 @@ import onnx
 import onnxruntime
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 from albert_serve.bundle.manifest import (
     CUDA_ENCODER_FILE,
@@ -26,7 +22,6 @@ from albert_serve.bundle.manifest import (
     TOKENIZER_FILE,
     HeadEntry,
 )
-from albert_serve.bundle.weights import StoredTensor
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import AlbertServeError, BundleError
 from albert_serve.progress import progress
@@ -42,7 +37,6 @@ from training.model.heads import AlbertForTasks
 # Lengths of the sequences of each batch: ragged from 1 up, unpadded; the longest is added.
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
 _NUM_ROWS: Final = 32  # of a batch are given to a head, first and last ones
-_SMALL_BYTES: Final = 4096
 # Of the largest value: fp16 rounds to 0.05 %, bf16 to 0.4 %, and roundings add up over the layers.
 # A trained model of four layers had 0.002 and 0.02 at most, random weights, which amplify what
 # trained ones do not, 0.034 and 0.071; a wrong graph has about 1.
@@ -133,40 +127,6 @@ def check_parity(
             f"{graphs} differ from torch by {listed}; allowed is {limit:.0e}. Nothing was written. "
             f"{advice}"
         )
-
-
-def check_references(files: list[Path], stored: Mapping[str, StoredTensor]) -> None:
-    """Check that the graphs hold no weight and refer to each weight by one name and one range."""
-    for file in files:
-        tensors = external_tensors(file)
-        ranges = Counter(tensors.values())
-        for name, place in tensors.items():
-            weight = stored.get(name)
-            if weight is None or place != (weight.offset, weight.num_bytes) or ranges[place] > 1:
-                raise ExportError(f"{file.name} reaches {name} at a wrong range {place}: a bug")
-
-
-def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
-    """Return the (offset, length) of each external initializer of a graph, by name."""
-    external: dict[str, tuple[int, int]] = {}
-    for tensor in _tensors(onnx.load(file, load_external_data=False).graph):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            external[tensor.name] = (int(place["offset"]), int(place["length"]))
-        elif tensor.ByteSize() > _SMALL_BYTES:
-            raise ExportError(f"{file.name} holds {tensor.name} itself: a bug")
-    return external
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of a graph, of its nodes and its subgraphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                yield attribute.t
-            elif attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _tensors(attribute.g)
 
 
 def random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[PaddedBatch]:

@@ -20,10 +20,10 @@ from albert_serve.bundle.weights import expected_shapes, read_header
 from albert_serve.config import AlbertConfig
 from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
-from export.verify import external_tensors
 from tests.export.exporting import (
     TINY,
     export_bundle,
+    external_tensors,
     ragged,
     randomize,
     run_encoder,

@@ -76,11 +76,11 @@ REFUSALS: Final[dict[str, tuple[Change, list[str], str]]] = {
         [],
         "has 51 pieces; the model has embeddings for 50",
     ),
-    "figures": (text("evaluation.json", "[1]"), [], "holds list"),
+    "figures": (text("evaluation.json", "[1]"), [], "should be an object"),
     "deep figures": (
         text("evaluation.json", '{"a":' * 300 + "1" + "}" * 300),
         [],
-        "evaluation.json is nested too deeply",
+        "evaluation.json is not a JSON object: Invalid JSON: recursion",
     ),
     "threshold of the figures": (
         text("evaluation.json", f'{{"{BEST_F1_THRESHOLD}": "1"}}'),

@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values, heads = parse_with_heads(parser, ClassifierConfig, arguments)
 
     def run() -> int:
-        further = read_heads(ClassifierConfig, heads)
-        return finetune(read_flags(FinetuneConfig, values, heads=further)).status
+        named = read_heads(ClassifierConfig, heads)
+        return finetune(read_flags(FinetuneConfig, values, heads=named)).status
 
     return report_errors(run)
 

@@ -72,7 +72,7 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
 
     Attributes:
         checkpoint: a folder, or a model of the Hugging Face Hub.
-        heads: the data of further classifiers.
+        heads: the data of named classifiers.
 
     Raises:
         EvaluationError: there is no data, or `predictions` are of several kinds.
@@ -380,7 +380,7 @@ def _classify(
 
 
 def _of_head(file: Path, head: Task) -> Path:
-    """Return the file of a classifier's predictions, of a further one with its name at the end."""
+    """Return the file of a classifier's predictions, with the name of a named one at the end."""
     _, _, name = head.partition("/")
     return file.with_name(f"{file.stem}-{name}{file.suffix}") if name else file
 

@@ -284,7 +284,7 @@ class FinetuneConfig(
     Attributes:
         initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub; None for the
             model that ships.
-        heads: further classifiers, which have a `head` each.
+        heads: named classifiers, which have a `head` each.
         question_length: maximum tokens of a question with a window of its context; None without
             questions.
 
@@ -398,7 +398,7 @@ class FinetuneConfig(
 
     @property
     def classifiers(self) -> tuple[ClassifierConfig, ...]:
-        """The default classifier, which may have no data, and the further ones."""
+        """The default classifier, which may have no data, and the named ones."""
         return (self, *self.heads)
 
     @property

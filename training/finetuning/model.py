@@ -24,7 +24,7 @@ from training.model.heads import (
     Task,
     has_labels,
     head_sizes,
-    is_further,
+    is_named,
 )
 from training.model.labels import default_name, head_record, labels_config
 from training.model.resizing import cut_positions
@@ -130,7 +130,7 @@ def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dic
     replacing = next((task for task in NAMED_CLASSIFIER if task in tasks), None)
     if replacing is None:
         return kept
-    if replacing != CLASSIFICATION and (further := [head for head in heads if is_further(head)]):
+    if replacing != CLASSIFICATION and (further := [head for head in heads if is_named(head)]):
         kept = {head: size for head, size in kept.items() if head not in further}
         print(f"the checkpoint's further classifiers are left out: {', '.join(further)}")
     for other in NAMED_CLASSIFIER:

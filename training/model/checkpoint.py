@@ -40,7 +40,7 @@ from training.errors import TrainingError
 from training.model.heads import MULTIPLE_CHOICE, AlbertForTasks, Task
 from training.model.hf_names import HF_NAMES, hf_name, parameters, with_backbone_prefix
 
-_FURTHER_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
+_NAMED_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").fullmatch
 _ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
 _POOLER: Final = "albert.pooler.weight"
 _POOLER_BIAS: Final = "albert.pooler.bias"
@@ -93,8 +93,8 @@ def find_tasks(
         sizes["multiple-choice"] = sizes.pop("text-classification")
     if _ARCHITECTURES[TOKENS] in architectures and "text-classification" in sizes:
         sizes[TOKENS] = sizes.pop("text-classification")
-    further = {match[1]: shapes[name][0] for name in shapes if (match := _FURTHER_BIAS(name))}
-    return {**sizes, **{named_head(name): further[name] for name in sorted(further)}}
+    named = {match[1]: shapes[name][0] for name in shapes if (match := _NAMED_BIAS(name))}
+    return {**sizes, **{named_head(name): named[name] for name in sorted(named)}}
 
 
 def _check_architectures(architectures: object) -> None:

@@ -26,7 +26,7 @@ from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Initializer, ModelInputs, activation
 
-# A head: of a task by the task's name, or a further classifier as `text-classification/NAME`.
+# A head: of a task by the task's name, or a named classifier as `text-classification/NAME`.
 Task: TypeAlias = str
 MULTIPLE_CHOICE: Final[Task] = "multiple-choice"
 # Outputs of a task's head; None where they depend on the vocabulary or the labels.
@@ -161,14 +161,14 @@ def head_sizes(config: AlbertConfig, tasks: tuple[Task, ...]) -> dict[Task, int]
     }
 
 
-def is_further(head: Task) -> bool:
-    """Whether a head is a further classifier of texts, of a valid name."""
+def is_named(head: Task) -> bool:
+    """Whether a head is a text classifier other than the default one, of a valid name."""
     return re.fullmatch(f"{CLASSIFICATION}/{HEAD_NAME}", head) is not None
 
 
 def is_classifier(head: Task) -> bool:
-    """Whether a head classifies texts: the default one or a further one."""
-    return head == CLASSIFICATION or is_further(head)
+    """Whether a head classifies texts: the default one or a named one."""
+    return head == CLASSIFICATION or is_named(head)
 
 
 def has_labels(head: Task) -> bool:
@@ -184,9 +184,9 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
             "can carry one of them"
         )
     for task, num_outputs in tasks.items():
-        if is_further(task) and CLASSIFICATION not in tasks:
+        if is_named(task) and CLASSIFICATION not in tasks:
             raise ConfigError(f"{task} needs a head of {CLASSIFICATION} beside it, the default one")
-        if task not in _NUM_OUTPUTS and not is_further(task):
+        if task not in _NUM_OUTPUTS and not is_named(task):
             raise ConfigError(f"no task {task!r}; there are {', '.join(_NUM_OUTPUTS)}")
         needed = config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS.get(task)
         if num_outputs < 1 or (needed and num_outputs != needed):

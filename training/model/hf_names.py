@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from albert_serve.bundle.weights import output_layer
 from albert_serve.config import AlbertConfig
-from training.model.heads import AlbertForTasks, is_further
+from training.model.heads import AlbertForTasks, is_named
 
 # Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
 # within it; {n} counts the distinct blocks, group * num_inner_layers + inner, or layers. Further
@@ -49,7 +49,7 @@ def hf_name(ours: str, config: AlbertConfig) -> str:
     """Return the Hugging Face name of a parameter."""
     stem, _, kind = ours.rpartition(".")
     head = stem.removeprefix("heads.").removesuffix(".output")
-    if is_further(head):
+    if is_named(head):
         return f"{output_layer(head)}.{kind}"
     number = re.search(r"\.(\d+)(?=\.|$)", stem)
     if number is None:

@@ -1,7 +1,7 @@
 """The labels of a checkpoint's classifiers, by its `config.json`.
 
 Those of the default classifier stand where `transformers` has them; `albert_heads` has the same
-keys for each further one, by its name, and `albert_default_head` the name of the default.
+keys for each other one, by its name, and `albert_default_head` the name of the default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, get_args
 from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
 from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, named_head
 from training.model.checkpoint import TEMPERATURE_KEY, CheckpointError, label_keys
-from training.model.heads import Task, is_classifier, is_further
+from training.model.heads import Task, is_classifier, is_named
 
 _DEFAULT_KEY: Final = "albert_default_head"
 _HEADS_KEY: Final = "albert_heads"
@@ -54,7 +54,7 @@ def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
 def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
     """Return the keys of a classifier: those of `label_keys`, and its temperature."""
     record: Any = hf
-    if is_further(head):
+    if is_named(head):
         records = hf.get(_HEADS_KEY) or {}
         record = records.get(_name_of(head), {}) if isinstance(records, dict) else records
     if not isinstance(record, dict):
@@ -74,9 +74,9 @@ def labels_config(
         default: the name of the default one.
     """
     keys = dict(records.get(CLASSIFICATION) or records.get(TOKENS, {}))
-    further = {_name_of(head): dict(record) for head, record in records.items() if is_further(head)}
-    if further:
-        keys[_HEADS_KEY] = further
+    named = {_name_of(head): dict(record) for head, record in records.items() if is_named(head)}
+    if named:
+        keys[_HEADS_KEY] = named
     if default is not None and CLASSIFICATION in records:
         keys[_DEFAULT_KEY] = default
     return keys
@@ -84,13 +84,13 @@ def labels_config(
 
 def with_temperatures(hf: Mapping[str, Any], temperatures: Mapping[Task, float]) -> dict[str, Any]:
     """Return the keys of `config.json` with the temperatures of classifiers."""
-    keys, further = dict(hf), dict(hf.get(_HEADS_KEY, {}))
+    keys, named = dict(hf), dict(hf.get(_HEADS_KEY, {}))
     for head, temperature in temperatures.items():
-        if is_further(head):
-            further[_name_of(head)] = further[_name_of(head)] | {TEMPERATURE_KEY: temperature}
+        if is_named(head):
+            named[_name_of(head)] = named[_name_of(head)] | {TEMPERATURE_KEY: temperature}
         else:
             keys[TEMPERATURE_KEY] = temperature
-    return keys | ({_HEADS_KEY: further} if further else {})
+    return keys | ({_HEADS_KEY: named} if named else {})
 
 
 def read_temperature(hf: Mapping[str, Any], head: Task) -> float:

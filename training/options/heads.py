@@ -30,7 +30,7 @@ def add_heads(group: argparse._ActionsContainer) -> None:
 def parse_with_heads(
     parser: argparse.ArgumentParser, head: type[_HeadT], words: Sequence[str] | None = None
 ) -> tuple[argparse.Namespace, list[argparse.Namespace]]:
-    """Parse a command line, and the flags of each further classifier, with its name as `head`.
+    """Parse a command line, and the flags of each named classifier, with its name as `head`.
 
     Flags after `--head NAME` that are none of a classifier's data are the command's. None may be
     abbreviated.
@@ -52,7 +52,7 @@ def parse_with_heads(
 
 
 def read_heads(head: type[_HeadT], heads: Sequence[argparse.Namespace]) -> tuple[_HeadT, ...]:
-    """Return the configurations of further classifiers."""
+    """Return the configurations of named classifiers."""
     return tuple(read_flags(head, own, head=own.head) for own in heads)
 
 

@@ -46,7 +46,7 @@ class LabelledTexts(Options, title="labelled texts"):
 
     Attributes:
         task: of GLUE, or RACE, which is multiple choice.
-        head: name of a further classifier, after `--head`; None of the default one.
+        head: name of a classifier, after `--head`; None of the default one.
     """
 
     task: Annotated[str, Parsed(_parse_task)] | None = flag(
