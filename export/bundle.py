@@ -32,9 +32,8 @@ from albert_serve.bundle.weights import read_header
 from albert_serve.files import replace_folder
 from albert_serve.progress import progress
 from export.config import ExportConfig, ExportError
-from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Form
-from export.heads import build_head
+from export.models import build_encoder, build_head
 from export.precision import largest_inputs, write_weights
 from export.source import HUGGING_FACE_FILES, Source
 from export.verify import (

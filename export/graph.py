@@ -54,7 +54,7 @@ class Form:
     Attributes:
         kernels: the device whose fast operators are used; the others' are slower there, or missing.
             Layers that are applied several times in a row are a Loop on a CPU, and one after
-            another for CUDA (`export/encoder.py`).
+            another for CUDA (`export/models.py`).
         compute: the type that it computes in.
     """
 

@@ -63,6 +63,8 @@ def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[tuple[Path
             if not matches:
                 raise InvalidInputError(f"no file matches {pattern}")
             files += [(file, above) for file in matches]
+        elif not path.exists():
+            raise InvalidInputError(f"{path} does not exist.")
         else:
             files.append((path, None))
     for file, count in Counter(Path(os.path.abspath(file)) for file, _ in files).items():

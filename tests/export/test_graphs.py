@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import expected_shapes, read_header
 from albert_serve.config import AlbertConfig
-from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
+from export.models import build_encoder
 from tests.export.exporting import (
     TINY,
     export_bundle,

@@ -19,9 +19,8 @@ from albert_serve.bundle.weights import (
 from albert_serve.config import preset
 from albert_serve.tokenizer import SPECIAL_TOKENS
 from export.config import ExportError
-from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
-from export.heads import build_head
+from export.models import build_encoder, build_head
 from export.precision import part_of
 from export.source import read_source
 from export.verify import check_parity, measure_parity

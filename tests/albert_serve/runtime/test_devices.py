@@ -24,9 +24,8 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import cuda_options, open_session
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
-from export.encoder import build_encoder
 from export.graph import CUDA_FORM, Compute
-from export.heads import build_head
+from export.models import build_encoder, build_head
 from export.precision import part_of
 from tests.albert_serve.runtime.inputs import some_inputs
 from tests.devices import each_device

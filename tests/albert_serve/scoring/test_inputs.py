@@ -83,6 +83,8 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         score([folder, f"{folder}/deeper/../b.csv"], tmp_path / "none.csv")
     with pytest.raises(ConfigError, match=r"the delimiter is '\|\|'; give one character"):
         ScoreOptions(delimiter="||")
+    with pytest.raises(InvalidInputError, match=r"none\.csv does not exist\.$"):
+        score([folder / "none.csv"], tmp_path / "none.csv")
 
 
 def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
