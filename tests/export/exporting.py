@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,21 +122,10 @@ def run_graph(file: Path, feed: dict[str, NDArray[Any]]) -> Floats:
 def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
     """The (offset, length) of each external initializer of a graph; the others are small."""
     external: dict[str, tuple[int, int]] = {}
-    for tensor in _tensors(onnx.load(file, load_external_data=False).graph):
+    for tensor in onnx.load(file, load_external_data=False).graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             place = {entry.key: entry.value for entry in tensor.external_data}
             external[tensor.name] = (int(place["offset"]), int(place["length"]))
         else:
             assert tensor.ByteSize() < 4096, tensor.name
     return external
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The tensors of a graph, of its nodes and its subgraphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                yield attribute.t
-            elif attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _tensors(attribute.g)
