@@ -16,7 +16,8 @@ from albert_serve.files import write_atomically
 from albert_serve.terminal import make_parser
 from training.conversion.source import REFERENCE_HELP
 from training.errors import report_errors
-from training.evaluation.run import EvaluateConfig, evaluate
+from training.evaluation.config import EvaluateConfig
+from training.evaluation.run import evaluate
 from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
 from training.options.labelled import LabelledTexts

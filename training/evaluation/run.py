@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.bundle.sentence_vectors import read_sentence_vectors
+from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_vectors
 from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import listed
-from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
-from albert_serve.tasks.text_length import TRUNCATION_HELP, describe_long_texts, text_length
+from albert_serve.tasks.base import TaskSetup
+from albert_serve.tasks.text_length import describe_long_texts, text_length
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import open_checkpoint
 from training.data.examples import MIN_LENGTH
@@ -27,22 +27,19 @@ from training.evaluation.classifiers import (
     read_held_out,
     task_figures,
 )
+from training.evaluation.config import EvaluateConfig
 from training.evaluation.prediction_files import write_glue, write_squad
-from training.glue.tasks import TASKS
 from training.model.checkpoint import load_checkpoint, read_config
 from training.model.heads import AlbertForTasks, Task
 from training.model.labels import read_labels, read_temperature
 from training.model.provenance import file_names, read_stages
-from training.options.config import Device
-from training.options.flags import flag
-from training.options.labelled import ENTITIES_HELP, ChoiceFiles, LabelledTexts
-from training.options.values import Count, Finite
-from training.system.precision import PrecisionName, precision
+from training.options.labelled import LabelledTexts
+from training.system.precision import precision
 from training.tasks.classification.files import read_test
 from training.tasks.classification.metrics import PREFIX as TEXT_PREFIX
 from training.tasks.classification.metrics import TextPredictions, head_figure
 from training.tasks.embeddings.files import SimilarTexts, TextKind, read_similar
-from training.tasks.embeddings.metrics import retrieval_figures, similarity_figures, torch_embedder
+from training.tasks.embeddings.metrics import Embedder, retrieval_figures, similarity_figures
 from training.tasks.engine import TorchEngine
 from training.tasks.multiple_choice.files import read_choices
 from training.tasks.multiple_choice.metrics import PREFIX as CHOICE_PREFIX
@@ -51,7 +48,6 @@ from training.tasks.pretraining.metrics import evaluate_text
 from training.tasks.question_answering.files import read_squad
 from training.tasks.question_answering.metrics import (
     BEST_F1_THRESHOLD,
-    MAX_ANSWER_LENGTH,
     AnsweredQuestion,
     answer_questions,
     describe_threshold,
@@ -64,100 +60,6 @@ from training.tasks.token_classification.metrics import PREFIX as TOKEN_PREFIX
 from training.tasks.token_classification.metrics import evaluate_entities
 
 _SHOWN_FILES: Final = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
-    """A checkpoint, the data that it is evaluated on, and how.
-
-    Attributes:
-        checkpoint: a folder, or a model of the Hugging Face Hub.
-        heads: the data of named classifiers.
-
-    Raises:
-        EvaluationError: there is no data, or `predictions` are of several kinds.
-    """
-
-    checkpoint: str
-    heads: tuple[LabelledTexts, ...] = ()
-    pretraining: tuple[Path, ...] = flag("pretraining: held-out text, as files or folders", ())
-    question_answering: tuple[Path, ...] = flag("question answering: files in SQuAD's format", ())
-    token_classification: tuple[Path, ...] = flag(ENTITIES_HELP, ())
-    similarity: tuple[Path, ...] = flag(
-        "embeddings: CSV, TSV, JSONL or Parquet files of pairs with a score (sentence1, "
-        "sentence2, score; or STS-B's)",
-        (),
-    )
-    retrieval: tuple[Path, ...] = flag(
-        "embeddings: files of queries with a matching text (query, answer; anchor, positive; "
-        "...), which is searched among the texts of all pairs",
-        (),
-    )
-    embedding_columns: tuple[str, ...] = flag(
-        "columns of --similarity or --retrieval: the two texts, then the score (default: the "
-        "usual names)",
-        (),
-        metavar="NAME",
-    )
-    truncation: bool = flag(TRUNCATION_HELP, default=True)
-    max_seq_length: Count | None = flag(
-        "maximum tokens of a question with a window of its context "
-        f"(default: {DEFAULT_MAX_SEQ_LEN}, or the model's positions if fewer)"
-    )
-    max_answer_length: Count = flag("maximum tokens of an answer", MAX_ANSWER_LENGTH)
-    null_score_diff_threshold: Finite = flag(
-        'threshold for files with unanswerable questions: "no answer" wins if its logit exceeds'
-        " the best answer's by more; the metrics include the best value",
-        0.0,
-        metavar="LOGITS",
-    )
-    predictions: Path | None = flag(
-        "file for predictions in the official format. --task: TSV, of the test file if there is"
-        " one; questions: JSON, next to files with the best answers and the null scores",
-        metavar="FILE",
-    )
-    length: Count = flag("tokens per row of held-out text", 128)
-    output: Path | None = flag(
-        "file of the metrics (default: evaluation.json in the checkpoint's folder)"
-    )
-    device: Device = flag(
-        "device: auto, cpu, cuda, cuda:1, ...; auto uses the GPU if there is one", "auto"
-    )
-    precision: PrecisionName = flag(
-        "precision of matrix products; auto measures which is faster", "fp32"
-    )
-
-    def __post_init__(self) -> None:
-        """Check that there is data, and that predictions are of one kind."""
-        super().__post_init__()
-        texts, questions = self.has_texts, bool(self.question_answering)
-        others = (self.pretraining, self.similarity, self.retrieval, self.token_classification)
-        if not (texts or questions or self.has_choices or any(others)):
-            raise EvaluationError(
-                "nothing to measure: give --pretraining, --text-classification, "
-                "--multiple-choice, --task, --head, --question-answering, "
-                "--token-classification, --similarity or --retrieval"
-            )
-        if self.predictions is not None and texts == questions:
-            raise EvaluationError(
-                "--predictions writes those of texts or of questions; give the data of one of them"
-            )
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether classifiers of texts are evaluated."""
-        return bool(self.heads or self.text_classification or self.task in TASKS)
-
-    @property
-    def has_choices(self) -> bool:
-        """Whether multiple choice is evaluated."""
-        return bool(self.multiple_choice or self.task == RACE)
-
-    @property
-    def figures_file(self) -> Path | None:
-        """The file of the figures; None for a model of the Hub."""
-        folder = Path(self.checkpoint)
-        return self.output or (folder / "evaluation.json" if folder.is_dir() else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,14 +176,14 @@ def _entity_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
 
 
 def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
-    form = read_sentence_vectors(opened.folder)
-    embed = torch_embedder(
-        opened.model,
-        opened.tokenizer,
-        form,
-        length=opened.text_length(FEATURE_EXTRACTION),
-        truncation=config.truncation,
+    setup = TaskSetup(
+        tokenizer=opened.tokenizer,
+        max_positions=opened.text_length(FEATURE_EXTRACTION),
+        hidden_size=opened.model.config.hidden_size,
+        sentence_vectors=read_sentence_vectors(opened.folder) or SentenceVectors(),
     )
+    engine = TorchEngine(opened.model)
+    embed = Embedder(runner=engine, setup=setup, truncation=config.truncation)
     figures: dict[str, Any] = {}
     if config.similarity:
         figures |= similarity_figures(

@@ -1,1 +1,1 @@
-"""Finetuning: text classification, hyperparameters, and the model that a run starts from."""
+"""Finetuning: the configuration, tasks, plan and model of a run on labelled data."""

@@ -17,15 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from albert_serve.api.embeddings import FeatureExtractionAnswer, FeatureExtractionParameters
-from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks.base import Logits, Prepared, Runner, TaskSetup
 from albert_serve.tasks.feature_extraction import FeatureExtraction
-from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.rows import raise_listed
-from training.model.heads import AlbertForTasks
 from training.tasks.embeddings.files import SimilarTexts
-from training.tasks.engine import EngineItem, TorchEngine, predict
+from training.tasks.engine import EngineItem, predict
 from training.tasks.metrics import metric_figures
 
 # The names of the figures begin with it.
@@ -84,30 +81,6 @@ class Embedder:
         raise_listed(errors)
         vectors = predict(self.runner, items, "embeddings")
         return np.array(vectors, np.float32)
-
-
-def torch_embedder(
-    model: AlbertForTasks,
-    tokenizer: AlbertTokenizer,
-    form: SentenceVectors | None = None,
-    *,
-    length: int | None = None,
-    truncation: bool = True,
-) -> Embedder:
-    """Return the function to the embeddings of a model in memory.
-
-    Args:
-        form: of the vectors, the model's own; None for the mean of all tokens.
-        length: maximum tokens of a text, where the form has none; None for all positions.
-        truncation: whether longer texts are truncated.
-    """
-    setup = TaskSetup(
-        tokenizer=tokenizer,
-        max_positions=length or model.config.max_positions,
-        hidden_size=model.config.hidden_size,
-        sentence_vectors=form or SentenceVectors(),
-    )
-    return Embedder(runner=TorchEngine(model), setup=setup, truncation=truncation)
 
 
 def _read_vector(

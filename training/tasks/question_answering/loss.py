@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from training.tasks.question_answering.metrics import (
     validation_figures,
 )
 
-TASK: Task = "question-answering"
+TASK: Final[Task] = "question-answering"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
