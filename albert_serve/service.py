@@ -20,15 +20,7 @@ import bentoml
 import click
 from starlette.applications import Starlette
 
-from albert_serve.api.schemas import (
-    FeatureExtractionReply,
-    FillMaskReply,
-    InfoReply,
-    QuestionAnsweringReply,
-    SentenceOrderReply,
-    TextClassificationReply,
-    TokenClassificationReply,
-)
+from albert_serve.api.schemas import InfoReply
 from albert_serve.errors import AlbertServeError, printable
 from albert_serve.server.auth import read_keys
 from albert_serve.server.bentoml.endpoints import Info, endpoint
@@ -68,32 +60,12 @@ class Serving:
             end_worker(error)
             raise
 
-    fill_mask = endpoint("fill-mask", FillMaskReply, "Fill the masks of one text or of several.")
-    text_classification = endpoint(
-        "text-classification",
-        TextClassificationReply,
-        "Classify one text, or pair of texts, or several.",
-    )
-    question_answering = endpoint(
-        "question-answering",
-        QuestionAnsweringReply,
-        "Find the answer to a question in a text, for one such pair or several.",
-    )
-    sentence_order = endpoint(
-        "sentence-order",
-        SentenceOrderReply,
-        "Say whether one text follows another, or how well sentences follow each other.",
-    )
-    token_classification = endpoint(
-        "token-classification",
-        TokenClassificationReply,
-        "Find the entities in one text or in several.",
-    )
-    feature_extraction = endpoint(
-        "feature-extraction",
-        FeatureExtractionReply,
-        "Return the embedding of one text or of several, or the vectors of their tokens.",
-    )
+    fill_mask = endpoint("fill-mask")
+    text_classification = endpoint("text-classification")
+    question_answering = endpoint("question-answering")
+    sentence_order = endpoint("sentence-order")
+    token_classification = endpoint("token-classification")
+    feature_extraction = endpoint("feature-extraction")
 
     @bentoml.api(route="/info", output_spec=Info)  # type: ignore[untyped-decorator]
     async def info(self) -> InfoReply:

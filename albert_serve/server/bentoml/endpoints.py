@@ -49,16 +49,12 @@ class _Hosting(Protocol):
         ...
 
 
-def endpoint(task: str, reply: Any, description: str) -> Any:
+def endpoint(task: str) -> Any:
     """Return the method of a task, for calls from Python, which the default model answers.
 
     Calls come from this process, or from another service of the same deployment; HTTP requests
     have routes of their own (`server/routes.py`). The method raises the exception that BentoML's
     clients raise for an error's status.
-
-    Args:
-        reply: the type of the reply's value.
-        description: the method's docstring, which the API document has.
     """
 
     async def answer(self: _Hosting, inputs: Any, parameters: Any = None) -> Any:
@@ -67,10 +63,10 @@ def endpoint(task: str, reply: Any, description: str) -> Any:
         except AlbertServeError as error:
             raise as_bentomls(error) from error
 
-    answer.__name__ = task.replace("-", "_")
-    answer.__doc__ = description
-    answer.__annotations__["return"] = reply
     request = TASKS[task].request
+    answer.__name__ = task.replace("-", "_")
+    answer.__doc__ = request.__doc__
+    answer.__annotations__["return"] = TASKS[task].reply
     bases: Any = (_Described, request)
     fields = create_model(request.__name__, __base__=bases, __doc__=request.__doc__)
     return bentoml.api(answer, route=f"/{task}", input_spec=fields)
