@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
-from torch.nn import functional as F
 
 from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.errors import ConfigError
 from tests.training.support import (
     TINY,
-    TOGETHER,
     assert_close,
     assert_close_to_scale,
     copies,
@@ -29,7 +25,7 @@ from tests.training.support import (
     our_model,
     ragged,
 )
-from training.model.albert import Albert, Attention, ModelInputs, attend
+from training.model.albert import Albert, Attention, ModelInputs
 from training.model.heads import AlbertForTasks, head_sizes
 from training.model.hf_names import parameters
 from training.model.initialization import start_local
@@ -37,109 +33,45 @@ from training.model.initialization import start_local
 
 @each_class
 @each_config
-@torch.no_grad()
-def test_logits_are_those_of_transformers(config: AlbertConfig, class_name: str) -> None:
+def test_logits_and_gradients_are_those_of_transformers(
+    config: AlbertConfig, class_name: str
+) -> None:
+    """Also in training, where attention is made of plain products on a CPU."""
     ours, theirs = copies(config, class_name)
-    assert_close(our_logits(ours, ragged()), hf_logits(theirs, ragged()))
-
-
-@each_class
-@each_config
-def test_gradients_are_those_of_transformers(config: AlbertConfig, class_name: str) -> None:
-    """In training, where attention is made of plain products on a CPU."""
-    gradients = []
-    ours, theirs = copies(config, class_name)
+    with torch.no_grad():
+        assert_close(our_logits(ours, ragged()), hf_logits(theirs, ragged()))
     for model, logits in ((ours, our_logits), (theirs, hf_logits)):
         model.train()
         loss = sum(x.square().sum() + x.sin().sum() for x in logits(model, ragged()).values())
         assert isinstance(loss, torch.Tensor)
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients.append(loss)
-    assert abs(gradients[0] - gradients[1]) < 1e-9
     our_gradients = {name: p.grad for name, p in parameters(ours).items() if p.grad is not None}
     assert our_gradients.keys() == parameters(ours).keys()
     their_gradients = {name: p.grad for name, p in theirs.named_parameters()}
     assert_close_to_scale(our_gradients, their_gradients)
 
 
-@pytest.mark.parametrize("is_masked", [False, True])
-def test_both_ways_of_attention_agree(is_masked: bool) -> None:
-    """The plain products and the fused kernel, which other devices train with."""
-    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)[:, None, None]
-    torch.manual_seed(0)
-    first = [torch.randn(2, 4, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    second = [tensor.detach().clone().requires_grad_() for tensor in first]
-    given_mask = mask if is_masked else None
-    plain = attend(first[0], first[1], first[2], given_mask, nn.Dropout(0.0))
-    query, key, value = (part.transpose(1, 2) for part in second)
-    fused = F.scaled_dot_product_attention(query, key, value, given_mask).transpose(1, 2)
-    assert (plain - fused).abs().max() < 1e-12
-    for out in (plain, fused):
-        out.square().sum().backward()  # type: ignore[no-untyped-call]
-    for one, other in zip(first, second, strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert (one.grad - other.grad).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("num_groups", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("sharing", "owns_attention", "owns_ffn"),
+    ("sharing", "num_groups", "num_attentions", "num_ffns"),
     [
-        ("all", False, False),
-        ("attention", False, True),
-        ("ffn", True, False),
-        ("none", True, True),
+        ("all", 1, 1, 1),
+        ("all", 2, 2, 2),
+        ("attention", 2, 2, 4),
+        ("ffn", 2, 4, 2),
+        ("none", 2, 4, 4),
     ],
 )
 def test_what_is_shared_is_one_object(
-    sharing: Sharing, owns_attention: bool, owns_ffn: bool, num_groups: int
+    sharing: Sharing, num_groups: int, num_attentions: int, num_ffns: int
 ) -> None:
-    config = replace(TINY, sharing=sharing, num_groups=num_groups)
-    model = Albert(config).eval()
-    encoder = model.encoder
-    num_attentions = 4 if owns_attention else num_groups
-    num_ffns = 4 if owns_ffn else num_groups
-    assert len(encoder.attentions) == num_attentions
-    assert len(encoder.ffns) == num_ffns
+    model = Albert(replace(TINY, sharing=sharing, num_groups=num_groups)).eval()
+    blocks = [model.encoder.attentions, model.encoder.ffns]
     calls: Counter[int] = Counter()
-    for block in [*encoder.attentions, *encoder.ffns]:
+    for block in chain(*blocks):
         block.register_forward_hook(lambda module, *_: calls.update([id(module)]))
     model(ragged())
-    assert [calls[id(block)] for block in encoder.attentions] == [4 // num_attentions] * len(
-        encoder.attentions
-    )
-    assert [calls[id(block)] for block in encoder.ffns] == [4 // num_ffns] * len(encoder.ffns)
-
-
-@pytest.fixture(scope="module")
-def double_model() -> AlbertForTasks:
-    return our_model(TINY, TOGETHER).double()
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    lengths=st.lists(st.integers(1, 15), min_size=1, max_size=4),
-    num_padded=st.integers(0, 15),
-    filler=st.integers(0, 49),
-)
-@torch.no_grad()
-def test_padding_changes_no_real_position(
-    double_model: AlbertForTasks, lengths: list[int], num_padded: int, filler: int
-) -> None:
-    batch = ragged(tuple(lengths))
-    width = min(16, max(lengths) + num_padded)
-    ids = torch.full((len(lengths), width), filler)
-    types = torch.ones_like(ids)
-    for line, length in enumerate(lengths):
-        ids[line, :length] = batch.ids[line, :length]
-        types[line, :length] = batch.types[line, :length]
-    padded = double_model(ModelInputs(ids=ids, types=types, lengths=batch.lengths))
-    for line, length in enumerate(lengths):
-        alone = ModelInputs(
-            ids=ids[line : line + 1, :length], types=types[line : line + 1, :length]
-        )
-        assert (padded[line, :length] - double_model(alone)[0]).abs().max() < 1e-12
+    for same, num_objects in zip(blocks, (num_attentions, num_ffns), strict=True):
+        assert [calls[id(block)] for block in same] == [4 // num_objects] * num_objects
 
 
 def test_fresh_weights_are_as_the_original_s() -> None:
@@ -183,10 +115,6 @@ def test_heads_that_cannot_be(tasks: Any, message: str) -> None:
         (128, "all", 12),
         (128, "attention", 64),
         (128, "ffn", 38),
-        (128, "none", 89),
-        (768, "all", 31),
-        (768, "attention", 83),
-        (768, "ffn", 57),
         (768, "none", 108),
     ],
 )

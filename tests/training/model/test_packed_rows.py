@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -18,21 +17,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from albert_serve.config import Activation, AlbertConfig, Sharing
 from tests.training.support import (
+    CONFIGS,
     ROWS,
     TINY,
     assert_close_to_scale,
-    each_config,
     each_sharing,
     gradients,
-    hf_load,
     our_model,
     packed,
     weighed,
 )
 from training.model.albert import Albert, CumulativeLengths, ModelInputs
-from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
-from training.model.resizing import expand_for_hf
 
 pytestmark = pytest.mark.process
 
@@ -41,11 +37,21 @@ def as_double(config: AlbertConfig) -> AlbertForTasks:
     return our_model(config, ("fill-mask",)).double()
 
 
-@each_config
-@each_sharing
-def test_packed_gradients_are_those_of_each_sequence_alone(
-    config: AlbertConfig, sharing: Sharing
-) -> None:
+each_architecture = pytest.mark.parametrize(
+    "config",
+    [
+        *CONFIGS.values(),
+        *(
+            replace(CONFIGS["groups and inner"], sharing=sharing)
+            for sharing in get_args(Sharing)[1:]
+        ),
+    ],
+    ids=lambda config: f"{config.sharing}-{config.num_groups}-{config.num_inner_layers}",
+)
+
+
+@each_architecture
+def test_packed_gradients_are_those_of_each_sequence_alone(config: AlbertConfig) -> None:
     """And those of the same sequences, padded; in training, without dropout."""
     batch, alone = packed(ROWS, 16)
     lengths = torch.tensor([one.ids.shape[1] for _, one in alone])
@@ -60,52 +66,36 @@ def test_packed_gradients_are_those_of_each_sequence_alone(
     ]
     results = []
     for together, rows in places:
-        model = as_double(replace(config, sharing=sharing)).train()
+        model = as_double(config).train()
         hidden = model(together).flatten(0, 1)
         sum(weighed(hidden[row]) for row in rows).backward()  # type: ignore[union-attr]
         results.append(gradients(model))
-    model = as_double(replace(config, sharing=sharing)).train()
+    model = as_double(config).train()
     for _, one in alone:
         weighed(model(one)[0]).backward()  # type: ignore[no-untyped-call]
     for result in results:
         assert_close_to_scale(result, gradients(model))
 
 
-@each_sharing
-@torch.no_grad()
-def test_packed_sequences_of_any_sharing_are_those_of_transformers(
-    tmp_path: Path, sharing: Sharing
-) -> None:
-    """What they cannot share is written out for them."""
-    config = replace(TINY, sharing=sharing, num_groups=2, num_inner_layers=2)
-    ours = our_model(config, ("fill-mask",))
-    save_checkpoint(ours, tmp_path / "ours")
-    expand_for_hf(tmp_path / "ours", tmp_path / "theirs")
-    theirs = hf_load("AlbertForMaskedLM", tmp_path / "theirs").double()
-    batch, alone = packed(ROWS, 16)
-    hidden = ours.double()(batch).flatten(0, 1)
-    for place, one in alone:
-        expected = theirs.albert(input_ids=one.ids, token_type_ids=one.types).last_hidden_state[0]
-        assert (hidden[place] - expected).abs().max() < 1e-10
-
-
-@each_config
-@each_sharing
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_tokens_that_are_read_are_those_of_all(
-    config: AlbertConfig, sharing: Sharing, recomputes: bool
-) -> None:
-    """In any order and more than once; so are the gradients that they give."""
+def read_gradients(
+    config: AlbertConfig, read: Tensor, *, is_cut: bool = False, recomputes: bool = False
+) -> dict[str, Tensor]:
+    """The tokens that are read of the packed rows, and the gradients that they give."""
     batch, _ = packed(ROWS, 16)
+    model = as_double(config).train()
+    model.albert.encoder.recomputes = recomputes
+    hidden = model(batch, read) if is_cut else model(batch).flatten(0, 1)[read]
+    weighed(hidden).backward()  # type: ignore[no-untyped-call]
+    return {**gradients(model), "hidden": hidden.detach()}
+
+
+@each_architecture
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_tokens_that_are_read_are_those_of_all(config: AlbertConfig, recomputes: bool) -> None:
+    """In any order and more than once."""
     read = torch.tensor([70, 0, 17, 17, 31, 5, 0])
-    results = []
-    for is_cut in (False, True):
-        model = as_double(replace(config, sharing=sharing)).train()
-        model.albert.encoder.recomputes = recomputes and is_cut
-        hidden = model(batch, read) if is_cut else model(batch).flatten(0, 1)[read]
-        weighed(hidden).backward()  # type: ignore[no-untyped-call]
-        results.append({**gradients(model), "hidden": hidden.detach()})
-    assert_close_to_scale(results[0], results[1])
+    cut = read_gradients(config, read, is_cut=True, recomputes=recomputes)
+    assert_close_to_scale(read_gradients(config, read), cut)
 
 
 def attend_within(
@@ -131,30 +121,19 @@ def attend_within(
     return torch.cat(parts)
 
 
-@each_config
-@each_sharing
+@each_architecture
 def test_attention_within_bounds_is_that_of_the_mask(
-    config: AlbertConfig, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
+    config: AlbertConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel itself runs on a GPU alone; here its definition stands in its place."""
     batch, alone = packed(ROWS, 16)
     real = torch.cat([torch.arange(place.start, place.stop) for place, _ in alone])
-    results = []
-    for is_forced in (False, True):
-        if is_forced:
-            monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", attend_within)
-            monkeypatch.setattr(Albert, "_attention_mask", bounds_of)
-        model = as_double(replace(config, sharing=sharing)).train()
-        hidden = model(batch).flatten(0, 1)[real]
-        weighed(hidden).backward()  # type: ignore[no-untyped-call]
-        results.append({**gradients(model), "hidden": hidden.detach()})
-    assert_close_to_scale(results[0], results[1])
-
-
-def bounds_of(model: Albert, batch: ModelInputs) -> CumulativeLengths:
-    """The bounds that a GPU attends within."""
+    masked = read_gradients(config, real)
     assert batch.packing is not None
-    return CumulativeLengths(bounds=batch.packing.bounds, longest=batch.ids.shape[1])
+    bounds = CumulativeLengths(bounds=batch.packing.bounds, longest=16)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", attend_within)
+    monkeypatch.setattr(Albert, "_attention_mask", lambda *_: bounds)
+    assert_close_to_scale(masked, read_gradients(config, real))
 
 
 @pytest.mark.parametrize(
