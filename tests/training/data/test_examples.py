@@ -1,16 +1,20 @@
-"""Examples are the original code's: consecutive sentences, a second segment, a label."""
+"""Examples are the original code's segments and labels, or pairs of whole sentences."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.support import corpora, make_part
+from tests.training.support import corpora, make_part, make_shards
+from training.data.collate import Slicing
 from training.data.examples import (
     IGNORED,
     Examples,
@@ -18,10 +22,14 @@ from training.data.examples import (
     SentenceTask,
     build_examples,
 )
-from training.data.shards import Shard, Shards
+from training.data.order import OrderBatch, OrderCollator
+from training.data.packing import Plan
+from training.data.shards import Shards
+from training.data.streams import PackedStream
+from training.errors import TrainingError
+from training.model.albert import ModelInputs
+from training.order_losses import paired_order_loss
 
-TASKS: tuple[SentenceTask, ...] = ("sop", "nsp", "none")
-each_task = pytest.mark.parametrize("task", TASKS)
 Row = tuple[int, int, int, int]
 
 
@@ -78,26 +86,23 @@ def document_bounds(documents: Sequence[Sequence[int]]) -> list[list[int]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def part(shards: Shards) -> Shard:
-    return shards.parts[0]
-
-
-@settings(deadline=None, max_examples=80)
-@given(corpora, st.integers(8, 70), st.integers(0, 2**40))
-def test_order_is_cut_from_the_original_s_chunks(
-    documents: list[list[int]], length: int, seed: int
+@settings(deadline=None, max_examples=120)
+@given(st.sampled_from(["sop", "none"]), corpora, st.integers(8, 70), st.integers(0, 2**40))
+def test_segments_are_cut_from_the_original_s_chunks(
+    task: SentenceTask, documents: list[list[int]], length: int, seed: int
 ) -> None:
-    """Each example is of its chunk, cut at a sentence's end, truncated as there."""
-    room = length - 3
-    example_rows = rows(build(documents, "sop", length, seed=seed))
+    """Each example is of its chunk, cut at a sentence's end if it has two, truncated as there."""
+    room = length - (3 if task == "sop" else 2)
+    examples = build(documents, task, length, seed=seed)
+    assert (examples.sizes <= length).all()
+    example_rows = rows(examples)
     for bounds in document_bounds(documents):
         first = 0
         while first < len(bounds) - 1:
             last = chunk_end(bounds, first, room)
             begin, end = bounds[first], bounds[last]
             (a, b, c, d), label = next(example_rows)
-            if last - first == 1:
+            if task == "none" or last - first == 1:
                 assert label == IGNORED
                 assert lies_within((a, b), begin, end, min(end - begin, room))
                 assert c == d
@@ -112,27 +117,6 @@ def test_order_is_cut_from_the_original_s_chunks(
                 )
             first = last
     assert next(example_rows, None) is None
-
-
-@settings(deadline=None, max_examples=80)
-@given(corpora, st.integers(8, 70), st.integers(0, 2**40))
-def test_without_a_sentence_task_each_chunk_is_one_segment(
-    documents: list[list[int]], length: int, seed: int
-) -> None:
-    room = length - 2
-    examples = build(documents, "none", length, seed=seed)
-    example_rows = rows(examples)
-    for bounds in document_bounds(documents):
-        first = 0
-        while first < len(bounds) - 1:
-            last = chunk_end(bounds, first, room)
-            (a, b, c, d), label = next(example_rows)
-            size = bounds[last] - bounds[first]
-            assert lies_within((a, b), bounds[first], bounds[last], min(size, room))
-            assert (c == d, label) == (True, IGNORED)
-            first = last
-    assert next(example_rows, None) is None
-    assert (examples.sizes <= length).all()
 
 
 @settings(deadline=None, max_examples=80)
@@ -214,21 +198,131 @@ def test_short_targets_are_drawn_for_a_tenth_of_the_documents() -> None:
     num_short = (np.bincount(starts) > 1).sum()
     # A target over 90 tokens still takes the whole document.
     assert abs(num_short / num_documents - 0.1 * 89 / 99) < 0.02
+    assert abs((some.labels == 1).mean() - 0.5) < 0.03
 
 
-@each_task
-def test_an_epoch_of_a_part_is_the_same_each_time_and_unlike_others(
-    part: Shard, task: SentenceTask
-) -> None:
+@pytest.mark.parametrize("task", ["sop", "nsp", "none"])
+def test_an_epoch_of_a_part_is_the_same_each_time_and_unlike_others(task: SentenceTask) -> None:
+    part = make_part([[5, 9, 3, 7, 12] * 4] * 20)
     chosen = ExampleSettings(length=64, sentence_task=task, short_rate=0.5)
-
-    def key(seed: int, epoch: int, number: int) -> bytes:
-        np.random.seed(len(keys))  # the draws of others
-        built = build_examples(part, chosen, seed=seed, epoch=epoch, number=number)
-        return built.bounds.tobytes() + built.labels.tobytes()
-
     keys: list[bytes] = []
     for seed, epoch, number in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
-        keys.append(key(seed, epoch, number))
-        assert key(seed, epoch, number) == keys[-1]
+        for _ in range(2):
+            built = build_examples(part, chosen, seed=seed, epoch=epoch, number=number)
+            keys.append(built.bounds.tobytes() + built.labels.tobytes())
+        assert keys[-1] == keys[-2]
     assert len(set(keys)) == 4
+
+
+PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
+
+
+def stream_of(shards: Shards) -> PackedStream:
+    return PackedStream(
+        plan=Plan(shards=shards, settings=PAIRS, seed=3),
+        collate=OrderCollator(shards=shards, length=PAIRS.length),
+        slicing=Slicing(num_rows=4, rows_a_batch=4),
+        num_workers=0,
+        name="sentence-order",
+        further_losses=("paired-order",),
+    )
+
+
+def sequences(batch: OrderBatch) -> list[list[int]]:
+    """The tokens of each pair: all in order, then all swapped."""
+    ids = batch.tokens.ids.flatten()
+    assert batch.tokens.packing is not None
+    numbers = batch.tokens.packing.sequences.flatten()
+    firsts = batch.firsts[batch.labels != IGNORED].tolist()
+    sizes = [int((numbers[at:] == numbers[at]).long().cumprod(0).sum()) for at in firsts]
+    return [ids[at : at + size].tolist() for at, size in zip(firsts, sizes, strict=True)]
+
+
+@settings(deadline=None, max_examples=80)
+@given(corpora, st.integers(10, 90), st.integers(1, 3), st.integers(0, 2**40), st.floats(0, 1))
+def test_both_segments_are_whole_neighbouring_sentences_of_a_document(
+    documents: list[list[int]], length: int, least: int, seed: int, short_rate: float
+) -> None:
+    part = make_part(documents)
+    chosen = ExampleSettings(
+        length=length, sentence_task="pairs", min_sentences=least, short_rate=short_rate
+    )
+    examples = build_examples(part, chosen, seed=seed, epoch=0)
+    assert (examples.labels == 0).all()
+    assert (examples.sizes <= length).all()
+    begins = part.sentences[part.documents]
+    for a, b, c, d in examples.bounds.tolist():
+        assert a < b == c < d
+        assert np.isin([a, b, d], part.sentences).all()
+        first, cut, last = np.searchsorted(part.sentences, [a, b, d])
+        assert min(cut - first, last - cut) >= least
+        assert np.searchsorted(begins, a, "right") == np.searchsorted(begins, d, "left")
+    assert (examples.bounds[1:, 0] >= examples.bounds[:-1, 3]).all()
+
+
+def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
+    part = make_part([[5, 5, 90, 15, 15], [90, 5]])
+    chosen = ExampleSettings(length=33, sentence_task="pairs", short_rate=0.0)
+    examples = build_examples(part, chosen, seed=0, epoch=0)
+    assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 115, 115, 130]]
+
+
+def test_single_sentences_are_of_like_lengths() -> None:
+    """The longer has at most a fifth more tokens, and none has fewer than eight."""
+    part = make_part([[7, 7, 20, 24, 10, 13, 12], [8, 9], [60, 60]])
+    chosen = ExampleSettings(length=103, sentence_task="pairs", single_sentences=True)
+    examples = build_examples(part, chosen, seed=0, epoch=0)
+    assert examples.bounds.tolist() == [[14, 34, 34, 58], [68, 81, 81, 93], [93, 101, 101, 110]]
+
+
+def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:
+    stream = stream_of(shards)
+    assert (stream.tasks, stream.losses) == (
+        ("sentence-order",),
+        ("sentence-order", "paired-order"),
+    )
+    (batch,) = stream.step()
+    assert isinstance(batch, OrderBatch)
+    in_order, swapped = np.split(np.array(sequences(batch), object), 2)
+    num_pairs = batch.counts["paired-order"]
+    assert num_pairs == len(in_order) >= 4
+    assert batch.counts["sentence-order"] == 2 * num_pairs
+    assert batch.labels[batch.labels != IGNORED].tolist() == [0] * num_pairs + [1] * num_pairs
+    text = shards.parts[0].tokens.tolist()
+    for one, other in zip(in_order, swapped, strict=True):
+        cls, *first, sep = one[: one.index(3) + 1]
+        *second, end = one[one.index(3) + 1 :]
+        assert other == [cls, *second, sep, *first, end]
+        assert first + second in (text[at : at + len(first + second)] for at in range(len(text)))
+    assert not (batch.tokens.ids == 4).any()
+    assert batch.num_tokens == sum(map(len, [*in_order, *swapped]))
+
+
+def test_a_corpus_without_a_pair_is_an_error() -> None:
+    shards = make_shards(make_part([[5], [7]]))
+    with pytest.raises(TrainingError, match="no document of the corpus has sentences enough"):
+        stream_of(shards).step()
+
+
+def test_losses_are_those_by_hand() -> None:
+    """From the log-odds of "in order" of four pairs; a fifth only rounds up."""
+    in_order, swapped = [2.0, -1.0, 3.0, 0.5], [-2.0, -3.0, 3.5, 1.5]
+    odds = torch.tensor([*in_order, 9.0, *swapped, 9.0])
+    labels = torch.tensor([*[0] * 4, IGNORED, *[1] * 4, IGNORED])
+    empty = torch.zeros(1, 1, dtype=torch.long)
+    batch = OrderBatch(
+        tokens=ModelInputs(ids=empty, types=empty),
+        firsts=torch.zeros(10, dtype=torch.long),
+        labels=labels,
+        num_tokens=1,
+        counts={"sentence-order": 8, "paired-order": 4},
+    )
+    logits = torch.stack([odds + 1, torch.ones(10)], dim=1)
+    got = dict(paired_order_loss(cast("Any", None), batch, logits=lambda *_: logits))
+    pairs = list(zip(in_order, swapped, strict=True))
+    paired = [math.log1p(math.exp(-(one - other) / 2)) for one, other in pairs]
+    alone = [math.log1p(math.exp(-one)) + math.log1p(math.exp(other)) for one, other in pairs]
+    assert float(got["paired-order"].loss) == pytest.approx(sum(paired), rel=1e-6)
+    assert float(got["sentence-order"].loss) == pytest.approx(sum(alone), rel=1e-6)
+    assert (int(got["paired-order"].right), got["paired-order"].count) == (2, 4)
+    assert (int(got["sentence-order"].right), got["sentence-order"].count) == (5, 8)

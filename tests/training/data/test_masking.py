@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +13,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordPiece
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, SpecialIds
-from tests.training.support import read_metrics, run_command, same_weights, stop_at
-from training.commands.pretrain import main
 from training.data.masking import NgramMasking, word_bounds, word_starts
 
 pytestmark = pytest.mark.process
@@ -80,13 +75,6 @@ def test_bounds_of_words() -> None:
     ]
 
 
-def draw(num_draws: int, ids: Ids, **options: Any) -> tuple[Ids, list[Ids]]:
-    masking = NgramMasking(word_starts=STARTS, **options)
-    rng = np.random.default_rng(0)
-    results = [masking(ids, rng) for _ in range(num_draws)]
-    return np.stack([masked for masked, _ in results]), [chosen for _, chosen in results]
-
-
 def mask_as_the_original(ids: Ids, rate: float, rng: np.random.Generator) -> Ids:
     """create_masked_lm_predictions of create_pretraining_data.py, for ids without a [SEP] inside.
 
@@ -147,8 +135,9 @@ def homogeneity(one: Ids, other: Ids) -> float:
 
 def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
     ids = np.array([2, *[11] * 120, 3], np.int64)
-    masked, chosen = draw(500, ids)
-    fates = np.concatenate([line[one] for line, one in zip(masked, chosen, strict=True)])
+    masking, rng = NgramMasking(word_starts=STARTS), np.random.default_rng(0)
+    drawn = [masking(ids, rng) for _ in range(500)]
+    fates = np.concatenate([masked[chosen] for masked, chosen in drawn])
     num_masked, num_kept = (fates == 4).sum(), (fates == 11).sum()
     num_random = len(fates) - num_masked - num_kept
     expected = np.array([0.8, 0.1 * 94 / 95, 0.1 + 0.1 / 95]) * len(fates)
@@ -171,8 +160,26 @@ def test_special_tokens_may_stand_anywhere_in_the_vocabulary() -> None:
         assert (masked[chosen] == 92).any()
 
 
-def starts_word(piece: str, *others: str) -> bool:
-    """Whether the piece begins a word in a vocabulary with these others."""
+@pytest.mark.parametrize(
+    ("piece", "others", "starts"),
+    [
+        *((piece, ["▁"], True) for piece in ("▁", "▁the", "<x", ".", "€", "é", "5", "a1", "の")),
+        *((piece, ["▁"], False) for piece in ("ing", "n't", "--", "a-")),
+        ("ü", ["▁", "für"], False),
+        ("습니다", ["▁", "오늘"], False),
+        ("ी", ["▁", "मेरी"], False),
+        ("天气", ["▁", "今天"], True),
+        ("ครับ", ["▁", "ไทย"], True),
+        ("##ing", ["play"], False),
+        ("play", ["##ing"], True),
+        ("天", ["##ing"], True),
+    ],
+)
+def test_words_begin_by_the_original_s_rule(piece: str, others: list[str], starts: bool) -> None:
+    """_is_start_piece_sp of create_pretraining_data.py: several marks in one piece begin none.
+
+    Beside it, letters of a language with spaces continue its words.
+    """
     is_wordpiece = any(each.startswith("##") for each in (piece, *others))
     pieces = dict.fromkeys((*SPECIAL_TOKENS, piece, *others, *(["##x"] if is_wordpiece else [])))
     model = (
@@ -182,51 +189,4 @@ def starts_word(piece: str, *others: str) -> bool:
     )
     vocabulary = Tokenizer(model)
     vocabulary.add_special_tokens(list(SPECIAL_TOKENS))
-    starts = word_starts(AlbertTokenizer(vocabulary))
-    return bool(starts[list(pieces).index(piece)])
-
-
-@pytest.mark.parametrize(
-    ("piece", "starts"),
-    [
-        *(("▁", True), ("▁the", True), ("<x", True)),
-        *((".", True), ("(", True), ("!", True), ("€", True), ("£", True), ("–", True)),
-        *(("é", True), ("5", True), ("a1", True), ("の", True)),
-        *(("ing", False), ("n't", False), ("--", False), ("...", False), ("a-", False)),
-    ],
-)
-def test_the_original_s_rule_of_words(piece: str, starts: bool) -> None:
-    """_is_start_piece_sp of create_pretraining_data.py: several marks in one piece begin none."""
-    assert starts_word(piece, "▁") == starts
-
-
-@pytest.mark.parametrize(
-    ("piece", "others", "starts"),
-    [
-        pytest.param("ü", ["▁", "für"], False, id="german"),
-        pytest.param("습니다", ["▁", "오늘"], False, id="korean"),
-        pytest.param("ी", ["▁", "मेरी"], False, id="hindi"),
-        pytest.param("天气", ["▁", "今天"], True, id="chinese"),
-        pytest.param("ครับ", ["▁", "ไทย"], True, id="thai"),
-        pytest.param("##ing", ["play"], False, id="wordpiece-inside"),
-        pytest.param("play", ["##ing"], True, id="wordpiece-begin"),
-        pytest.param("天", ["##ing"], True, id="wordpiece-chinese"),
-    ],
-)
-def test_letters_of_a_language_with_spaces_continue_its_words(
-    piece: str, others: list[str], starts: bool
-) -> None:
-    assert starts_word(piece, *others) == starts
-
-
-def test_a_run_with_workers_that_is_stopped_goes_on_to_the_same_weights(
-    tiny_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Workers mask batches ahead of their step."""
-    assert run_command(main, tiny_options, tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, signal.SIGINT)
-        assert run_command(main, tiny_options, tmp_path / "run", "--workers", "1") != 0
-    assert run_command(main, tiny_options, tmp_path / "run", "--workers", "1") == 0
-    assert same_weights(tmp_path / "run", tmp_path / "whole")
-    assert len(read_metrics(tmp_path / "run")) == 8
+    assert word_starts(AlbertTokenizer(vocabulary))[list(pieces).index(piece)] == starts
