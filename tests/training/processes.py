@@ -114,15 +114,9 @@ def start(
     return Started(process=process, out=out, err=err)
 
 
-def run_in_process(
-    options: Sequence[str],
-    folder: Path,
-    *more: str,
-    fate: Fate | None = None,
-    program: str = "training.commands.pretrain",
-) -> Ended:
+def run_in_process(options: Sequence[str], folder: Path, *more: str, **named: Any) -> Ended:
     """Run a command to its end, whichever that is."""
-    return start(options, folder, *more, fate=fate, program=program).wait()
+    return start(options, folder, *more, **named).wait()
 
 
 def run_world(
@@ -182,12 +176,6 @@ def torchrun(
         job.wait()
 
 
-def wait_for_step(job: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
-    while not (folder / "metrics.jsonl").is_file():
-        assert job.poll() is None, log.read_text()
-        time.sleep(0.02)
-
-
 def _free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -224,23 +212,13 @@ def all_of(*fates: Fate) -> None:
 
 def before_step(number: int, happens: Fate) -> None:
     """Before the step of that number, counted from 1, something happens."""
-    _before(lambda run: run.progress.step + 1 == number, happens)
-
-
-def before_attempt(number: int, happens: Fate) -> None:
-    """The same, where those that this process makes count, also those that are undone."""
-    attempts = count(1)
-    _before(lambda run: next(attempts) == number, happens)
-
-
-def _before(is_time: Callable[[Run], bool], happens: Fate) -> None:
-    original = Run.step
 
     def step(run: Run, done: float) -> StepResult:
-        if is_time(run):
+        if run.progress.step + 1 == number:
             happens()
         return original(run, done)
 
+    original = Run.step
     patch.object(Run, "step", step).start()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +31,6 @@ from tests.training.support import (
 )
 from training.commands import evaluate
 from training.commands.finetune import main
-from training.loop.checkpointing import load_state
 from training.loop.early_stopping import BestValidation
 
 Capture = pytest.CaptureFixture[str]
@@ -50,44 +48,34 @@ def of_texts(classifier: Path, labelled: Path) -> list[str]:
     ]
 
 
-def test_the_best_of_other_texts_is_refused(
+def test_a_run_selects_by_one_figure_of_one_set_of_texts(
     of_texts: list[str], labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """By their content, wherever they are; and the best checkpoint stays."""
+    """By their content, wherever they are; training without validation keeps the best.
+
+    On texts with the other label, training makes the loss worse.
+    """
     texts, folder = tmp_path / "dev.tsv", tmp_path / "run"
-    shutil.copy(labelled, texts)
-    options = [*of_texts, "--steps", "4", "--validation", str(texts)]
-    assert run(options, folder) == 0
-    best = best_step(folder)
-    text = texts.read_text()
-    texts.write_text(text.replace("\t1", "\t0", 1))  # as many bytes
-    assert run([*options, "--steps", "6"], folder) == 1
-    error = capsys.readouterr().err
-    assert "error: the run selects its best checkpoint by accuracy of dev.tsv (content " in error
-    assert best_step(folder) == best
-    assert (folder / "best/model.safetensors").is_file()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "dev.tsv").write_text(text)
-    assert run(options, folder, "--validation", str(tmp_path / "elsewhere" / "dev.tsv")) == 0
-
-
-def test_training_without_validation_keeps_the_best_until_there_is_another(
-    of_texts: list[str], labelled: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    """On texts with the other label, training makes the loss worse."""
-    others = tmp_path / "others.tsv"
     flipped = {"0": "1", "1": "0"}
     lines = labelled.read_text().splitlines()
-    others.write_text("\n".join(line[:-1] + flipped.get(line[-1], line[-1]) for line in lines))
-    folder, held_out = tmp_path / "run", ("--validation", str(others), "--metric", "loss")
+    text = "\n".join(line[:-1] + flipped.get(line[-1], line[-1]) for line in lines)
+    texts.write_text(text)
+    held_out = ("--validation", str(texts), "--metric", "loss")
     assert run(of_texts, folder, "--steps", "2", *held_out) == 0
     assert run(of_texts, folder, "--steps", "5") == 0
     assert best_step(folder) == 2
     assert (folder / "best/model.safetensors").is_file()
-    other = ("--validation", str(others), "--metric", "accuracy")
-    assert run(of_texts, folder, "--steps", "7", *other) == 1
+    assert run(of_texts, folder, "--steps", "7", *held_out[:2], "--metric", "accuracy") == 1
     assert "the run selects its best checkpoint by loss of " in capsys.readouterr().err
-    assert run(of_texts, folder, "--steps", "7", *held_out) == 0
+    texts.write_text(text.replace("\t1", "\t0", 1))  # as many bytes
+    assert run(of_texts, folder, "--steps", "7", *held_out) == 1
+    error = capsys.readouterr().err
+    assert "error: the run selects its best checkpoint by loss of dev.tsv (content " in error
+    assert best_step(folder) == 2
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / "dev.tsv"
+    moved.write_text(text)
+    assert run(of_texts, folder, "--steps", "7", "--validation", str(moved), *held_out[2:]) == 0
     losses = validations(folder, "text-classification", "loss")
     assert list(losses) == [2, 6, 7]
     assert losses[best_step(folder)] == min(losses.values())
@@ -111,30 +99,19 @@ def test_the_first_of_the_best(
         assert is_best == (expected == step)
 
 
-f1 = partial(validations, task="question-answering", figure="f1")
-
-
-@pytest.fixture
-def of_questions(start: list[str]) -> list[str]:
-    """A run of 12 steps with three validations, whose file is left to be named."""
-    data = ("--question-answering", str(SQUAD), "--batch-size", "8")
-    return [*start, *data, "--steps", "12", "--validate-every", "4"]
-
-
-@pytest.mark.parametrize(("file", "name"), [(SQUAD, "f1"), (SQUAD_V2, "best_f1")])
-def test_the_best_checkpoint_has_the_best_f1(
-    of_questions: list[str], tmp_path: Path, file: Path, name: str
-) -> None:
+def test_the_best_checkpoint_has_the_best_f1(start: list[str], tmp_path: Path) -> None:
     """Of questions without an answer too, at the best threshold."""
-    assert run([*of_questions, "--validation", str(file)], tmp_path / "run") == 0
-    values = f1(tmp_path / "run")
+    folder = tmp_path / "run"
+    data = ("--question-answering", str(SQUAD), "--batch-size", "8", "--steps", "12")
+    assert run([*start, *data], folder, "--validate-every", "4", "--validation", str(SQUAD_V2)) == 0
+    values = validations(folder, "question-answering", "f1")
     assert list(values) == [4, 8, 12]
-    best = best_step(tmp_path / "run")
+    best = best_step(folder)
     assert values[best] == max(values.values())
-    checkpoint = str(tmp_path / "run" / "best")
-    assert evaluate.main([checkpoint, "--question-answering", str(file), "--device", "cpu"]) == 0
-    figures = json.loads((tmp_path / "run" / "best" / "evaluation.json").read_text())
-    assert figures[f"question_answering_{name}"] == pytest.approx(values[best], abs=1e-4)
+    measured = ["--question-answering", str(SQUAD_V2), "--device", "cpu"]
+    assert evaluate.main([str(folder / "best"), *measured]) == 0
+    figures = json.loads((folder / "best" / "evaluation.json").read_text())
+    assert figures["question_answering_best_f1"] == pytest.approx(values[best], abs=1e-4)
 
 
 TASK = "text-classification"
@@ -159,23 +136,13 @@ def test_the_end_is_validated_also_where_its_step_was_skipped(
 
 @pytest.mark.parametrize("more", [["--steps", "1"], ["--budget", "1s"]], ids=lambda m: m[0])
 def test_a_run_that_is_shorter_than_an_epoch_has_a_best_checkpoint(
-    seven: list[str], labelled: Path, tmp_path: Path, more: list[str]
+    seven: list[str], tmp_path: Path, more: list[str]
 ) -> None:
     """By its steps, and by its seconds."""
     fate = partial(count_time, 1.0)
     assert apart([*seven, *more], tmp_path / "run", fate=fate).status == 0
     assert list(validations(tmp_path / "run", TASK, "loss")) == [1]
     assert best_step(tmp_path / "run") == 1
-    best = str(tmp_path / "run" / "best")
-    assert evaluate.main([best, "--text-classification", str(labelled)]) == 0
-
-
-def test_a_finished_run_is_not_validated_again(seven: list[str], tmp_path: Path) -> None:
-    options = [*seven, "--validate-every", "2"]
-    assert run(options, tmp_path / "run") == 0
-    before = contents(tmp_path / "run")
-    assert apart(options, tmp_path / "run", fate=partial(in_validation, die)).status == 0
-    assert contents(tmp_path / "run") == before
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -208,8 +175,6 @@ def test_a_run_that_ends_in_its_last_validation_goes_on_as_one_that_does_not(
     before = contents(ended)
     assert apart(options, ended, fate=partial(in_validation, die)).status == 0
     assert contents(ended) == before
-    state = load_state(ended / "checkpoint")
-    assert (state["validated_step"], state["selection"]["best_step"]) == (2, 2)
 
 
 def test_a_run_that_is_extended_does_not_stop_for_its_former_end(

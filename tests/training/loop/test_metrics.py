@@ -1,4 +1,4 @@
-"""Metrics are read back whole, and the alarm is raised for runs that learn no context alone."""
+"""Metrics are one line of JSON each and TensorBoard's events, also of a run that was resumed."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ def test_a_resumed_run_replaces_the_lines_of_lost_steps(
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ['{"st', '{"step": 3, "loss": 0.5', "\x00\x00\x00", "[3]", '{"step": null}'],
+    "damage", ['{"step": 3, "loss": 0.5', "\x00\x00\x00", "[3]", '{"step": null}']
 )
 def test_a_truncated_line_is_removed(tmp_path: Path, damage: str) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n' + damage)
