@@ -96,14 +96,6 @@ def truncated(name: str, num_bytes: int) -> Damage:
     return cut
 
 
-def changed_json(name: str, **changes: object) -> Damage:
-    def change(folder: Path) -> None:
-        content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(content | changes))
-
-    return change
-
-
 def assert_refused(folder: Path, message: str, error: type[Exception] = CheckpointError) -> None:
     """The checkpoint cannot be opened and loaded, for the reason in the message, which names it."""
     refused = pytest.raises(error, match=message)
