@@ -10,7 +10,7 @@ import torch
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.processes import run_in_process
-from tests.training.support import SMALL_PART, SQUAD, WIKI, file_contents
+from tests.training.support import SQUAD, WIKI
 from training.commands import finetune, pretrain
 from training.data.corpus import read_documents
 from training.data.preparation import prepare
@@ -40,15 +40,6 @@ def vocab_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer_file(vocab_dir: Path) -> Path:
     return vocab_dir / "tokenizer.json"
-
-
-@pytest.fixture(scope="session")
-def in_parts(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `wiki.jsonl` in small parts, made by one process. Copy before changing it."""
-    folder = tmp_path_factory.mktemp("parts") / "shards"
-    prepare([WIKI], tokenizer_file, folder, part_bytes=SMALL_PART)
-    assert len(file_contents(folder)) > 3 * 4
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,29 +1,43 @@
-"""A corpus is tokenised once, the same however it is done, and opened whole and checked."""
+"""A corpus is tokenised once, the same however it is done or stopped, and opened whole."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
-from itertools import pairwise
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import psutil
 import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import SMALL_PART, WIKI, file_contents, make_shards
+from tests.training.processes import all_of, die_before_change, lead_a_group, run_in_process, start
+from tests.training.support import (
+    SMALL_PART,
+    WIKI,
+    file_contents,
+    limited_file_size,
+    make_part,
+    make_shards,
+)
 from training.commands.prepare import main
 from training.data import tokenization as tokenising
-from training.data.corpus import read_documents, split_sentences
+from training.data.corpus import CorpusPosition, Document, read_documents, split_sentences
 from training.data.preparation import prepare
-from training.data.shards import Shard, ShardError, Shards
+from training.data.shards import ShardError, Shards
+from training.data.tokenization import tokenise
 
 pytestmark = pytest.mark.process
 
@@ -70,34 +84,25 @@ def test_names_of_special_tokens_are_read_as_sentencepiece_reads_them(
     assert sentences(shards) == [[model.encode(text.lower())]]
 
 
-def test_a_tokenizer_that_truncates_is_kept_from_it(tmp_path: Path, tokenizer_file: Path) -> None:
+def test_a_tokenizer_that_truncates_is_kept_from_it(
+    shards: Shards, tmp_path: Path, tokenizer_file: Path
+) -> None:
     short = json.loads(tokenizer_file.read_text())
-    short["truncation"] = {
-        "direction": "Right",
-        "max_length": 4,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-    (tmp_path / "short.json").write_text(json.dumps(short))
-    made = [
-        prepare([WIKI], file, tmp_path / file.stem).num_tokens
-        for file in (tokenizer_file, tmp_path / "short.json")
-    ]
-    assert made[0] == made[1]
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    file = tmp_path / "short.json"
+    file.write_text(json.dumps({**short, "truncation": truncation}))
+    assert prepare([WIKI], file, tmp_path / "shards").num_tokens == shards.num_tokens
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
 def test_the_bytes_are_the_same_for_any_number_of_workers(
-    in_parts: Path,
-    tokenizer_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    num_workers: int,
+    tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenising, "_CHARACTERS_A_CHUNK", 1)
-    folder = tmp_path / "shards"
-    prepare([WIKI], tokenizer_file, folder, num_workers=num_workers, part_bytes=SMALL_PART)
-    assert file_contents(folder) == file_contents(in_parts)
+    one, two = tmp_path / "one", tmp_path / "two"
+    prepare([WIKI], tokenizer_file, one, part_bytes=SMALL_PART)
+    prepare([WIKI], tokenizer_file, two, num_workers=2, part_bytes=SMALL_PART)
+    assert len(file_contents(one)) > 3 * 4
+    assert file_contents(one) == file_contents(two)
 
 
 @settings(max_examples=15, deadline=None)
@@ -159,26 +164,20 @@ def test_another_corpus_is_refused(
     assert file_contents(folder) == before
 
 
-def test_a_file_where_the_folder_should_be_is_refused(
-    corpus: Path, tokenizer_file: Path, tmp_path: Path
-) -> None:
-    for folder in (corpus, corpus / "shards"):
-        with pytest.raises(ShardError, match=f"{folder} cannot be written"):
-            prepare([corpus], tokenizer_file, folder)
+def test_a_file_where_the_folder_should_be_is_refused(corpus: Path, tokenizer_file: Path) -> None:
+    with pytest.raises(ShardError, match=f"{corpus} cannot be written"):
+        prepare([corpus], tokenizer_file, corpus)
     assert corpus.read_text() == TEXT
 
 
 def test_two_processes_do_not_prepare_into_one_folder(
     corpus: Path, tokenizer_file: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(ShardError, match=f"{folder} is being prepared by another process"):
-        prepare([corpus], tokenizer_file, folder)
+    with pytest.raises(ShardError, match=f"{tmp_path} is being prepared by another process"):
+        prepare([corpus], tokenizer_file, tmp_path)
     os.close(descriptor)
-    assert sum(part.num_documents for part in prepare([corpus], tokenizer_file, folder).parts) == 2
 
 
 def test_the_command_prints_its_result(corpus: Path, vocab_dir: Path, capsys: Capture) -> None:
@@ -195,22 +194,20 @@ def test_the_command_prints_its_result(corpus: Path, vocab_dir: Path, capsys: Ca
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("tokenizer.json", None, "tokenizer.json cannot be read: No such file"),
         ("tokenizer.json", "{", "tokenizer.json is not a tokenizer"),
         ("corpus.txt", None, "corpus.txt does not exist"),
         ("corpus.txt", "\n \n", "the corpus holds no sentence"),
     ],
 )
 def test_bad_input_is_reported_in_one_line(
-    tmp_path: Path, tokenizer_file: Path, capsys: Capture, name: str, text: str | None, message: str
+    corpus: Path, tokenizer_file: Path, capsys: Capture, name: str, text: str | None, message: str
 ) -> None:
-    shutil.copy(tokenizer_file, tmp_path)
-    (tmp_path / "corpus.txt").write_text(TEXT)
-    (tmp_path / name).unlink()
+    shutil.copy(tokenizer_file, corpus.parent)
+    corpus.with_name(name).unlink()
     if text is not None:
-        (tmp_path / name).write_text(text)
-    options = ["--corpus", str(tmp_path / "corpus.txt"), "--tokenizer", str(tmp_path)]
-    assert main([*options, "--output", str(tmp_path / "shards")]) == 1
+        corpus.with_name(name).write_text(text)
+    options = ["--corpus", str(corpus), "--tokenizer", str(corpus.parent)]
+    assert main([*options, "--output", str(corpus.with_name("shards"))]) == 1
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("error: ")
@@ -226,24 +223,11 @@ def folder(tokenizer_file: Path, tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def shards_of(*tokens: list[int]) -> Shards:
-    return make_shards(
-        *(
-            Shard(
-                tokens=np.array(part, np.uint16),
-                sentences=np.array([0, len(part)]),
-                documents=np.array([0, 1]),
-            )
-            for part in tokens
-        )
-    )
-
-
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
-    shards = shards_of([1, 2], [3, 10])
-    assert shards.token_counts(11)[10] == 1
+    parts = [make_part([[1, 2]], 11), make_part([[3, 3]], 11)]  # ids from 5 to 10
+    assert make_shards(*parts).token_counts(11)[10] == 1
     with pytest.raises(ShardError, match="token id 10, the vocabulary 10 tokens; prepare it"):
-        shards.token_counts(10)
+        make_shards(*parts).token_counts(10)
 
 
 def test_the_tokenizer_is_compared(folder: Path, tokenizer_file: Path, tmp_path: Path) -> None:
@@ -253,8 +237,6 @@ def test_the_tokenizer_is_compared(folder: Path, tokenizer_file: Path, tmp_path:
     copy.write_bytes(tokenizer_file.read_bytes() + b"\n")
     with pytest.raises(ShardError, match=f"{folder} was prepared with another .* than {copy}"):
         Shards.open(folder, copy)
-    with pytest.raises(ShardError, match=r"none.json cannot be read: No such file"):
-        Shards.open(folder, tmp_path / "none.json")
 
 
 def overwrite(name: str, values: Any) -> Callable[[Path], Any]:
@@ -265,11 +247,10 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "missing": lambda part: (part / "tokens.npy").unlink(),
     "truncated": lambda part: os.truncate(part / "tokens.npy", 140),
     "empty": lambda part: os.truncate(part / "sentences.npy", 0),
-    "no array": lambda part: (part / "tokens.npy").write_bytes(b"text"),
-    "no document": overwrite("documents.npy", np.zeros(0, np.int64)),
     "other documents": overwrite("documents.npy", [0, 1]),
     "other sentences": overwrite("sentences.npy", [0, 1, 2, 3]),
-    "descending": overwrite("documents.npy", [0, 6, 5]),
+    "begins late": overwrite("documents.npy", [1, 3, 5]),
+    "no sentence": overwrite("documents.npy", [0, 5, 5]),
     "no integers": overwrite("documents.npy", [0.0, 2.0, 5.0]),
     "no ids": overwrite("tokens.npy", ["text"]),
     "one document for two": overwrite("documents.npy", [0, 5]),
@@ -283,7 +264,7 @@ def test_damaged_files_are_named(folder: Path, damage: Callable[[Path], Any]) ->
         Shards.open(folder)
 
 
-@pytest.mark.parametrize("change", [{"format": 3}, {"parts": None}, {"parts": [{}]}])
+@pytest.mark.parametrize("change", [{"format": 3}, {"parts": [{}]}])
 def test_a_list_that_cannot_be_is_refused(folder: Path, change: dict[str, Any]) -> None:
     file = folder / "shards.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
@@ -292,6 +273,102 @@ def test_a_list_that_cannot_be_is_refused(folder: Path, change: dict[str, Any]) 
 
 
 def test_a_folder_without_a_corpus_says_how_to_make_one(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ShardError, match=r"shards.json; make it with albert-serve prepare"):
-            Shards.open(folder)
+    with pytest.raises(ShardError, match=r"shards.json; make it with albert-serve prepare"):
+        Shards.open(tmp_path)
+
+
+PREPARE: Final = "training.commands.prepare"
+
+
+def in_parts(num_bytes: int) -> None:
+    """The command makes parts of so many bytes."""
+    prepare.__kwdefaults__["part_bytes"] = num_bytes
+
+
+def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, tokenizer_file: Path
+) -> None:
+    corpus, expected = tmp_path / "a.txt", tmp_path / "expected"
+    corpus.write_text("\n\n".join(["It rained. " * 20, "It snowed. " * 25]))
+    assert len(prepare([corpus], tokenizer_file, expected, part_bytes=600).parts) == 2
+    options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "1"]
+    for number in count(1):
+        folder = tmp_path / str(number)
+        dies = partial(all_of, partial(in_parts, 600), partial(die_before_change, number, folder))
+        ended = run_in_process(options, folder, fate=dies, program=PREPARE)
+        assert ended.status in (0, -signal.SIGKILL), ended.err
+        if (folder / "shards.json").is_file():
+            assert file_contents(folder) == file_contents(expected), number
+        else:
+            with pytest.raises(ShardError, match=r"is not whole|holds no shards\.json"):
+                Shards.open(folder)
+        prepare([corpus], tokenizer_file, folder, part_bytes=600)
+        assert file_contents(folder) == file_contents(expected), number
+        if ended.status == 0:
+            break
+    assert number > 2 * 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_with_its_workers_at_work_it_goes_on(
+    tokenizer_file: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
+    corpus.write_text(WIKI.read_text() * 40)
+    options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
+    fate = partial(all_of, lead_a_group, partial(in_parts, SMALL_PART))
+    started = start(options, folder, fate=fate, program=PREPARE)
+    started.wait_for(folder / "partial.json")
+    if number is signal.SIGKILL:
+        started.send(number)
+    else:
+        os.killpg(started.process.pid or 0, number)
+    ended = started.wait()
+    if number is signal.SIGINT:
+        assert (ended.status, ended.err) == (130, "\nstopped; repeat the command to resume it\n")
+    with pytest.raises(ShardError, match=r"is not whole; give the command .* again"):
+        Shards.open(folder)
+    first = folder / "part-00000" / "tokens.npy"
+    written = first.stat().st_mtime_ns
+    prepare([corpus], tokenizer_file, folder, part_bytes=SMALL_PART)
+    prepare([corpus], tokenizer_file, tmp_path / "whole", part_bytes=SMALL_PART)
+    assert file_contents(folder) == file_contents(tmp_path / "whole")
+    assert first.stat().st_mtime_ns == written
+
+
+def test_stopped_while_its_workers_start_it_says_one_line(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
+    options = ["--corpus", str(WIKI), "--tokenizer", str(tokenizer_file.parent), "--workers", "6"]
+    started = start(options, tmp_path / "shards", fate=lead_a_group, program=PREPARE)
+    while not psutil.Process(started.process.pid).children():
+        time.sleep(0.01)
+    os.killpg(started.process.pid or 0, signal.SIGINT)
+    ended = started.wait()
+    assert (ended.status, ended.err) == (130, "\nstopped; repeat the command to resume it\n")
+
+
+def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:
+    corpus, folder, expected = tmp_path / "a.txt", tmp_path / "shards", tmp_path / "expected"
+    corpus.write_text("It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
+    args = [corpus], tokenizer_file
+    message = rf"{folder} cannot be written: .*\. 1 complete parts are saved\. Fix the problem"
+    with limited_file_size(10_000), pytest.raises(ShardError, match=message):
+        prepare(*args, folder, part_bytes=600)
+    with pytest.raises(ShardError, match="is not whole"):
+        Shards.open(folder)
+    prepare(*args, folder, part_bytes=600)
+    prepare(*args, expected, part_bytes=600)
+    assert file_contents(folder) == file_contents(expected)
+
+
+def test_a_dead_worker_is_reported(tokenizer_file: Path) -> None:
+    def documents() -> Iterator[Document]:
+        """Ends a worker once there is one."""
+        while True:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            yield Document(text="It rained. " * 100_000, end=CorpusPosition())
+
+    with pytest.raises(ShardError, match="a worker was killed, most likely for want of memory"):
+        list(tokenise(documents(), tokenizer_file, num_workers=2))

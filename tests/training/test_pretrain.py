@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from tests.training.processes import before_step, die, run_in_process
 from tests.training.support import (
     REPOSITORY,
     SQUAD,
@@ -24,8 +22,9 @@ from tests.training.support import (
 )
 from training.commands.pretrain import main
 from training.data.shards import Shards
+from training.evaluation.validation import unigram_entropy
 from training.model.checkpoint import load_checkpoint, read_weights
-from training.tasks.pretraining.metrics import unigram_entropy
+from training.model.provenance import read_stages
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +54,7 @@ def test_the_checkpoint_is_one_of_transformers_and_says_where_it_comes_from(
     with torch.no_grad():
         assert model(**inputs).prediction_logits.isfinite().all()
     assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
-    (stage,) = json.loads((folder / "training.json").read_text())["stages"]
+    (stage,) = read_stages(folder)
     assert stage["program"] == "albert-serve pretrain"
     assert stage["corpus"] == ["easy.txt"]
     assert (stage["steps"], stage["settings"]["batch_size"]) == (80, 16)
@@ -64,60 +63,36 @@ def test_the_checkpoint_is_one_of_transformers_and_says_where_it_comes_from(
 
 
 def test_order_is_learned_beside_masked_tokens(pretrain_options: list[str], tmp_path: Path) -> None:
-    """Half of the steps are on pairs."""
+    """Half of the steps are on pairs; an easy corpus: its sentences follow each other alike."""
     share = ("--order-share", "0.5", "--order-length", "64", "--order-batch-size", "8")
     assert run(pretrain_options, tmp_path, *share, "--steps", "160") == 0
     metrics = read_metrics(tmp_path)
-    accuracies = [line["paired-order/accuracy"] for line in metrics[-5:]]
-    assert sum(accuracies) / 5 > 0.8  # an easy corpus: its sentences follow each other alike
-    losses = [line["paired-order/loss"] for line in metrics[-5:]]
-    assert sum(losses) / 5 < 0.55
+    assert sum(line["paired-order/accuracy"] for line in metrics[-5:]) / 5 > 0.8
+    assert sum(line["paired-order/loss"] for line in metrics[-5:]) / 5 < 0.55
     assert metrics[-1]["sentence-order/loss"] < 0.6
     assert metrics[-1]["fill-mask/loss"] < metrics[0]["fill-mask/loss"] - 0.3
     folder = tmp_path / "checkpoint"
     assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
     assert json.loads((folder / "config.json").read_text())["albert_sentence_task"] == "sop"
-    (stage,) = json.loads((folder / "training.json").read_text())["stages"]
-    assert stage["settings"]["order_share"] == 0.5
-    assert stage["settings"]["sentence_task"] == "none"
-    assert stage["settings"]["sentence_weight"] == 1.0
+    (stage,) = read_stages(folder)
+    assert (stage["settings"]["order_share"], stage["settings"]["sentence_task"]) == (0.5, "none")
 
 
 def test_a_run_begins_with_the_weights_of_a_checkpoint_whose_config_has_more_layers(
-    tiny: Path, tiny_options: list[str], tmp_path: Path, capsys: Capture
+    tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
-    """And goes on, when it is stopped, with its own."""
     shutil.copytree(tiny / "checkpoint", tmp_path / "deep")
     config = json.loads((tmp_path / "deep" / "config.json").read_text())
     (tmp_path / "deep" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
     options = [*tiny_options, "--initialize-from", str(tmp_path / "deep"), "--layers", "6"]
-    options += ["--keep", "9"]
-    assert run(options, tmp_path / "whole") == 0
-    first, last = (tmp_path / "whole" / "checkpoints" / f"step-0000000{step}" for step in (0, 8))
+    assert run(options, tmp_path / "run", "--keep", "9") == 0
+    first, last = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (0, 8))
     weights = read_weights(tiny / "checkpoint")
     for name, tensor in read_weights(first).items():
         assert tensor.equal(weights[name]), name
     assert load_checkpoint(last).config.num_layers == 6
     assert load_checkpoint(last).config.hidden_dropout == 0.1
-    stages = json.loads((last / "training.json").read_text())["stages"]
-    assert [stage["steps"] for stage in stages] == [8, 8]
-
-    fate = partial(before_step, 3, die)
-    ended = run_in_process(options, tmp_path / "run", "--save-every", "0.0001s", fate=fate)
-    assert ended.status == -signal.SIGKILL
-    assert run(options, tmp_path / "run") == 0
-    assert "resuming from step 2" in capsys.readouterr().out
-    assert same_weights(tmp_path / "run", tmp_path / "whole")
-
-
-def test_shards_of_another_tokenizer_are_refused(
-    tiny_options: list[str], vocab_dir: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    shutil.copytree(vocab_dir, tmp_path / "vocab")
-    with (tmp_path / "vocab" / "tokenizer.json").open("a") as stream:
-        stream.write("\n")
-    assert run([*tiny_options, "--tokenizer", str(tmp_path / "vocab")], tmp_path / "run") == 1
-    assert "was prepared with another tokenizer than" in refusal(capsys, tmp_path / "run")
+    assert [stage["steps"] for stage in read_stages(last)] == [8, 8]
 
 
 @pytest.mark.extended
@@ -163,13 +138,10 @@ def test_other_options_on_a_run_are_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--shards shards", "give either --corpus or --shards"),
-        ("--corpus {empty}", "the corpus holds no sentence"),
         ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
         ("--length 65", "--length 65: a sequence has from 8 tokens to the model's 64 positions"),
         ("--order-share 0.2 --order-length 65", "--order-length 65: a sequence has from 8"),
         ("--heads 5", "hidden_size 32 is not a multiple of num_heads 5"),
-        ("--groups 3", "num_groups 3 is over num_layers 2"),
         ("--initialize-from {start} --hidden-size 64", "hidden_size 64: "),
         ("--initialize-from {start} --preset base", "--preset goes with new weights; --initialize"),
         ("--initialize-from {start} --layers 1", "num_layers 1: "),
@@ -183,8 +155,7 @@ def test_impossible_options_are_one_line_and_no_run(
     message: str,
     capsys: Capture,
 ) -> None:
-    empty, folder = tmp_path / "empty.txt", tmp_path / "run"
-    empty.write_text("\n\n  \n")
-    more = words.format(empty=empty, start=pretrained / "checkpoint").split()
+    folder = tmp_path / "run"
+    more = words.format(start=pretrained / "checkpoint").split()
     assert run([*pretrain_options, *more], folder) == 1
     assert message in refusal(capsys, folder)

@@ -17,38 +17,23 @@ from training import PACKAGES
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has none of the packages of training."""
-    folder = tmp_path_factory.mktemp("venv")
-    venv.create(folder)
-    return folder / "bin/python"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "training.commands.finetune",
-        "training.commands.pretrain",
-        "training.commands.evaluate",
-        "export",
-    ],
-)
-def test_a_command_without_its_packages_is_one_line(command: str, python: Path) -> None:
-    done = subprocess.run([python, "-m", command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: filelock, ")
-    assert ", torch, " in line
-    assert line.endswith(
-        ": pip install 'albert-serve[train]', or in a clone pip install '.[train]'"
-    )
-
-
-def test_an_import_is_not_ended(python: Path) -> None:
-    program = "import training; print('imported')"
-    done = subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "imported\n", done.stderr
+def test_a_command_without_its_packages_is_one_line(tmp_path: Path) -> None:
+    """In a Python that has none of the packages of training; an import is not ended."""
+    venv.create(tmp_path)
+    words = ("training.commands.finetune", "training.commands.pretrain", "export")
+    for arguments in (["-c", "import training"], *(["-m", word] for word in words)):
+        command = [tmp_path / "bin/python", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if arguments[0] == "-c":
+            assert (done.returncode, done.stderr) == (0, "")
+            continue
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: filelock, ")
+        assert ", torch, " in line
+        assert line.endswith(
+            ": pip install 'albert-serve[train]', or in a clone pip install '.[train]'"
+        )
 
 
 def test_a_folder_called_training_does_not_replace_ours(tmp_path: Path) -> None:
