@@ -22,7 +22,7 @@ def test_a_command_without_its_packages_is_one_line(tmp_path: Path) -> None:
     venv.create(tmp_path)
     words = ("training.commands.finetune", "training.commands.pretrain", "export")
     for arguments in (["-c", "import training"], *(["-m", word] for word in words)):
-        command = [tmp_path / "bin/python", *arguments]
+        command = [str(tmp_path / "bin/python"), *arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if arguments[0] == "-c":
             assert (done.returncode, done.stderr) == (0, "")

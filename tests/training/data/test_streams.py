@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from training.data.labelled.texts import LabelledText
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.streams import (
+    WHOLE,
     Division,
     ExampleStream,
     PackedStream,
@@ -30,6 +32,7 @@ from training.data.streams import (
     labelled_examples,
     shuffled_batches,
 )
+from training.errors import TrainingError
 from training.losses import Objective
 from training.model.heads import AlbertForTasks
 
@@ -57,35 +60,49 @@ def test_each_epoch_has_every_example_once(count: int, size: int, seed: int) -> 
         assert max(sizes) <= min(size, min(sizes) + 1)
 
 
-def test_the_loss_by_length_is_that_of_one_pass() -> None:
+def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
+    """By length, in micro-batches, and of the processes together."""
     examples = [
         TokenisedExample(ids=[2, *[7] * size, 3], types=[0] * (size + 2), target=size % 2)
         for size in (40, 3, 17, 60, 9, 25, 33, 2) * 12
     ]
     config = replace(TINY, max_positions=64)
     model = our_model(config, ("text-classification",))
-    losses, shapes = [], []
-    for by_length in (False, True):
+
+    def passes(**division: Any) -> tuple[list[int], float]:
+        """The examples of each pass, and the loss of all."""
         stream = example_stream(
             "text-classification",
             examples,
             config,
             batch_size=len(examples),
             seed=0,
-            division=Division(by_length=by_length),
+            division=Division(**division),
         )
-        batches = stream.step()
-        shapes.append([tuple(batch.tokens.ids.shape) for batch in batches])
-        scores = [Objective(model, CPU)(batch)["text-classification"] for batch in batches]
-        losses.append(sum(score.loss.item() for score in scores))
-        assert sum(score.count for score in scores) == len(examples)
-    assert len(shapes[0]) == 1 < len(shapes[1])
-    assert len({length for _, length in shapes[1]}) > 1
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+        scores = [Objective(model, CPU)(batch)["text-classification"] for batch in stream.step()]
+        return [each.count for each in scores], sum(each.loss.item() for each in scores)
+
+    whole, loss = passes()
+    assert whole == [len(examples)]
+    by_length, same = passes(by_length=True)
+    assert len(by_length) > 1
+    assert (sum(by_length), same) == (len(examples), pytest.approx(loss, rel=1e-5))
+    ranks = [passes(micro_batch_size=10, rank=rank, world_size=3) for rank in range(3)]
+    assert [counts for counts, _ in ranks] == [[10, 10, 9, 9], [10, 10, 9], [10, 10, 9]]
+    assert sum(each for _, each in ranks) == pytest.approx(loss, rel=1e-5)
 
 
-def texts_stream(*, seed: int = 1) -> ExampleStream[TokenisedExample]:
-    return example_stream("text-classification", EXAMPLES, TINY, batch_size=5, seed=seed)
+def test_each_process_needs_an_example_of_each_step() -> None:
+    """Of twelve in steps of five, the smallest step has four."""
+    text_stream(division=Division(world_size=4))
+    with pytest.raises(TrainingError, match="has 4 of 12 examples in a step; each of the 5 proc"):
+        text_stream(division=Division(world_size=5))
+
+
+def text_stream(*, seed: int = 1, division: Division = WHOLE) -> ExampleStream[TokenisedExample]:
+    return example_stream(
+        "text-classification", EXAMPLES, TINY, batch_size=5, seed=seed, division=division
+    )
 
 
 def batch_of(*spans: TokenisedExample) -> MicroBatch:
@@ -153,7 +170,7 @@ def figures(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[d
     ]
 
 
-@pytest.mark.parametrize("make", [pretrain_stream, texts_stream])
+@pytest.mark.parametrize("make", [pretrain_stream, text_stream])
 @pytest.mark.parametrize("num_steps", [0, 1, 13])
 def test_a_stream_goes_on_from_its_state(make: Callable[..., TaskStream], num_steps: int) -> None:
     """Over several epochs, of which no two are alike."""

@@ -92,11 +92,13 @@ def test_a_run_selects_by_one_figure_of_one_set_of_texts(
 def test_the_first_of_the_best(
     figure: str, values: list[float], best_steps: list[int | None]
 ) -> None:
-    selection = BestValidation(figure=figure)
+    """And patience is at its end after two validations that are not better."""
+    selection = BestValidation(figure=figure, patience=2)
     for step, (value, expected) in enumerate(zip(values, best_steps, strict=True), start=1):
         is_best = selection.take(step, {figure: value, "other": 9.0})
         assert selection.best_step == expected
         assert is_best == (expected == step)
+        assert selection.is_over == (step - (expected or 0) >= 2)
 
 
 def test_the_best_checkpoint_has_the_best_f1(start: list[str], tmp_path: Path) -> None:

@@ -78,13 +78,16 @@ def save(folder: Path, *steps: int, keep: int = 2) -> Checkpoints:
 def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 0, 5)
     checkpoints.link_best(5)
-    save(tmp_path, 10, 15, keep=1)
-    assert names(tmp_path) == ["step-00000005", "step-00000015"]
+    save(tmp_path, 99_999_999, 100_000_000, keep=1)
+    checkpoints.link_best(None)  # a run without validation
+    assert names(tmp_path) == ["step-00000005", "step-100000000"]
     assert step_of((tmp_path / "best").resolve()) == 5
-    assert linked_step(tmp_path) == 15
-    checkpoints.link_best(15)
-    save(tmp_path, 20, keep=1)
-    assert names(tmp_path) == ["step-00000015", "step-00000020"]
+    assert linked_step(tmp_path) == 100_000_000
+    checkpoints.link_best(100_000_000)
+    save(tmp_path, 100_000_001, keep=1)
+    assert names(tmp_path) == ["step-100000000", "step-100000001"]
+    checkpoints.link_best(7)  # one that is lost
+    assert not (tmp_path / "best").is_symlink()
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)

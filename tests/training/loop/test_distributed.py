@@ -198,13 +198,3 @@ def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_pat
     check_ended(run_world(long, folder, fates={0: stop}), 128 + signal.SIGTERM)
     check_ended(run_world(long, tmp_path / "whole", fates={0: stop}), 128 + signal.SIGTERM)
     assert same_weights(folder, tmp_path / "whole")
-
-
-@pytest.mark.extended
-def test_torchrun_ends_with_the_error(options: list[str], tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with torchrun([*options, "--batch-size", "9"], tmp_path / "run", log) as job:
-        pass
-    assert job.returncode == 1
-    report = log.read_text().split("Root Cause (first observed failure):")[1]
-    assert "traceback : error: --batch-size 9 is no multiple of the 2 processes" in report

@@ -29,35 +29,26 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_tensorboard_has_the_same_figures(tmp_path: Path) -> None:
-    with closing(MetricsWriter(tmp_path, step=0)) as metrics:
-        metrics.write(step=5, tokens=640, **{"fill-mask/loss": 9.5})
-        metrics.write(step=10, tokens=1280, **{"fill-mask/loss": 8.25})
-        metrics.write(step=10, **{"validation/fill-mask/loss": 8.5})
-        assert events(tmp_path)["fill-mask/loss"] == [(5, 9.5), (10, 8.25)]  # at once
-    assert events(tmp_path) == {
-        "tokens": [(5, 640), (10, 1280)],
-        "fill-mask/loss": [(5, 9.5), (10, 8.25)],
-        "validation/fill-mask/loss": [(10, 8.5)],
-    }
-
-
 def test_a_resumed_run_replaces_the_lines_of_lost_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TensorBoard orders the files of runs by their second; here its clock counts its calls."""
+    """Also in TensorBoard, which orders the files of runs by their second: here calls are counted.
+
+    It has what is validated, too.
+    """
     clock = SimpleNamespace(time=partial(next, count(1_700_000_000)))
     monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", clock)
     with closing(MetricsWriter(tmp_path, step=0)) as metrics:
         for step in (10, 20, 30, 40):
             metrics.write(step=step, loss=float(step))
+        assert events(tmp_path)["loss"][-1] == (40, 40.0)  # at once
     with closing(MetricsWriter(tmp_path, step=20)) as metrics:
         metrics.write(step=25, loss=25.5)
     with closing(MetricsWriter(tmp_path, step=25)) as metrics:
-        metrics.write(step=30, loss=30.5)
+        metrics.write(step=30, loss=30.5, **{"validation/loss": 31.0})
     expected = [(10, 10.0), (20, 20.0), (25, 25.5), (30, 30.5)]
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected
-    assert events(tmp_path) == {"loss": expected}
+    assert events(tmp_path) == {"loss": expected, "validation/loss": [(30, 31.0)]}
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,7 @@ def test_a_budget_is_the_length_of_the_schedule(budgeted: list[str], tmp_path: P
 
 
 def test_progress_is_that_of_the_nearer_end() -> None:
+    assert Progress(num_steps=0, budget_s=None).done == 1.0
     assert Progress(num_steps=10, budget_s=None, step=3).done == 0.3
     assert Progress(num_steps=None, budget_s=100, elapsed_s=25).done == 0.25
     assert Progress(num_steps=10, budget_s=100, step=3, elapsed_s=25).done == 0.3

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from albert_serve.config import Sharing
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     HF_CLASSES,
     TINY,
@@ -142,15 +140,6 @@ def test_the_architecture_tells_a_choice_from_a_regression(tmp_path: Path) -> No
     }
     save_checkpoint(our_model(TINY, ("fill-mask", "multiple-choice")), tmp_path)
     assert load_checkpoint(tmp_path).tasks == {"fill-mask": 50, "multiple-choice": 1}
-
-
-def test_transformers_gives_the_types_of_pairs(tmp_path: Path, vocab_dir: Path) -> None:
-    save_checkpoint(our_model(TINY, ()), tmp_path, tokenizer_from=vocab_dir)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    ours = AlbertTokenizer.from_file(tmp_path / "tokenizer.json").encode("One (1904).", "Two-fold.")
-    encoded = theirs("One (1904).", "Two-fold.")
-    assert (encoded["input_ids"], encoded["token_type_ids"]) == (ours.ids, ours.types)
-    assert theirs.model_max_length == TINY.max_positions
 
 
 def test_positions_can_be_cut_off() -> None:

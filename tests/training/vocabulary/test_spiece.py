@@ -14,7 +14,6 @@ import pytest
 import sentencepiece
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
 from tests.training.support import WIKI
@@ -254,16 +253,6 @@ def test_a_vocabulary_has_at_least_the_pieces_that_its_characters_need(
     size = AlbertTokenizer.from_file(tmp_path / "vocab" / "tokenizer.json").vocab_size
     assert f"the vocabulary has the {size} that it needs" in printed.err
     assert f"{size} pieces in" in printed.out
-
-
-def test_main_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--corpus", str(WIKI), "--vocab-size", "500", "--output", str(tmp_path / "new")]
-    assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith("500 pieces in ")
-    tokenizer = Tokenizer.from_file(str(tmp_path / "new" / "tokenizer.json"))
-    built = build_tokenizer(tmp_path / "new" / "spiece.model")
-    assert tokenizer.get_vocab() == built.get_vocab()
-    assert tokenizer.encode("Some text.").ids == built.encode("Some text.").ids
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_pat
     ours = transformers.AutoTokenizer.from_pretrained(run / "checkpoint")
     theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
     assert ours(TEXT, TEXT).data == theirs(TEXT, TEXT).data
+    assert ours.model_max_length == 64
     export_bundle(run / "checkpoint", tmp_path / "bundle")
     model = transformers.AutoModelForMaskedLM.from_pretrained(run / "checkpoint")
     pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=theirs, top_k=3)
