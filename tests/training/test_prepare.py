@@ -282,7 +282,7 @@ PREPARE: Final = "training.commands.prepare"
 
 def in_parts(num_bytes: int) -> None:
     """The command makes parts of so many bytes."""
-    prepare.__kwdefaults__["part_bytes"] = num_bytes
+    (prepare.__kwdefaults__ or {})["part_bytes"] = num_bytes
 
 
 def test_killed_before_any_change_it_goes_on_to_the_same_bytes(

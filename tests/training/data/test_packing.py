@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import corpora, make_part, make_shards
+from tests.training.support import TINY, corpora, make_part, make_shards
 from training.data import packing
 from training.data.batch import PretrainBatch
 from training.data.collate import Collator, Slicing
 from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask, build_examples
 from training.data.masking import NgramMasking, word_starts
-from training.data.packing import MAX_IN_ROW, Plan, Position, pack
+from training.data.packing import MAX_IN_ROW, Plan, Position, best_row_length, pack
 from training.data.shards import Shards
 from training.errors import TrainingError
 from training.model.albert import Packing
@@ -77,6 +77,14 @@ def test_no_row_is_too_full(length: int, data: st.DataObject) -> None:
 def test_rows_of_short_examples_are_within_the_limit_of_sequences() -> None:
     row_of = pack(np.full(5 * MAX_IN_ROW, 3), 4 * MAX_IN_ROW)
     assert np.bincount(row_of).max() == MAX_IN_ROW - 1  # the rest is padding, and one more
+
+
+def test_rows_have_the_length_that_costs_least() -> None:
+    """Of as many tokens in shorter rows, attention is over fewer pairs."""
+    config = replace(TINY, max_positions=256)
+    for size, longest, expected in ((40, 40, 128), (60, 60, 64), (40, 129, 192), (64, 64, 64)):
+        length = best_row_length([np.full(12, size)], longest=longest, config=config)
+        assert length == expected
 
 
 @settings(deadline=None, max_examples=25)

@@ -23,18 +23,24 @@ def test_pretraining_from_python_is_that_of_the_command(
 ) -> None:
     """In a folder that the command could resume."""
     values = dict(zip(tiny_options[0:-1:2], tiny_options[1::2], strict=False))
-    sizes: dict[str, Any] = {"embedding_size": 16, "hidden_size": 16, "layers": 3, "heads": 2}
-    config = PretrainConfig(
-        **{**sizes, "max_positions": 32, "length": 32, "batch_size": 8, "micro_batch_size": 4},
-        steps=8,
-        report_every=1,
-        dropout="v1",
-        compile=False,
-        device="cpu",
-        output=tmp_path,
-        shards=Path(values["--shards"]),
-        tokenizer=Path(values["--tokenizer"]),
-    )
+    options: dict[str, Any] = {
+        "embedding_size": 16,
+        "hidden_size": 16,
+        "layers": 3,
+        "heads": 2,
+        "max_positions": 32,
+        "length": 32,
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "steps": 8,
+        "report_every": 1,
+        "dropout": "v1",
+        "compile": False,
+        "device": "cpu",
+        "output": tmp_path,
+        **{name: Path(values[f"--{name}"]) for name in ("shards", "tokenizer")},
+    }
+    config = PretrainConfig(**options)
     trained = pretrain(config)
     assert (trained.status, trained.num_steps) == (0, 8)
     assert trained.checkpoint == tmp_path / "checkpoint"

@@ -110,18 +110,20 @@ def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_pat
     theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
     assert ours(TEXT, TEXT).data == theirs(TEXT, TEXT).data
     assert ours.model_max_length == 64
-    export_bundle(run / "checkpoint", tmp_path / "bundle")
-    model = transformers.AutoModelForMaskedLM.from_pretrained(run / "checkpoint")
+    export_bundle(checkpoint, tmp_path / "bundle")
+    export_bundle(run / "checkpoint", tmp_path / "finetuned")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint)
     pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=theirs, top_k=3)
     with AlbertClient.local(tmp_path / "bundle") as client:
         answers: Any = client.fill_mask("今天[MASK]很好", top_k=3)
         assert client.info().mask_token == "[MASK]"
-        found: Any = client.question_answering({"question": "你去不", "context": context})
-    for ours, wanted in zip(answers, pipeline("今天[MASK]很好"), strict=True):
-        assert ours.token == wanted["token"]
-        assert (ours.token_str, ours.sequence) == (wanted["token_str"], wanted["sequence"])
-        assert ours.score == pytest.approx(wanted["score"], abs=1e-5)
-    assert (found.answer, found.start) == ("北京", context.index("北京"))
+    for each, wanted in zip(answers, pipeline("今天[MASK]很好"), strict=True):
+        assert each.token == wanted["token"]
+        assert (each.token_str, each.sequence) == (wanted["token_str"], wanted["sequence"])
+        assert each.score == pytest.approx(wanted["score"], abs=1e-5)
+    with AlbertClient.local(tmp_path / "finetuned") as client:
+        span: Any = client.question_answering({"question": "你去不", "context": context})
+    assert (span.answer, span.start) == ("北京", context.index("北京"))
 
 
 def test_the_tokenizer_json_of_a_bert_tokenizer_is_read(checkpoint: Path) -> None:
