@@ -22,22 +22,17 @@ from tests.training.support import (
     randomize,
 )
 from training.data.batch import ExampleBatch, PretrainBatch, TokenisedExample
-from training.data.choices import ChoiceBatch, ChoiceExample, collate_choices
 from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
 from training.data.masking import NgramMasking
-from training.losses import (
-    choice_loss,
-    classification_loss,
-    cls_logits,
-    compile_logits,
-    cross_entropy,
-    pretrain_loss,
-    regression_loss,
-)
+from training.losses import cls_logits, compile_logits, cross_entropy
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks, FillMaskHead, Task
 from training.model.hf_names import parameters
+from training.tasks.classification.loss import classification_loss, regression_loss
+from training.tasks.multiple_choice.files import ChoiceExample
+from training.tasks.multiple_choice.loss import ChoiceBatch, choice_loss, collate_choices
+from training.tasks.pretraining.loss import pretrain_loss
 
 pytestmark = pytest.mark.process
 

@@ -22,9 +22,9 @@ from tests.training.support import (
 )
 from training.commands.pretrain import main
 from training.data.shards import Shards
-from training.evaluation.validation import unigram_entropy
 from training.model.checkpoint import load_checkpoint, read_weights
 from training.model.provenance import read_stages
+from training.tasks.pretraining.metrics import unigram_entropy
 
 pytestmark = pytest.mark.process
 

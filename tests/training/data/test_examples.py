@@ -28,7 +28,7 @@ from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.errors import TrainingError
 from training.model.albert import ModelInputs
-from training.order_losses import paired_order_loss
+from training.tasks.pretraining.loss import paired_order_loss
 
 Row = tuple[int, int, int, int]
 

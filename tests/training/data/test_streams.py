@@ -19,7 +19,6 @@ from training.data.batch import MicroBatch, TokenisedExample, pad
 from training.data.collate import Collator, Slicing
 from training.data.corpus import CorpusError
 from training.data.examples import ExampleSettings
-from training.data.labelled.texts import LabelledText
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.streams import (
@@ -29,14 +28,22 @@ from training.data.streams import (
     PackedStream,
     TaskStream,
     example_stream,
-    labelled_examples,
     shuffled_batches,
 )
 from training.errors import TrainingError
-from training.losses import Objective
+from training.losses import LossFunction, Objective
 from training.model.heads import AlbertForTasks
+from training.tasks.classification.files import LabelledText, labelled_examples
+from training.tasks.classification.loss import classification_loss
+from training.tasks.pretraining.loss import pretrain_loss
+from training.tasks.question_answering.loss import span_loss
 
 CPU = torch.device("cpu")
+LOSSES: dict[str, LossFunction] = {
+    "pretraining": pretrain_loss,
+    "text-classification": classification_loss,
+    "question-answering": span_loss,
+}
 EXAMPLES = [
     TokenisedExample(ids=[2, *range(5, 5 + size), 3], types=[0] * (size + 2), target=size % 3)
     for size in range(1, 13)
@@ -79,7 +86,9 @@ def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
             seed=0,
             division=Division(**division),
         )
-        scores = [Objective(model, CPU)(batch)["text-classification"] for batch in stream.step()]
+        scores = [
+            Objective(model, CPU, LOSSES)(batch)["text-classification"] for batch in stream.step()
+        ]
         return [each.count for each in scores], sum(each.loss.item() for each in scores)
 
     whole, loss = passes()
@@ -116,7 +125,9 @@ def batch_of(*spans: TokenisedExample) -> MicroBatch:
 def test_spans_are_scored_over_real_positions_alone() -> None:
     model = our_model(TINY, ("question-answering",))
     together, alone = batch_of(*SPANS), [batch_of(span) for span in SPANS]
-    got, *parts = (Objective(model, CPU)(one)["question-answering"] for one in (together, *alone))
+    got, *parts = (
+        Objective(model, CPU, LOSSES)(one)["question-answering"] for one in (together, *alone)
+    )
     assert got.count == together.counts["question-answering"] == 3
     assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
     assert got.right.item() == sum(part.right.item() for part in parts)
@@ -165,7 +176,7 @@ def figures(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[d
     """Loss of each task and real tokens of each pass of the next steps."""
     passes = [one for _ in range(num_steps) for one in stream.step()]
     return [
-        {task: score.loss.item() for task, score in Objective(model, CPU)(one).items()}
+        {task: score.loss.item() for task, score in Objective(model, CPU, LOSSES)(one).items()}
         | {"tokens": one.num_tokens}
         for one in passes
     ]

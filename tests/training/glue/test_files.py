@@ -14,9 +14,10 @@ import pytest
 from tests.training.conversion.hub_server import Hub, Repository, serve
 from tests.training.conversion.test_hub import run
 from training.data.corpus import CorpusError
-from training.glue.files import dev_files, read_task, read_test, training_files
+from training.glue.files import dev_files, training_files
 from training.glue.tasks import TASKS, task_name
 from training.options.labelled import GLUE
+from training.tasks.classification.files import read_task, read_test
 
 Capture = pytest.CaptureFixture[str]
 
@@ -173,7 +174,8 @@ _READ = """
 import json, sys
 from pathlib import Path
 from training.errors import report_errors
-from training.glue.files import dev_files, read_task, training_files
+from training.glue.files import dev_files, training_files
+from training.tasks.classification.files import read_task
 from training.glue.tasks import TASKS
 from training.options.labelled import LabelledTexts, with_task_data
 def main():
