@@ -1,4 +1,4 @@
-"""Checkpoints of every form come out as one, and bad ones are refused."""
+"""Checkpoints of every form come out as one, TensorFlow's too, and bad ones are refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import BundleCorruptError
-from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.support import ROOT
 from tests.training.conversion.forms import (
@@ -28,6 +29,7 @@ from tests.training.conversion.forms import (
     truncated,
 )
 from tests.training.support import (
+    REPOSITORY,
     TINY,
     assert_close,
     hf_load,
@@ -36,8 +38,11 @@ from tests.training.support import (
     our_logits,
     ragged,
 )
+from training.conversion.shipped import write_from_int8
 from training.conversion.source import open_checkpoint
-from training.conversion.weight_files import write_from_int8
+from training.conversion.tensor_bundle import TensorBundle
+from training.conversion.tensorflow import load_tensorflow_weights
+from training.model.albert import ModelInputs
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, read_weights
 from training.model.labels import read_labels
 
@@ -282,3 +287,85 @@ def test_the_checkpoint_of_the_wheel_is_the_model_that_ships_but_for_rounding(
         configs = [read_config(each.folder) for each in (shipped, packaged)]
         labels = [read_labels(config, 2, "text-classification") for config in configs]
     assert labels[0] == labels[1]
+
+
+THEIRS = REPOSITORY / "tests" / "data" / "albert_tensorflow"
+CONFIG = "albert_config.json"
+INDEX = "model.ckpt-best.index"
+DATA = "model.ckpt-best.data-00000-of-00001"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(THEIRS, tmp_path / "albert_base"))
+
+
+@torch.no_grad()
+def test_both_heads_compute_what_tensorflow_did() -> None:
+    """Of `tests/data/albert_tensorflow`, which TensorFlow wrote (tests/data/README.md)."""
+    outputs = {
+        name: torch.from_numpy(each) for name, each in np.load(THEIRS / "outputs.npz").items()
+    }
+    with open_checkpoint(THEIRS) as checkpoint:
+        model = load_checkpoint(checkpoint.folder).eval()
+    assert model.tasks == {"fill-mask": 600, "sentence-order": 2}
+    hidden = model(ModelInputs(ids=outputs["ids"], types=outputs["types"]))
+    tokens = model.logits("fill-mask", hidden).log_softmax(-1)[:, ::4]
+    order = model.logits("sentence-order", hidden[:, 0]).log_softmax(-1)
+    torch.testing.assert_close(tokens, outputs["tokens"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(order, outputs["order"], atol=1e-6, rtol=0)
+
+
+def test_the_vocabulary_of_the_archive_becomes_the_tokenizer(
+    archive: Path, vocab_dir: Path, tokenizer: AlbertTokenizer
+) -> None:
+    shutil.copyfile(vocab_dir / "spiece.model", archive / "30k-clean.model")
+    with open_checkpoint(archive) as checkpoint:
+        converted = AlbertTokenizer.from_file(checkpoint.folder / "tokenizer.json")
+        assert (checkpoint.folder / "spiece.model").is_file()
+    assert converted.encode("Its own weights.").ids == tokenizer.encode("Its own weights.").ids
+
+
+def test_variables_that_no_albert_has_are_named(archive: Path) -> None:
+    content = (archive / INDEX).read_bytes()
+    (archive / INDEX).write_bytes(content.replace(b"embedding_hidden_mapping_in", b"x" * 27))
+    with pytest.raises(CheckpointError, match=r"holds bert/encoder/x+/bias and 1 more, which no"):
+        load_tensorflow_weights(archive)
+
+
+BAD_ARCHIVES: dict[str, tuple[Damage, str]] = {
+    "no index": (lambda files: (files / INDEX).unlink(), "must hold one TensorFlow checkp.*none"),
+    "two": (
+        lambda files: shutil.copy(files / INDEX, files / "model.ckpt-2.index"),
+        "it holds model.ckpt-2.index, model.ckpt-best.index",
+    ),
+    "half an index": (truncated(INDEX, 2000), "does not end like a table; is it complete"),
+    "no data": (lambda files: (files / DATA).unlink(), "00000-of-00001 is missing"),
+    "half the data": (truncated(DATA, 50000), "is truncated: .* is not in it"),
+    "no configuration": (write_text(CONFIG, "{"), "albert_config.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
+def test_bad_archives_are_refused(archive: Path, damage: Damage, message: str) -> None:
+    damage(archive)
+    assert_refused(archive, message)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_damage_to_an_index_is_worse_than_an_error(archive: Path, seed: int) -> None:
+    """Random bytes are changed; each tensor that can still be read lies in its file."""
+    generator = np.random.default_rng(seed)
+    content = bytearray((archive / INDEX).read_bytes())
+    for place in generator.integers(0, len(content), 1 + seed % 5):
+        content[place] = generator.integers(256)
+    (archive / INDEX).write_bytes(content)
+    try:
+        bundle = TensorBundle(archive / INDEX)
+    except CheckpointError:
+        return
+    for name in bundle.entries:
+        try:
+            assert bundle.read(name).nbytes <= (archive / DATA).stat().st_size
+        except CheckpointError:
+            continue
