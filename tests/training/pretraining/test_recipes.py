@@ -132,7 +132,8 @@ def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(
     shards: Shards, vocab_dir: Path
 ) -> None:
     """Nor do its weights decay in them, or go on by moments of the steps on pairs."""
-    job = make_job(shards, vocab_dir, batch_size=8, warmup=0.0, schedule="wsd", optimizer="adamw")
+    options = {"warmup": 0.0, "schedule": "wsd", "optimizer": "adamw", "order_share": 0.25}
+    job = make_job(shards, vocab_dir, batch_size=8, **options)
     run = job.build()
     parts = (run.model.heads["sentence-order"], run.model.pooler)
     mine = [each for part in parts if part is not None for each in part.parameters()]
@@ -143,3 +144,4 @@ def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(
         (stream,) = run.num_steps - steps
         has_changed[stream].add(not all(map(torch.equal, before, mine)))
     assert has_changed == {"pretraining": {False}, "sentence-order": {True}}
+    assert run.num_steps["pretraining"] > run.num_steps["sentence-order"]
