@@ -314,7 +314,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     tokenizer_file: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
-    corpus.write_text(WIKI.read_text() * 40)
+    corpus.write_text(WIKI.read_text() * 20)
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
     fate = partial(all_of, lead_a_group, partial(in_parts, SMALL_PART))
     started = start(options, folder, fate=fate, program=PREPARE)
@@ -364,9 +364,10 @@ def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path)
 
 def test_a_dead_worker_is_reported(tokenizer_file: Path) -> None:
     def documents() -> Iterator[Document]:
-        """Ends a worker once there is one."""
+        """Ends the workers once both are there."""
         while True:
-            for worker in multiprocessing.active_children():
+            workers = multiprocessing.active_children()
+            for worker in workers if len(workers) == 2 else ():
                 worker.kill()
             yield Document(text="It rained. " * 100_000, end=CorpusPosition())
 

@@ -132,8 +132,8 @@ def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(
     shards: Shards, vocab_dir: Path
 ) -> None:
     """Nor do its weights decay in them, or go on by moments of the steps on pairs."""
-    options = {"warmup": 0.0, "schedule": "wsd", "optimizer": "adamw", "order_share": 0.25}
-    job = make_job(shards, vocab_dir, batch_size=8, **options)
+    options: dict[str, Any] = {"warmup": 0.0, "schedule": "wsd", "optimizer": "adamw"}
+    job = make_job(shards, vocab_dir, batch_size=8, order_share=0.25, **options)
     run = job.build()
     parts = (run.model.heads["sentence-order"], run.model.pooler)
     mine = [each for part in parts if part is not None for each in part.parameters()]
