@@ -84,7 +84,7 @@ def test_class_weights_weigh_the_losses_of_training_alone() -> None:
 
 
 def test_a_regression_is_scored_by_squared_errors() -> None:
-    """Of a model that says 0; an error below a half is right."""
+    """A model that says 0 is right where the error is below a half."""
     model, batch = classified(1, [0.5, 0.25, -3.0])
     with torch.no_grad():
         for parameter in model.heads.parameters():

@@ -302,7 +302,7 @@ def archive(tmp_path: Path) -> Path:
 
 @torch.no_grad()
 def test_both_heads_compute_what_tensorflow_did() -> None:
-    """Of `tests/data/albert_tensorflow`, which TensorFlow wrote (tests/data/README.md)."""
+    """TensorFlow wrote `tests/data/albert_tensorflow` (tests/data/README.md)."""
     outputs = {
         name: torch.from_numpy(each) for name, each in np.load(THEIRS / "outputs.npz").items()
     }

@@ -80,7 +80,7 @@ def test_rows_of_short_examples_are_within_the_limit_of_sequences() -> None:
 
 
 def test_rows_have_the_length_that_costs_least() -> None:
-    """Of as many tokens in shorter rows, attention is over fewer pairs."""
+    """Shorter rows with as many tokens have fewer pairs to attend to."""
     config = replace(TINY, max_positions=256)
     for size, longest, expected in ((40, 40, 128), (60, 60, 64), (40, 129, 192), (64, 64, 64)):
         length = best_row_length([np.full(12, size)], longest=longest, config=config)

@@ -103,7 +103,7 @@ def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
 
 
 def test_each_process_needs_an_example_of_each_step() -> None:
-    """Of twelve in steps of five, the smallest step has four."""
+    """Twelve in steps of five have four in the smallest step."""
     text_stream(division=Division(world_size=4))
     with pytest.raises(TrainingError, match="has 4 of 12 examples in a step; each of the 5 proc"):
         text_stream(division=Division(world_size=5))

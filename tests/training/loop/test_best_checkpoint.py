@@ -102,7 +102,7 @@ def test_the_first_of_the_best(
 
 
 def test_the_best_checkpoint_has_the_best_f1(start: list[str], tmp_path: Path) -> None:
-    """Of questions without an answer too, at the best threshold."""
+    """Questions without an answer count, too, at the best threshold."""
     folder = tmp_path / "run"
     data = ("--question-answering", str(SQUAD), "--batch-size", "8", "--steps", "12")
     assert run([*start, *data], folder, "--validate-every", "4", "--validation", str(SQUAD_V2)) == 0
