@@ -15,8 +15,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from albert_serve.default_bundle import shipped_bundle
 from albert_serve.errors import BundleCorruptError
+from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.support import ROOT
 from tests.training.conversion.forms import (
@@ -38,10 +38,10 @@ from tests.training.support import (
     our_logits,
     ragged,
 )
-from training.conversion.shipped import write_from_int8
 from training.conversion.source import open_checkpoint
 from training.conversion.tensor_bundle import TensorBundle
 from training.conversion.tensorflow import load_tensorflow_weights
+from training.conversion.weight_files import write_from_int8
 from training.model.albert import ModelInputs
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, read_weights
 from training.model.labels import read_labels

@@ -22,12 +22,12 @@ from training.data.examples import (
     SentenceTask,
     build_examples,
 )
-from training.data.order import OrderBatch, OrderCollator
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.errors import TrainingError
 from training.model.albert import ModelInputs
+from training.tasks.pretraining.files import OrderBatch, OrderCollator
 from training.tasks.pretraining.loss import paired_order_loss
 
 Row = tuple[int, int, int, int]

@@ -177,12 +177,12 @@ from training.errors import report_errors
 from training.glue.files import dev_files, training_files
 from training.tasks.classification.files import read_task
 from training.glue.tasks import TASKS
-from training.options.labelled import LabelledTexts, with_task_data
+from training.options.labelled import LabelledTexts
 def main():
     data = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    options = with_task_data(LabelledTexts(task=sys.argv[1], data=data))
-    task = TASKS[options.task]
-    files = {"training": training_files(task, options.data).train, **dev_files(task, options.data)}
+    options = LabelledTexts(task=sys.argv[1], data=data)
+    task, folder = TASKS[options.task], options.task_folder
+    files = {"training": training_files(task, folder).train, **dev_files(task, folder)}
     texts = read_task(task, files).texts
     print(json.dumps({split: [each.text for each in its] for split, its in texts.items()}))
     return 0

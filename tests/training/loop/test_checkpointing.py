@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -32,7 +33,12 @@ Damage = Callable[[Path], object]
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+    return sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+
+
+def partial_of(checkpoint: Path) -> Path:
+    """The folder of a checkpoint that is being written."""
+    return checkpoint.with_name(f".{checkpoint.name}.0123abcd.partial")
 
 
 def linked_step(folder: Path) -> int:
@@ -110,11 +116,11 @@ def test_a_step_that_is_saved_anew_is_whole_whenever_it_is_killed(tmp_path: Path
     checkpoints = save(tmp_path, 1, keep=1)
     checkpoints.save(1, write_model, {"step": "other"})
     assert load_state(checkpoints.at(1))["step"] == 1
+    newer = partial_of(checkpoints.at(1))
+    shutil.copytree(checkpoints.at(1), newer.with_suffix(".old"))
     checkpoints.save(1, write_model, {"step": "anew"}, anew=True)
     assert names(tmp_path) == ["step-00000001"]
-    # As a kill between the two renames leaves it.
-    newer = checkpoints.at(1).rename(tmp_path / "checkpoints" / "step-00000001.partial")
-    shutil.copytree(newer, newer.with_name("step-00000001.partial.partial"))
+    checkpoints.at(1).rename(newer)  # as a kill between the two renames leaves it
     assert checkpoints.newest() == checkpoints.at(1)
     assert load_state(checkpoints.at(1))["step"] == "anew"
     assert names(tmp_path) == ["step-00000001"]
@@ -146,7 +152,7 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
             with pytest.raises(RunError):
                 checkpoints.save(step, full_disk, {})
         elif operation == "die":
-            checkpoints.at(step).with_suffix(".partial").mkdir(exist_ok=True)
+            partial_of(checkpoints.at(step)).mkdir(exist_ok=True)
         elif operation == "go on" and not any(is_whole.values()):
             with pytest.raises(RunError, match="is whole; give another --output"):
                 checkpoints.newest()
@@ -154,7 +160,7 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
             newest = max(each for each in is_whole if is_whole[each])
             assert checkpoints.newest() == checkpoints.at(newest)
             assert linked_step(folder) == newest == load_state(checkpoints.at(newest))["step"]
-            assert not list(folder.rglob("*.partial"))
+            assert not list(folder.rglob(".step-*"))
             is_whole = {each: whole for each, whole in is_whole.items() if each <= newest}
         else:
             victim = max(is_whole) if operation == "damage" else min(is_whole)
@@ -173,13 +179,13 @@ def test_a_run_is_trained_by_one_command_at_a_time(
     folder = tmp_path / "run"
     first = start([*tiny_options, "--workers", "1"], folder, fate=partial(before_step, 3, sleep))
     first.wait_for(folder / "metrics.jsonl")
-    (folder / "checkpoints" / "step-00000001.partial").mkdir()  # what the first is writing
+    partial_of(folder / "checkpoints" / "step-00000001").mkdir()  # what the first is writing
     second = run_in_process(tiny_options, folder)
     assert second.status == 1
     assert second.err == (
         f"error: another process trains the run in {folder}; end it first, or wait for its end\n"
     )
-    assert (folder / "checkpoints" / "step-00000001.partial").is_dir()
+    assert partial_of(folder / "checkpoints" / "step-00000001").is_dir()
     first.send(signal.SIGKILL)
     assert first.wait().status == -signal.SIGKILL
     assert run_in_process(tiny_options, folder).status == 0
@@ -202,7 +208,7 @@ def killed_at(options: list[str], folder: Path, numbers: Iterator[int], tiny: Pa
         assert same_weights(run, tiny), number
         assert [line["step"] for line in read_metrics(run)] == [1, 2, 3]
         assert len(names(run)) == 1
-        assert not list(run.rglob("*.partial"))
+        assert not list(run.rglob(".step-*"))
         shutil.rmtree(run)
     raise AssertionError("the numbers ended before the run did")
 
@@ -240,11 +246,12 @@ def test_a_disk_that_is_full_stops_the_run(
     fate = partial(before_step, 5, partial(write_no_file_over, 30_000))
     ended = run_in_process(tiny_options, folder, *OFTEN, fate=fate)
     assert ended.status == 1
-    assert ended.err == (
+    assert re.fullmatch(
         "error: the checkpoint of step 5 could not be written: "
-        f"{folder}/checkpoints/step-00000005.partial/model.safetensors cannot be written: "
-        "Error while serializing: I/O error: File too large (os error 27); "
-        f"the last one, {folder}/checkpoints/step-00000004, is whole\n"
+        rf"{folder}/checkpoints/\.step-00000005\.\w+\.partial/model.safetensors cannot be written: "
+        r"Error while serializing: I/O error: File too large \(os error 27\); "
+        f"the last one, {folder}/checkpoints/step-00000004, is whole\n",
+        ended.err,
     )
     assert names(folder) == ["step-00000003", "step-00000004"]
     assert run_in_process(tiny_options, folder).status == 0

@@ -134,7 +134,7 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
     assert ended[1].status == -signal.SIGKILL
     assert (ended[0].status, ended[0].err) == (1, LOST)
     for number in range(9):
-        (run / "checkpoints" / f"step-{number:08}.partial").mkdir()
+        (run / "checkpoints" / f".step-{number:08}.0123abcd.partial").mkdir()
     ended = run_world(options, run, *more, *OFTEN)
     check_ended(ended)
     assert "resuming from step 3\n" in ended[0].out
