@@ -31,6 +31,7 @@ from unittest.mock import patch
 import torch
 from tqdm import tqdm
 
+from training.data.preparation import prepare
 from training.loop import validation
 from training.loop.step import Run, StepResult
 from training.model.albert import Albert
@@ -40,7 +41,8 @@ Fate: TypeAlias = Callable[[], None]
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        *(__name__, "training.commands.pretrain", "training.commands.finetune"),
+        *(f"training.commands.{verb}" for verb in ("finetune", "prepare", "pretrain")),
+        __name__,
         *("torch._dynamo", "torch.utils.tensorboard"),
     ]
 )
@@ -270,6 +272,11 @@ def count_time(step_s: float) -> None:
     clock = SimpleNamespace(monotonic=lambda: attempts[0] * step_s)
     patch("training.loop.progress.time", clock).start()
     patch.object(Run, "step", step).start()
+
+
+def prepare_parts(num_bytes: int) -> None:
+    """A corpus is prepared in parts of so many bytes."""
+    (prepare.__kwdefaults__ or {})["part_bytes"] = num_bytes
 
 
 def get_signals(*numbers: int) -> None:

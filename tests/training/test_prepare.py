@@ -23,7 +23,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.processes import all_of, die_before_change, lead_a_group, run_in_process, start
+from tests.training.processes import (
+    all_of,
+    die_before_change,
+    lead_a_group,
+    prepare_parts,
+    run_in_process,
+    start,
+)
 from tests.training.support import (
     SMALL_PART,
     WIKI,
@@ -280,11 +287,6 @@ def test_a_folder_without_a_corpus_says_how_to_make_one(tmp_path: Path) -> None:
 PREPARE: Final = "training.commands.prepare"
 
 
-def in_parts(num_bytes: int) -> None:
-    """The command makes parts of so many bytes."""
-    (prepare.__kwdefaults__ or {})["part_bytes"] = num_bytes
-
-
 def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
     tmp_path: Path, tokenizer_file: Path
 ) -> None:
@@ -294,7 +296,9 @@ def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "1"]
     for number in count(1):
         folder = tmp_path / str(number)
-        dies = partial(all_of, partial(in_parts, 600), partial(die_before_change, number, folder))
+        dies = partial(
+            all_of, partial(prepare_parts, 600), partial(die_before_change, number, folder)
+        )
         ended = run_in_process(options, folder, fate=dies, program=PREPARE)
         assert ended.status in (0, -signal.SIGKILL), ended.err
         if (folder / "shards.json").is_file():
@@ -316,7 +320,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
     corpus.write_text(WIKI.read_text() * 20)
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
-    fate = partial(all_of, lead_a_group, partial(in_parts, SMALL_PART))
+    fate = partial(all_of, lead_a_group, partial(prepare_parts, SMALL_PART))
     started = start(options, folder, fate=fate, program=PREPARE)
     started.wait_for(folder / "partial.json")
     if number is signal.SIGKILL:
