@@ -14,7 +14,7 @@ from typing import Final
 
 from albert_serve.terminal import make_parser
 from training.errors import report_errors
-from training.finetuning.config import ClassifierConfig as ClassifierConfig
+from training.finetuning.classifiers import ClassifierConfig as ClassifierConfig
 from training.finetuning.config import FinetuneConfig as FinetuneConfig
 from training.finetuning.run import run_finetuning
 from training.loop.driver import TrainedRun

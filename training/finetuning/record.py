@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from training.data.labelled.folders import RACE
-from training.finetuning.config import OF_TEXTS, ClassifierConfig, FinetuneConfig
+from training.finetuning.classifiers import OF_TEXTS, ClassifierConfig
+from training.finetuning.config import FinetuneConfig
 from training.model.provenance import file_names
 from training.optim.optimizers import Hyperparameters
 from training.options.flags import flag_name, flags_of

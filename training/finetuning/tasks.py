@@ -11,7 +11,8 @@ from albert_serve.bundle.weights import CLASSIFICATION, TOKENS, named_head
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.labelled.rows import collecting, raise_listed
 from training.errors import RunError
-from training.finetuning.config import ClassifierConfig, FinetuneConfig
+from training.finetuning.classifiers import ClassifierConfig
+from training.finetuning.config import FinetuneConfig
 from training.finetuning.model import Start
 from training.glue.tasks import TASKS
 from training.loop.distributed import World
