@@ -59,14 +59,13 @@ def _score_rows(
     data: Iterable[Any], scorer: Scorer, reader: RowReader, options: ScoreOptions
 ) -> Iterator[dict[str, Any]]:
     layout = Layout(type=TableType(format="jsonl"), reader=reader, kept=None)
-    rows = (Row(f"row {number}", _values(row)) for number, row in enumerate(data, start=1))
+    rows = (
+        Row(f"row {number}", dict(row) if isinstance(row, Mapping) else {"text": row})
+        for number, row in enumerate(data, start=1)
+    )
     batches = collect_rows(rows, reader.selection)
     for part in answer_batches(scorer, reader, batches, options):
         yield from json_rows_of(layout, part)
-
-
-def _values(row: object) -> dict[str, Any]:
-    return dict(row) if isinstance(row, Mapping) else {"text": row}
 
 
 def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:

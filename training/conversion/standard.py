@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,15 +34,17 @@ from training.conversion.tensorflow import (
 )
 from training.conversion.weight_files import find_weights, is_current, load_weights
 from training.model.checkpoint import (
+    UNSUPPORTED_KEY,
     CheckpointError,
     check_config,
     load_checkpoint,
     read_config,
+    save_checkpoint,
     write_tokenizer_config,
     write_weights,
 )
+from training.model.heads import AlbertForTasks
 from training.model.provenance import read_object
-from training.model.resizing import expand_for_hf
 from training.vocabulary.settings import read_settings
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.wordpiece import build_wordpiece
@@ -206,3 +209,28 @@ def _omits_types(folder: Path) -> bool:
     major = version.partition(".")[0]
     name = str(settings.get("tokenizer_class") or "Albert")
     return major.isdigit() and int(major) >= 5 and name.startswith(_WITHOUT_TYPES)
+
+
+def expand_for_hf(source: Path, folder: Path) -> None:
+    """Write a checkpoint of any sharing for `transformers`, which can share whole layers only.
+
+    Shared weights are repeated: the copy has one group per layer.
+    """
+    model = load_checkpoint(source)
+    config = replace(model.config, sharing="all", num_groups=model.config.num_layers)
+    expanded = AlbertForTasks(config, model.tasks)
+    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
+    expanded.load_state_dict(rest, strict=False)
+    shared, repeated = model.albert.encoder, expanded.albert.encoder
+    for place, (attention, ffn) in enumerate(model.config.layer_plan):
+        repeated.attentions[place].load_state_dict(shared.attentions[attention].state_dict())
+        repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
+    known = {*config.to_hf(), UNSUPPORTED_KEY}
+    extra = {k: v for k, v in read_config(source).items() if k not in known}
+    save_checkpoint(
+        expanded,
+        folder,
+        tokenizer_from=source,
+        extra_config=extra,
+        sentence_vectors=read_sentence_vectors(source),
+    )

@@ -89,8 +89,9 @@ def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
     renamed = {name: _hf_name(name) for name in bundle.entries if not _TRAINING.fullmatch(name)}
     unknown = [name for name, ours in renamed.items() if ours is None]
     if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise CheckpointError(
-            f"{indices[0]} holds {unknown[0]}{_more(unknown)}, which no published ALBERT has: "
+            f"{indices[0]} holds {unknown[0]}{more}, which no published ALBERT has: "
             "only checkpoints of the original pretraining can be read"
         )
     return {
@@ -117,7 +118,3 @@ def _hf_name(name: str) -> str | None:
 def _to_tensor(array: np.ndarray[Any, Any], *, is_kernel: bool) -> Tensor:
     fp32 = np.ascontiguousarray(array.T if is_kernel else array, np.float32)
     return torch.from_numpy(fp32 if fp32.flags.writeable else fp32.copy())
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""

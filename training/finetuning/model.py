@@ -17,7 +17,7 @@ from training.data.examples import MIN_LENGTH
 from training.data.labelled.cells import label_indices, label_key
 from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
-from training.model.checkpoint import load_checkpoint, read_config, read_tasks
+from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, read_tasks
 from training.model.heads import (
     NAMED_CLASSIFIER,
     AlbertForTasks,
@@ -27,12 +27,12 @@ from training.model.heads import (
     is_named,
 )
 from training.model.labels import default_name, head_record, labels_config
-from training.model.resizing import cut_positions
 from training.tasks.base import TrainingTask
 from training.tasks.classification.fitted_head import HeadFit
 from training.tasks.classification.loss import Classification
 
 _ORDER: Final = "sentence-order"
+_POSITIONS: Final = "albert.embeddings.position.weight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,9 +119,7 @@ def load_start(
     model = load_checkpoint(start.folder, sizes, new_heads=labels.keys() - orders.keys())
     for task, order in orders.items():
         _reorder(model, task, order)
-    if config.max_positions != model.config.max_positions:
-        model = cut_positions(model, config.max_positions)
-    return model if config == model.config else _with_config(model, config)
+    return model if config == model.config else with_config(model, config)
 
 
 def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dict[Task, int]:
@@ -140,10 +138,16 @@ def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dic
     return kept
 
 
-def _with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
-    """Return the model with another config of the same sizes."""
-    changed = AlbertForTasks(config, model.tasks)
-    changed.load_state_dict(model.state_dict())
+def with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
+    """Return the model with another config of the same sizes, or of fewer positions."""
+    if config.max_positions > model.config.max_positions:
+        raise CheckpointError(
+            f"{config.max_positions} positions cannot be cut from the model's "
+            f"{model.config.max_positions}"
+        )
+    changed, weights = AlbertForTasks(config, model.tasks), model.state_dict()
+    weights[_POSITIONS] = weights[_POSITIONS][: config.max_positions]
+    changed.load_state_dict(weights)
     return changed
 
 

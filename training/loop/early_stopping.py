@@ -53,8 +53,9 @@ class BestValidation:
     def improve(self, step: int, figures: Mapping[str, float]) -> bool:
         """Take the figures if they are the best, as `take`; patience does not count them if not."""
         value = figures[self.figure]
-        is_first = self.best is None and not math.isnan(value)
-        if not is_first and (self.best is None or not _is_better(self.figure, value, self.best)):
+        sign = -1 if self.figure in LOWEST else 1
+        is_better = self.best is None or sign * value > sign * self.best
+        if math.isnan(value) or not is_better:
             return False
         self.best, self.best_step, self.num_since = value, step, 0
         return True
@@ -90,7 +91,3 @@ class BestValidation:
         if self.best_step == 0:
             return f"{self.figure} {self.best:.4f}, of the weights before the first step"
         return f"{self.figure} {self.best:.4f} at step {self.best_step:,}"
-
-
-def _is_better(figure: str, value: float, other: float) -> bool:
-    return value < other if figure in LOWEST else value > other

@@ -132,8 +132,3 @@ def describe(figures: Mapping[str, float]) -> str:
     ]
     words.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
     return ", ".join(words)
-
-
-def describe_validation(figures: Mapping[str, float]) -> str:
-    """Format the figures of a task's validation."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

@@ -18,7 +18,7 @@ from albert_serve.progress import progress_bar
 from training.errors import RunError
 from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
 from training.loop.distributed import World
-from training.loop.metrics import Meter, MetricsWriter, describe, describe_validation
+from training.loop.metrics import Meter, MetricsWriter, describe
 from training.loop.step import Run, StepResult
 from training.loop.validation import Validation, validate
 from training.model.checkpoint import read_weights, save_checkpoint, write_tokenizer
@@ -330,10 +330,8 @@ class Trainer:
         figures: dict[str, float] = {}
         for task, of_task in by_task.items():
             figures |= {f"validation/{task}/{name}": value for name, value in of_task.items()}
-            self._tell(
-                bar,
-                f"step {run.progress.step:,}, validation of {task}: {describe_validation(of_task)}",
-            )
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in of_task.items())
+            self._tell(bar, f"step {run.progress.step:,}, validation of {task}: {shown}")
         self._write(figures)
         self.saver.temperatures = {
             task: of_task["temperature"]

@@ -51,16 +51,14 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
     return stages if isinstance(stages, list) else []
 
 
-def read_evaluation(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's `evaluation.json`, or the part of it in a bundle's manifest."""
+def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the quality of each task that a checkpoint was evaluated on, as in `TaskQuality`.
+
+    It stands in `evaluation.json`, or in a bundle's manifest.
+    """
     own = read_object(folder / _EVALUATION_FILE)
     evaluation = own or read_object(folder / MANIFEST_FILE).get("evaluation")
-    return evaluation if isinstance(evaluation, dict) else {}
-
-
-def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the quality of each task that a checkpoint was evaluated on, as in `TaskQuality`."""
-    evaluation = read_evaluation(folder)
+    evaluation = evaluation if isinstance(evaluation, dict) else {}
     figures = {task: evaluated_quality(evaluation, task) for task in get_args(TaskName)}
     return {task: figure.model_dump() for task, figure in figures.items() if figure is not None}
 

@@ -28,10 +28,10 @@ from tests.training.support import (
     our_model,
     ragged,
 )
+from training.finetuning.model import with_config
 from training.model.checkpoint import CheckpointError, find_tasks, load_checkpoint, save_checkpoint
 from training.model.hf_names import parameters
 from training.model.provenance import read_stages
-from training.model.resizing import cut_positions
 
 pytestmark = pytest.mark.process
 
@@ -144,14 +144,14 @@ def test_the_architecture_tells_a_choice_from_a_regression(tmp_path: Path) -> No
 
 def test_positions_can_be_cut_off() -> None:
     model = our_model(TINY, ("fill-mask", "sentence-order")).eval()
-    cut = cut_positions(model, 7).eval()
+    cut = with_config(model, replace(TINY, max_positions=7)).eval()
     assert cut.config.max_positions == 7
     assert cut.albert.embeddings.position.weight.shape[0] == 7
     batch = ragged((7, 3))
     torch.testing.assert_close(cut(batch), model(batch))
-    assert cut_positions(cut, 7).config.max_positions == 7
+    assert with_config(cut, cut.config).config.max_positions == 7
     with pytest.raises(CheckpointError, match="cannot be cut"):
-        cut_positions(cut, 8)
+        with_config(cut, replace(TINY, max_positions=8))
 
 
 def change_config(**changes: Any) -> Callable[[Path], None]:
