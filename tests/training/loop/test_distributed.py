@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -124,15 +126,16 @@ def test_the_number_of_processes_may_change_amidst_a_run(
     check_close(run, whole, weights=3e-5, losses=1e-5)
 
 
+@pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
-    options: list[str], tmp_path: Path
+    options: list[str], tmp_path: Path, dying: int
 ) -> None:
     """To the same bits, with as many processes; what was half-written is tidied up by one."""
     run, whole, more = tmp_path / "run", tmp_path / "whole", LAMB
     check_ended(run_world(options, whole, *more))
-    ended = run_world(options, run, *more, *OFTEN, fates={1: partial(before_step, 4, die)})
-    assert ended[1].status == -signal.SIGKILL
-    assert (ended[0].status, ended[0].err) == (1, LOST)
+    ended = run_world(options, run, *more, *OFTEN, fates={dying: partial(before_step, 4, die)})
+    assert ended[dying].status == -signal.SIGKILL
+    assert (ended[1 - dying].status, ended[1 - dying].err) == (1, LOST)
     for number in range(9):
         (run / "checkpoints" / f".step-{number:08}.0123abcd.partial").mkdir()
     ended = run_world(options, run, *more, *OFTEN)
@@ -186,9 +189,7 @@ def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_pat
     folder, log = tmp_path / "run", tmp_path / "log"
     long = [*options, "--steps", "3000"]
     with torchrun(long, folder, log) as job:
-        while not (folder / "metrics.jsonl").is_file():
-            assert job.poll() is None, log.read_text()
-            time.sleep(0.02)
+        wait_for_metrics(job, folder, log)
         job.send_signal(signal.SIGTERM)
     assert job.returncode != 0
     assert "; the same command resumes it\n" in log.read_text()
@@ -198,3 +199,25 @@ def test_torchrun_is_stopped_by_a_signal_and_goes_on(options: list[str], tmp_pat
     check_ended(run_world(long, folder, fates={0: stop}), 128 + signal.SIGTERM)
     check_ended(run_world(long, tmp_path / "whole", fates={0: stop}), 128 + signal.SIGTERM)
     assert same_weights(folder, tmp_path / "whole")
+
+
+def wait_for_metrics(job: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
+    while not (folder / "metrics.jsonl").is_file():
+        assert job.poll() is None, log.read_text()
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_torchrun_ends_what_a_dead_process_leaves(options: list[str], tmp_path: Path) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    more = [*options, *OFTEN]
+    with torchrun([*more, "--steps", "3000"], folder, log) as job:
+        wait_for_metrics(job, folder, log)
+        *_, last = psutil.Process(job.pid).children()
+        last.kill()
+    assert job.returncode != 0
+    step = checkpoint_state(folder)["step"] + 2
+    stop = partial(before_step, step, partial(get_signals, signal.SIGTERM))
+    ended = run_world(more, folder, "--steps", "3000", fates={0: stop})
+    check_ended(ended, 128 + signal.SIGTERM)
+    assert f"resuming from step {step - 2}\n" in ended[0].out
