@@ -57,8 +57,8 @@ def test_the_readmes_road_leads_from_a_csv_to_a_reply(tmp_path: Path) -> None:
         reply = httpx.post(f"{service.url}/text-classification", json=body, timeout=30).json()
     manifest = json.loads((tmp_path / "bundles/intents/manifest.json").read_text())
     assert manifest["precision"] == "int8"
-    assert reply[0][0]["label"] in manifest["tasks"]["text-classification"]["labels"]
-    assert len(manifest["tasks"]["text-classification"]["labels"]) == 6
+    assert reply[0][0]["label"] in manifest["heads"]["text-classification"]["labels"]
+    assert len(manifest["heads"]["text-classification"]["labels"]) == 6
 
 
 def outputs_of(notebook: Any) -> list[Any]:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyarrow import dataset
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.tables.columnar import is_dataset_metadata
@@ -100,6 +99,8 @@ def partition_columns(files: Sequence[tuple[Path, Path | None]]) -> list[dict[st
         for part in folder.parts
         if "=" in part[1:]
     }
+    if not names:
+        return [{} for _ in files]
     rows = _partitions(folders, names)
     types = {name: _type_of([row[name] for row in rows if name in row]) for name in names}
     return [
@@ -109,6 +110,8 @@ def partition_columns(files: Sequence[tuple[Path, Path | None]]) -> list[dict[st
 
 
 def _partitions(folders: Sequence[Path], types: Mapping[str, Any]) -> list[dict[str, Any]]:
+    from pyarrow import dataset  # it takes 70 MB of memory, so only jobs over such folders load it
+
     hive = dataset.partitioning(pa.schema(types), flavor="hive")
     # The last part is that of a file.
     paths = [(folder / "_").as_posix() for folder in folders]
