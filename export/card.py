@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from albert_serve.api.model_card import FIGURE_PREFIXES, figure_name, heads_of, quality_text
+from albert_serve.api.model_card import figure_name, figure_prefix, heads_of, quality_text
 from albert_serve.bundle.manifest import Manifest
+from albert_serve.bundle.weights import name_of, task_of
 from albert_serve.errors import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
@@ -94,8 +95,7 @@ def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
 
 def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[EvalResult]:
     for head in heads:
-        task, slash, name = head.partition("/")
-        prefix = f"{FIGURE_PREFIXES[task]}{slash}{name}"
+        prefix, task, name = figure_prefix(head), task_of(head), name_of(head)
         names = (evaluation.get(f"{prefix}_{kind}") for kind in ("task", "data"))
         unnamed = f"held-out data of {name}" if name else "held-out data"
         data = next(map(str, filter(None, names)), unnamed)

@@ -57,7 +57,7 @@ def _faults(source: Source) -> dict[str, str]:
     trained = last.get("tasks") if isinstance(last, dict) else None
     if not isinstance(last, dict) or not isinstance(trained, list):
         return {}
-    names = {str(head).partition("/")[0] for head in trained}
+    names = {task_of(str(head)) for head in trained}
     before = last.get("before")
     figures = before if isinstance(before, dict) else {}
     reasons: dict[str, str] = {}

@@ -96,6 +96,12 @@ def heads_of(tasks: Iterable[TaskInfo]) -> list[str]:
     return [*sorted(named, key=len, reverse=True), *FIGURE_PREFIXES]
 
 
+def figure_prefix(head: str) -> str:
+    """Return the beginning of the names of a head's figures, such as "question_answering"."""
+    task, slash, name = head.partition("/")
+    return f"{FIGURE_PREFIXES.get(task, task)}{slash}{name}"
+
+
 def figure_name(key: str, heads: Iterable[str]) -> str:
     """Return a figure's name for people: `masked_f1` is "fill-mask: F1".
 
@@ -107,8 +113,7 @@ def figure_name(key: str, heads: Iterable[str]) -> str:
     if key.startswith(_SINGLE):
         return f"{figure_name(key.removeprefix(_SINGLE), heads)}, single sentences"
     for head in heads:
-        task, slash, name = head.partition("/")
-        prefix = f"{FIGURE_PREFIXES.get(task, task)}{slash}{name}_"
+        prefix = f"{figure_prefix(head)}_"
         if key.startswith(prefix):
             return f"{head}: {_words(key.removeprefix(prefix))}"
     return _words(key)

@@ -30,6 +30,7 @@ from albert_serve.bundle.weights import (
     check_shapes,
     expected_shapes,
     is_task,
+    name_of,
     named_head,
     read_header,
     task_of,
@@ -210,7 +211,7 @@ class Manifest(_Frozen):
 
 def head_name(head: str, entry: HeadEntry) -> str:
     """Return the name by which a request selects a head."""
-    return head.partition("/")[2] or entry.name or DEFAULT_HEAD
+    return name_of(head) or entry.name or DEFAULT_HEAD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

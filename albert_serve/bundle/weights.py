@@ -132,9 +132,14 @@ def task_of(head: str) -> str:
     return head.partition("/")[0]
 
 
+def name_of(head: str) -> str:
+    """Return the name in a head that `named_head` made; empty for other heads."""
+    return head.partition("/")[2]
+
+
 def output_layer(head: str) -> str:
     """The prefix of the weights of the linear map that ends a head, but of fill-mask's."""
-    _, _, name = head.partition("/")
+    name = name_of(head)
     return f"heads.{name}.classifier" if name else OUTPUT_LAYERS[head]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeGuard
 
 import yaml  # type: ignore[import-untyped]
 
-from albert_serve.api.model_card import FIGURE_PREFIXES, ModelCard, ModelSizes
+from albert_serve.api.model_card import ModelCard, ModelSizes, figure_prefix
 from albert_serve.api.schemas import (
     HeadInfo,
     InputExample,
@@ -27,7 +27,7 @@ from albert_serve.bundle.manifest import (
     head_name,
     needed_shapes,
 )
-from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.bundle.weights import CLASSIFICATION, task_of
 from albert_serve.config import AlbertConfig
 from albert_serve.files import read_small_file
 from albert_serve.tasks import task_names
@@ -142,11 +142,11 @@ def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
 
 def evaluated_quality(evaluation: Mapping[str, Any], head: str) -> TaskQuality | None:
     """Return a head's quality on held-out data; None without."""
-    task, _, name = head.partition("/")
+    task = task_of(head)
     if task not in _COUNTS:
         return None
     count_name, factor = _COUNTS[task]
-    prefix = f"{FIGURE_PREFIXES[task]}/{name}" if name else FIGURE_PREFIXES[task]
+    prefix = figure_prefix(head)
     count = evaluation.get(f"{prefix}_{count_name}")
     data = evaluation.get(f"{prefix}_data") or evaluation.get(f"{prefix}_task")
     for figure, metric in _METRICS:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.bundle.weights import CLASSIFICATION
+from albert_serve.bundle.weights import CLASSIFICATION, task_of
 
 TRUNCATION_HELP: Final = (
     "truncate longer texts to the length of training (--length of finetune; otherwise all "
@@ -25,7 +25,7 @@ def text_length(head: str, training: object, max_positions: int) -> int:
         training: content of a checkpoint's `training.json`, or of a manifest's part of it.
         max_positions: the model's, for all other cases.
     """
-    if head.partition("/")[0] not in _TASKS:
+    if task_of(head) not in _TASKS:
         return max_positions
     stages = training.get("stages") if isinstance(training, dict) else None
     stages = stages if isinstance(stages, list) else []

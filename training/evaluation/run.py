@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.sentence_vectors import SentenceVectors, read_sentence_vectors
-from albert_serve.bundle.weights import TOKENS
+from albert_serve.bundle.weights import TOKENS, name_of
 from albert_serve.errors import listed
 from albert_serve.tasks.base import TaskSetup
 from albert_serve.tasks.text_length import describe_long_texts, text_length
@@ -247,8 +247,7 @@ def _text_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
         splits = _classify(config, texts, held_out, opened)
         own_figures = task_figures(held_out.task, splits)
         own_figures |= _data(TEXT_PREFIX, texts.text_classification)
-        _, _, name = head.partition("/")
-        if name:
+        if name := name_of(head):
             own_figures = {head_figure(name, key): value for key, value in own_figures.items()}
         figures |= own_figures
     return figures
@@ -283,7 +282,7 @@ def _classify(
 
 def _of_head(file: Path, head: Task) -> Path:
     """Return the file of a classifier's predictions, with the name of a named one at the end."""
-    _, _, name = head.partition("/")
+    name = name_of(head)
     return file.with_name(f"{file.stem}-{name}{file.suffix}") if name else file
 
 

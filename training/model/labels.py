@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
 from albert_serve.bundle.manifest import DEFAULT_HEAD, ProblemType
-from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, named_head
+from albert_serve.bundle.weights import CLASSIFICATION, HEAD_NAME, TOKENS, name_of
 from training.model.checkpoint import TEMPERATURE_KEY, CheckpointError, label_keys
 from training.model.heads import Task, is_classifier, is_named
 
@@ -41,7 +41,7 @@ def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
     """Return the classifier of a name."""
     default = default_name(hf) or DEFAULT_HEAD
     by_name = {
-        default if head == CLASSIFICATION else _name_of(head): head
+        default if head == CLASSIFICATION else name_of(head): head
         for head in heads
         if is_classifier(head)
     }
@@ -56,7 +56,7 @@ def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
     record: Any = hf
     if is_named(head):
         records = hf.get(_HEADS_KEY) or {}
-        record = records.get(_name_of(head), {}) if isinstance(records, dict) else records
+        record = records.get(name_of(head), {}) if isinstance(records, dict) else records
     if not isinstance(record, dict):
         raise CheckpointError(
             f"{_HEADS_KEY} of config.json is {reprlib.repr(record)}, not an object"
@@ -74,7 +74,7 @@ def labels_config(
         default: the name of the default one.
     """
     keys = dict(records.get(CLASSIFICATION) or records.get(TOKENS, {}))
-    named = {_name_of(head): dict(record) for head, record in records.items() if is_named(head)}
+    named = {name_of(head): dict(record) for head, record in records.items() if is_named(head)}
     if named:
         keys[_HEADS_KEY] = named
     if default is not None and CLASSIFICATION in records:
@@ -87,7 +87,7 @@ def with_temperatures(hf: Mapping[str, Any], temperatures: Mapping[Task, float])
     keys, named = dict(hf), dict(hf.get(_HEADS_KEY, {}))
     for head, temperature in temperatures.items():
         if is_named(head):
-            named[_name_of(head)] = named[_name_of(head)] | {TEMPERATURE_KEY: temperature}
+            named[name_of(head)] = named[name_of(head)] | {TEMPERATURE_KEY: temperature}
         else:
             keys[TEMPERATURE_KEY] = temperature
     return keys | ({_HEADS_KEY: named} if named else {})
@@ -101,10 +101,6 @@ def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
             f"{TEMPERATURE_KEY} of config.json is {reprlib.repr(temperature)}; give a number over 0"
         )
     return float(temperature)
-
-
-def _name_of(head: Task) -> str:
-    return head.removeprefix(named_head(""))
 
 
 def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICATION) -> Labels:

@@ -58,10 +58,10 @@ def collate_choices(
 ) -> ChoiceBatch:
     """Pack the choices of questions, none longer than `row_length`, by best fit into rows."""
     sequences = [sequence for example in examples for sequence in example.sequences(tokenizer)]
-    packed = collate_examples("multiple-choice", sequences, row_length=row_length)
+    packed = collate_examples(MULTIPLE_CHOICE, sequences, row_length=row_length)
     values: dict[str, Any] = {field.name: getattr(packed, field.name) for field in fields(packed)}
     values |= {
-        "counts": {"multiple-choice": len(examples)},
+        "counts": {MULTIPLE_CHOICE: len(examples)},
         "targets": torch.tensor([example.target for example in examples]),
     }
     return ChoiceBatch(
@@ -195,4 +195,4 @@ def choice_loss(
     is_choice_QK = places_K < batch.num_choices[:, None]
     missing_QK = torch.full(is_choice_QK.shape, -torch.inf, device=logits_C.device)
     logits_QK = missing_QK.masked_scatter(is_choice_QK, logits_C)
-    return {"multiple-choice": cross_entropy(logits_QK, batch.targets, len(batch.targets))}
+    return {MULTIPLE_CHOICE: cross_entropy(logits_QK, batch.targets, len(batch.targets))}
