@@ -1,12 +1,12 @@
 """Embeddings of models: similarity of sentences, and retrieval.
 
-Embeds texts with bundles (by the engine of the service) and models of sentence-transformers, all
-of length 1, and prints a table:
+Embeds texts with bundles (by the engine of the service) and with models of sentence-transformers,
+normalised to length 1. Prints a table:
 
 - STS-B, SICK: Spearman's correlation of cosine similarities with the scores, times 100.
 - SQuAD: percentage of questions whose own paragraph is the nearest of all paragraphs.
 
-The last row has TF-IDF of words in place of embeddings, fitted on the pairs or the paragraphs.
+The last row is TF-IDF of words, fitted on the pairs or the paragraphs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Data:
-    """The texts of the table. A data set that was not given is empty.
+    """The texts of the table. A data set without a file is empty.
 
     Attributes:
         similarity: pairs with scores, by the name of the set.
@@ -77,7 +77,7 @@ def _cells(open_for: Callable[[Sequence[str]], Embed], data: _Data) -> Iterator[
     """Yield the correlations and the recall.
 
     Args:
-        open_for: returns the embeddings, for the texts that a vocabulary may be fitted on.
+        open_for: function that returns the embedder; TF-IDF is fitted on its argument.
     """
     for pairs in data.similarity.values():
         embed = open_for([text for pair in pairs for text in pair.texts])
@@ -95,13 +95,15 @@ def open_model(folder: Path, num_threads: int) -> Embed:
 
 
 def open_peer(folder: Path) -> Embed:
-    """Open a model of sentence-transformers, whose vectors are as its `modules.json` says.
+    """Open a model of sentence-transformers, as its `modules.json` defines it.
 
     Raises:
-        BenchmarkError: the folder has none.
+        BenchmarkError: the folder has no `modules.json`.
     """
     if not (folder / MODULES_FILE).is_file():
-        raise BenchmarkError(f"{folder} is not a model of sentence-transformers: no {MODULES_FILE}")
+        raise BenchmarkError(
+            f"{folder} is not a model of sentence-transformers: it has no {MODULES_FILE}."
+        )
     model = SentenceTransformer(str(folder), device="cpu")
     return partial(
         model.encode, batch_size=_PEER_BATCH, normalize_embeddings=True, show_progress_bar=False
@@ -130,7 +132,7 @@ def _read(options: argparse.Namespace) -> _Data:
         for item in questions
     ]
     if not (similarity or retrieval):
-        raise BenchmarkError("nothing to measure: give --stsb, --sick or --squad")
+        raise BenchmarkError("There is nothing to measure. Set --stsb, --sick or --squad.")
     return _Data(similarity=similarity, retrieval=retrieval)
 
 

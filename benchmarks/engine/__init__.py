@@ -1,1 +1,1 @@
-"""Inference with this package, against others and the hardware's peak."""
+"""Inference with this package, compared with other runtimes."""

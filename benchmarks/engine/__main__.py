@@ -1,10 +1,11 @@
-"""Speed of inference with this package, against others.
+"""Speed of inference with this package, compared with other runtimes.
 
-Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine, each in a
-process of its own with the same number of threads, in turns, on the same texts: calls of fixed
-shapes, and a stream of texts, tokenisation included; on a GPU in fp16, compiled and not. Prints
-medians over rounds, ratios within rounds, memory, load times, and how far the answers are from
-those of `transformers` in fp32. Writes `tables.md` and `results.json` into the output folder.
+Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine. Each has its
+own process and the same number of threads, and they take turns on the same texts: calls of fixed
+shapes, and a stream of texts with tokenisation. On a GPU, the precision is fp16. Prints medians
+over rounds, ratios within rounds, memory, load times, and the largest difference from the
+probabilities of `transformers` in fp32. Writes `tables.md` and `results.json` into the output
+folder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from benchmarks.engine.contestants import (
     ModelJob,
     parse_shape,
 )
-from benchmarks.engine.models import TOKENIZER_FILE, FormPlan, make_form, size_on_disk
+from benchmarks.engine.models import TOKENIZER_FILE, ConversionPlan, convert, size_on_disk
 from benchmarks.engine.player import serve
 from benchmarks.engine.tables import EngineReport, EngineResult, markdown
 from benchmarks.harness.checkpoint import make_checkpoint
@@ -49,8 +50,8 @@ _EXAMPLES: Final = r"""examples:
   python -m benchmarks.engine --shapes 1x32 1x128 --num-texts 16 --rounds 1
   python -m benchmarks.engine --device cuda --shapes 1x32 8x128 32x512 --num-texts 1024
 
-Nothing else should run on the machine meanwhile. Contestants whose packages are missing are left
-out, with a note; all take part after: pip install openvino nncf onnxscript
+Nothing else should run on the machine. Contestants whose packages are missing are skipped, with a
+note; to include all, run: pip install openvino nncf onnxscript
 """
 
 
@@ -59,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.contestants is None:
         device = options.device.type
-        options.contestants = [key for key, one in CONTESTANTS.items() if device in one.devices]
+        options.contestants = [
+            key for key, contestant in CONTESTANTS.items() if device in contestant.devices
+        ]
     return report_errors(lambda: _run(options))
 
 
@@ -80,31 +83,38 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
     shapes = list(dict.fromkeys(options.shapes)) if "shapes" in options.cases else []
     for shape in shapes:
         if parse_shape(shape)[1] > config.max_positions:
-            raise BenchmarkError(f"--shapes {shape}: it has {config.max_positions} positions")
+            raise BenchmarkError(
+                f"--shapes {shape}: the model has {config.max_positions} positions."
+            )
     cases = [*shapes, *([TEXTS] if "texts" in options.cases else [])]
-    entrants = [CONTESTANTS[key].on(options.device.type) for key in options.contestants]
-    chosen = [one for one in entrants if set(one.kinds) & set(options.cases)]
+    named = [CONTESTANTS[key].on(options.device.type) for key in options.contestants]
+    contestants = [entry for entry in named if set(entry.kinds) & set(options.cases)]
     folder = (options.output / "models").resolve()
     checkpoint = make_checkpoint(config, folder / "checkpoint", "text-classification")
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
-    num_drawn = options.num_texts + _NUM_CALIBRATION
-    drawn = draw_texts(options.texts, tokenizer, num_drawn, config.max_positions)
-    stream, rest = drawn[: options.num_texts], drawn[options.num_texts :]
+    num_texts = options.num_texts + _NUM_CALIBRATION
+    texts = draw_texts(options.texts, tokenizer, num_texts, config.max_positions)
+    stream, calibration = texts[: options.num_texts], texts[options.num_texts :]
     disk, notes = {"checkpoint": size_on_disk(checkpoint)}, list[str]()
-    for form in dict.fromkeys(one.form for one in chosen if one.form != "checkpoint"):
-        bar.set_postfix_str(f"making {form}")
-        plan = FormPlan(
-            form=form,
+    formats = dict.fromkeys(contestant.model_format for contestant in contestants)
+    for model_format in formats.keys() - disk.keys():
+        bar.set_postfix_str(f"making {model_format}")
+        plan = ConversionPlan(
+            model_format=model_format,
             checkpoint=checkpoint,
-            target=folder / form,
+            target=folder / model_format,
             max_tokens=config.max_positions,
-            calibration=[text.text for text in rest or stream],
+            calibration=[text.text for text in calibration or stream],
         )
         try:
-            disk[form] = make_form(plan)
+            disk[model_format] = convert(plan)
         except ImportError as error:
-            notes.append(f"{form} is left out: {error}")
-    jobs = [_job(one, folder, stream, options) for one in chosen if one.form in disk]
+            notes.append(f"{model_format} is skipped: {error}")
+    jobs = [
+        _job(contestant, folder, stream, options)
+        for contestant in contestants
+        if contestant.model_format in disk
+    ]
     return EngineReport(
         machine=[*machine, _describe_model(options, config)],
         cases=cases,
@@ -118,21 +128,21 @@ def _measure(options: argparse.Namespace, bar: tqdm[Any]) -> EngineReport:
 def _take_turns(
     jobs: Sequence[ModelJob], cases: Sequence[str], options: argparse.Namespace, bar: tqdm[Any]
 ) -> list[EngineResult]:
-    """Measure contestants in turns; one that fails leaves, the others go on."""
+    """Measure contestants in turns. A contestant that fails is skipped from then on."""
     bar.reset(len(jobs) * len(cases) * (options.rounds + 1))
     with ExitStack() as stack:
-        entrants = []
+        started = []
         for job in jobs:
-            bar.set_postfix_str(f"{job.contestant.name} gets ready")
-            entrants.append(_open(job, options.output, stack))
-        # The first round warms caches, and kernels of new lengths are made in it.
+            bar.set_postfix_str(f"{job.contestant.name} starts")
+            started.append(_open(job, options.output, stack))
+        # The first round warms caches and compiles kernels for new lengths.
         for number in range(options.rounds + 1):
             for case in cases:
                 bar.set_postfix_str(f"round {number}, {case}")
-                for result, process in entrants:
+                for result, process in started:
                     _take_turn(result, process, case, counts=number > 0)
                     bar.update()
-        return [result for result, _ in entrants]
+        return [result for result, _ in started]
 
 
 def _open(job: ModelJob, logs: Path, stack: ExitStack) -> tuple[EngineResult, Worker]:
@@ -166,7 +176,7 @@ def _job(
 ) -> ModelJob:
     return ModelJob(
         contestant=contestant,
-        model=folder / contestant.form,
+        model=folder / contestant.model_format,
         tokenizer=folder / "checkpoint" / TOKENIZER_FILE,
         num_threads=options.threads,
         device=options.device.type,
@@ -201,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         help="sizes of the model (default: %(default)s)",
     )
     names = list(CONTESTANTS)
-    contestants_help = "contestants (default: those of the device)"
+    contestants_help = "contestants (default: all of the device)"
     add("--contestants", nargs="+", choices=names, help=contestants_help)
     add("--cases", nargs="+", choices=KINDS, default=list(KINDS), help="cases (default: all)")
     shapes = ["1x8", "1x32", "1x128", "4x128", "1x512"]

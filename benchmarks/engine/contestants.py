@@ -1,4 +1,4 @@
-"""The contestants, each at one setting, and the messages between parent and processes."""
+"""The contestants with their settings, and the messages to and from their processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.harness.process import BenchmarkError
 
 CaseKind = Literal["shapes", "texts"]
 KINDS: Final[tuple[CaseKind, ...]] = ("shapes", "texts")
-# The case of a pass over the stream of texts; the others are shapes such as "4x128".
+# The case of one pass over the stream of texts. All other cases are shapes such as "4x128".
 TEXTS: Final = "texts"
 BASELINE: Final = "transformers-fp32"
 DeviceName = Literal["cpu", "cuda"]
 _CUDA: Final[tuple[DeviceName, ...]] = ("cuda",)
 _CUDA_BATCH: Final = 32
-# Packs the weights for the processor's own products when it compiles.
+# The compiler prepacks the weights.
 _FREEZES: Final = {"TORCHINDUCTOR_FREEZING": "1"}
 
 
@@ -26,39 +26,39 @@ class Contestant:
     """One way to run a model.
 
     Attributes:
-        module: of `benchmarks.engine`, whose `open_player` opens it.
-        form: the format of the model's files.
-        kinds: what it takes part in.
-        batch_size: of the stream; 0: it forms its batches itself.
+        module: module of `benchmarks.engine` whose `open_player` opens the model.
+        model_format: format of the model's files, a key of `models.CONVERTERS`.
+        kinds: kinds of cases in which it takes part.
+        batch_size: texts per batch of the stream; 0: the contestant forms the batches.
         settings: options of its module.
-        devices: on which it takes part unless contestants are named.
+        devices: devices on which it takes part by default.
     """
 
     name: str
     module: str
-    form: str
+    model_format: str
     kinds: tuple[CaseKind, ...] = KINDS
     batch_size: int = 2
     settings: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[DeviceName, ...] = ("cpu",)
 
     def on(self, device: DeviceName) -> Contestant:
-        """Return it with batches of the device's size: a GPU takes larger ones."""
-        is_larger = device == "cuda" and self.batch_size > 0
-        return replace(self, batch_size=_CUDA_BATCH) if is_larger else self
+        """Return the contestant with the batch size of a device."""
+        is_batched = device == "cuda" and self.batch_size > 0
+        return replace(self, batch_size=_CUDA_BATCH) if is_batched else self
 
 
 def _openvino(precision: str, hint: str, kinds: tuple[CaseKind, ...] = KINDS) -> Contestant:
-    """Return OpenVINO's contestant; an int8 graph's precision is the runtime's choice."""
+    """Return OpenVINO's contestant. For int8, the graph defines the precision."""
     is_int8 = precision == "int8"
-    chosen = {"fp32": "f32", "bf16": "bf16", "int8": ""}[precision]
+    hint_precision = {"fp32": "f32", "bf16": "bf16", "int8": ""}[precision]
     return Contestant(
         name=f"OpenVINO {precision}, {hint} hint",
         module="openvino_ir",
-        form="openvino-int8" if is_int8 else "openvino",
+        model_format="openvino-int8" if is_int8 else "openvino",
         kinds=kinds,
         batch_size=4 if is_int8 else 2,
-        settings={"hint": hint, "precision": chosen},
+        settings={"hint": hint, "precision": hint_precision},
     )
 
 
@@ -66,7 +66,7 @@ def _ours(precision: str, devices: tuple[DeviceName, ...] = ("cpu",)) -> Contest
     return Contestant(
         name=f"ours {precision}",
         module="ours",
-        form=f"bundle-{precision}",
+        model_format=f"bundle-{precision}",
         batch_size=0,
         devices=devices,
     )
@@ -77,34 +77,34 @@ def _half(name: str, kinds: tuple[CaseKind, ...] = KINDS, **settings: str) -> Co
     return Contestant(
         name=f"transformers fp16{name}",
         module="hf",
-        form="checkpoint",
+        model_format="checkpoint",
         kinds=kinds,
         settings={"dtype": "fp16", **settings},
         devices=_CUDA,
     )
 
 
-# The first is the reference of answers and the baseline of ratios. The settings are those that were
-# fastest among all tried on the machine of docs/measurements.md; batches hold like lengths.
+# The first contestant is the reference of answers and the baseline of ratios. The settings were the
+# fastest that we tried on the machine of docs/measurements.md. A batch has texts of similar length.
 CONTESTANTS: Final[dict[str, Contestant]] = {
     "transformers-fp32": Contestant(
-        name="transformers fp32", module="hf", form="checkpoint", devices=("cpu", "cuda")
+        name="transformers fp32", module="hf", model_format="checkpoint", devices=("cpu", "cuda")
     ),
     "transformers-bf16": Contestant(
         name="transformers bf16, compiled",
         module="hf",
-        form="checkpoint",
+        model_format="checkpoint",
         batch_size=1,
         settings={"dtype": "bf16", "compile": "dynamic"},
     ),
     "transformers-fp16": _half(""),
-    # A graph of CUDA for each shape, which a stream of all lengths would not have.
+    # One CUDA graph per shape; a stream has too many lengths for that.
     "transformers-fp16-compiled": _half(", compiled", ("shapes",), compile="static"),
     "transformers-fp16-dynamic": _half(", compiled for any shape", ("texts",), compile="dynamic"),
     "pipeline-1": Contestant(
         name="pipeline, batch 1",
         module="hf",
-        form="checkpoint",
+        model_format="checkpoint",
         kinds=("texts",),
         batch_size=1,
         settings={"pipeline": "yes"},
@@ -112,7 +112,7 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
     "onnxruntime": Contestant(
         name="ONNX Runtime, plain export",
         module="plain_onnx",
-        form="onnx",
+        model_format="onnx",
     ),
     "openvino-fp32": _openvino("fp32", "latency"),
     "openvino-fp32-stream": _openvino("fp32", "throughput", ("texts",)),
@@ -126,16 +126,16 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """Return the sequences and their length that `4x128` stands for.
+    """Return the number of sequences and their length in tokens: 4 and 128 for `4x128`.
 
     Raises:
-        BenchmarkError: it is not written so.
+        BenchmarkError: the text is not a shape.
     """
     num_rows, sign, length = text.partition("x")
     if not (sign and num_rows.isdecimal() and length.isdecimal() and int(num_rows)):
-        raise BenchmarkError(f"{text!r} is no shape; write ROWSxTOKENS, such as 4x128")
+        raise BenchmarkError(f"{text!r} is not a shape. Use ROWSxTOKENS, such as 4x128.")
     if int(length) < 2:
-        raise BenchmarkError(f"{text!r}: a sequence has at least 2 tokens, [CLS] and [SEP]")
+        raise BenchmarkError(f"{text!r}: a sequence has at least 2 tokens, [CLS] and [SEP].")
     return int(num_rows), int(length)
 
 
@@ -144,12 +144,12 @@ class ModelJob:
     """The model that a process opens, and its inputs.
 
     Attributes:
-        model: folder of the model in the contestant's form.
+        model: folder of the model in the contestant's format.
         tokenizer: the `tokenizer.json` of all contestants.
         texts: the stream, in random order.
-        pool: ids of real text, of which the fixed shapes are cut.
-        max_tokens: of one sequence, special tokens included.
-        shape_s: for how long calls of a shape are repeated in a turn, at least.
+        pool: ids of real text for the fixed shapes.
+        max_tokens: maximum tokens of a sequence, including special tokens.
+        shape_s: minimum duration of a turn of calls of one shape, in seconds.
     """
 
     contestant: Contestant
@@ -164,7 +164,7 @@ class ModelJob:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of its process: as many threads for everything that has some."""
+        """Environment of the process, with the same number of threads for each library."""
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
         threads = dict.fromkeys(names, str(self.num_threads))
         quiet = {"TOKENIZERS_PARALLELISM": "true", "TRANSFORMERS_VERBOSITY": "error"}
@@ -176,10 +176,10 @@ class EngineTurn:
     """The measurement of one turn.
 
     Attributes:
-        seconds: of one call (the median of some), or of one pass over the stream.
-        num_items: texts or rows.
+        seconds: duration of one call (median) or of one pass over the stream.
+        num_items: number of texts or rows.
         outputs: probabilities of each item, in order.
-        rss_bytes: resident memory of the process after it.
+        rss_bytes: resident memory of the process after the turn.
     """
 
     seconds: float
@@ -189,5 +189,5 @@ class EngineTurn:
 
     @property
     def items_per_s(self) -> float:
-        """Items a second."""
+        """Items per second."""
         return self.num_items / self.seconds

@@ -13,7 +13,7 @@ from benchmarks.engine.contestants import ModelJob
 from benchmarks.engine.player import Batch, Floats, PaddedClassifier, Player
 from training.system.precision import DTYPES
 
-# Ways to compile: for all shapes, or once for each shape, on a GPU as a graph of CUDA.
+# Compiled once for all shapes, or once per shape (on a GPU as a CUDA graph).
 _COMPILED: Final[dict[str, dict[str, Any]]] = {
     "dynamic": {"dynamic": True},
     "static": {"mode": "reduce-overhead", "dynamic": False},
@@ -22,13 +22,13 @@ _COMPILED: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PipelineClassifier:
-    """Classifies with a pipeline, texts in the order in which they come."""
+    """Classifies texts with a pipeline, in their original order."""
 
     pipeline: Any
     max_tokens: int
 
     def logits(self, batch: Batch) -> Floats:
-        """A pipeline takes texts alone."""
+        """Pipelines accept only texts."""
         raise NotImplementedError
 
     def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
@@ -41,12 +41,12 @@ class _PipelineClassifier:
             truncation=True,
             max_length=self.max_tokens,
         )
-        in_order = [sorted(answer, key=lambda each: labels[each["label"]]) for answer in answers]
-        return [[each["score"] for each in answer] for answer in in_order]
+        in_order = [sorted(answer, key=lambda score: labels[score["label"]]) for answer in answers]
+        return [[score["score"] for score in answer] for answer in in_order]
 
 
 def open_player(job: ModelJob) -> Player:
-    """Open the model as the contestant's settings want it."""
+    """Open the model with the contestant's settings."""
     settings = job.contestant.settings
     torch.set_num_threads(job.num_threads)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(

@@ -1,7 +1,4 @@
-"""The model in the forms that contestants read, each made in a process of its own.
-
-From a checkpoint come the ONNX and OpenVINO files and our bundles.
-"""
+"""Conversion of a checkpoint to the formats of the contestants, each in its own process."""
 
 from __future__ import annotations
 
@@ -19,28 +16,28 @@ _INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FormPlan:
-    """A form to make.
+class ConversionPlan:
+    """A conversion of a checkpoint.
 
     Attributes:
-        form: as contestants name it.
-        checkpoint: what it is made of.
-        target: the folder to write.
-        max_tokens: of a text.
-        calibration: texts, for those who quantise by example.
+        model_format: format to write, a key of `CONVERTERS`.
+        checkpoint: folder of the checkpoint.
+        target: folder to write.
+        max_tokens: maximum tokens of a text.
+        calibration: texts for formats whose quantiser needs examples.
     """
 
-    form: str
+    model_format: str
     checkpoint: Path
     target: Path
     max_tokens: int
     calibration: Sequence[str]
 
 
-def make_form(plan: FormPlan) -> int:
-    """Make a form in a process that ends, and return its bytes on disk, without the tokenizer."""
+def convert(plan: ConversionPlan) -> int:
+    """Convert in a temporary process; return the bytes on disk, without the tokenizer."""
     shutil.rmtree(plan.target, ignore_errors=True)
-    run_in_process(_FORMS[plan.form], plan)
+    run_in_process(CONVERTERS[plan.model_format], plan)
     return size_on_disk(plan.target)
 
 
@@ -50,8 +47,8 @@ def size_on_disk(folder: Path) -> int:
     return sum(file.stat().st_size for file in files if not file.name.startswith("tokenizer"))
 
 
-def _load(plan: FormPlan) -> tuple[Any, dict[str, Any]]:
-    """Return the model and an example of its inputs, of which the first row has padding."""
+def _load(plan: ConversionPlan) -> tuple[Any, dict[str, Any]]:
+    """Return the model and example inputs whose first row has padding."""
     import torch
     import transformers
 
@@ -63,7 +60,7 @@ def _load(plan: FormPlan) -> tuple[Any, dict[str, Any]]:
     return model.eval(), arrays
 
 
-def _make_onnx(plan: FormPlan) -> None:
+def _make_onnx(plan: ConversionPlan) -> None:
     import torch
 
     from benchmarks.engine.plain_onnx import GRAPH_FILE
@@ -83,19 +80,19 @@ def _make_onnx(plan: FormPlan) -> None:
     )
 
 
-def _make_openvino(plan: FormPlan) -> None:
+def _make_openvino(plan: ConversionPlan) -> None:
     import openvino
 
     from benchmarks.engine.openvino_ir import GRAPH_FILE
 
     model, example = _load(plan)
     converted = openvino.convert_model(model, example_input=example)
-    if plan.form == "openvino-int8":
+    if plan.model_format == "openvino-int8":
         converted = _quantize(converted, plan)
     openvino.save_model(converted, plan.target / GRAPH_FILE, compress_to_fp16=False)
 
 
-def _quantize(converted: Any, plan: FormPlan) -> Any:
+def _quantize(converted: Any, plan: ConversionPlan) -> Any:
     import nncf
 
     from benchmarks.engine.player import pad, plain_encoder
@@ -108,10 +105,10 @@ def _quantize(converted: Any, plan: FormPlan) -> Any:
     )
 
 
-def _make_bundle(plan: FormPlan) -> None:
+def _make_bundle(plan: ConversionPlan) -> None:
     from export.job import ExportConfig, export
 
-    precision: Any = plan.form.removeprefix("bundle-")
+    precision: Any = plan.model_format.removeprefix("bundle-")
     export(
         ExportConfig(
             checkpoint=plan.checkpoint, bundle=plan.target, precision=precision, quality=False
@@ -119,7 +116,7 @@ def _make_bundle(plan: FormPlan) -> None:
     )
 
 
-_FORMS: Final[dict[str, Callable[[FormPlan], None]]] = {
+CONVERTERS: Final[dict[str, Callable[[ConversionPlan], None]]] = {
     "onnx": _make_onnx,
     "openvino": _make_openvino,
     "openvino-int8": _make_openvino,

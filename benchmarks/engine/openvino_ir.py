@@ -32,7 +32,7 @@ def open_player(job: ModelJob) -> Player:
         options["INFERENCE_PRECISION_HINT"] = settings["precision"]
     compiled = openvino.Core().compile_model(str(job.model / GRAPH_FILE), "CPU", options)
     encode = plain_encoder(job.tokenizer, job.max_tokens)
-    run = _one_by_one(compiled) if settings["hint"] == "latency" else _at_once(compiled)
+    run = _one_by_one(compiled) if settings["hint"] == "latency" else _concurrently(compiled)
     return PaddedClassifier(encode=encode, run=run)
 
 
@@ -40,22 +40,22 @@ def _one_by_one(compiled: Any) -> RunBatches:
     request = compiled.create_infer_request()
 
     def run(batches: Sequence[Batch]) -> list[Floats]:
-        # The request's own memory is written again by the next batch.
+        # The next batch overwrites the request's memory.
         return [request.infer(batch)[0].copy() for batch in batches]
 
     return run
 
 
-def _at_once(compiled: Any) -> RunBatches:
-    queue = openvino.AsyncInferQueue(compiled, 0)  # as many requests as the hint asks for
+def _concurrently(compiled: Any) -> RunBatches:
+    queue = openvino.AsyncInferQueue(compiled, 0)  # 0: the number of requests that the hint selects
 
     def run(batches: Sequence[Batch]) -> list[Floats]:
         logits: list[Floats] = [np.empty((0, 0), np.float32)] * len(batches)
 
-        def keep(finished: Any, index: int) -> None:
+        def store(finished: Any, index: int) -> None:
             logits[index] = finished.get_output_tensor().data.copy()
 
-        queue.set_callback(keep)
+        queue.set_callback(store)
         for index, batch in enumerate(batches):
             queue.start_async(batch, index)
         queue.wait_all()

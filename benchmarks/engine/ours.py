@@ -29,7 +29,7 @@ class _OurClassifier:
     labels: Sequence[str]  # in the order of the outputs
 
     def logits(self, batch: Batch) -> Floats:
-        """Logits (B, K) of a batch without padding."""
+        """Return the logits (B, K) of a batch without padding."""
         inputs = [
             EncoderInput(ids=ids, types=[0] * len(ids), task="text-classification", rows=[0])
             for ids in batch["input_ids"].tolist()
@@ -41,11 +41,13 @@ class _OurClassifier:
         del batch_size
         parameters = TextClassificationParameters(truncation="truncate")
         prepared: list[Any] = [self.task.prepare(text, parameters) for text in texts]
-        logits = iter(self.engine.run([one for item in prepared for one in item.inputs]))
+        logits = iter(
+            self.engine.run([encoder_input for item in prepared for encoder_input in item.inputs])
+        )
         answers = [item.finish([next(logits) for _ in item.inputs]) for item in prepared]
-        places = {label: index for index, label in enumerate(self.labels)}
+        indices = {label: index for index, label in enumerate(self.labels)}
         return [
-            [each.score for each in sorted(answer, key=lambda one: places[one.label])]
+            [score.score for score in sorted(answer, key=lambda score: indices[score.label])]
             for answer in answers
         ]
 

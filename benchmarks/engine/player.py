@@ -1,4 +1,4 @@
-"""A contestant's side of the measurement: its process works on request and sleeps otherwise.
+"""The process of a contestant: it measures on request and sleeps in between.
 
 Shape legend: B sequences, S positions, K labels.
 """
@@ -26,36 +26,36 @@ Floats: TypeAlias = NDArray[np.float32]
 Batch: TypeAlias = dict[str, NDArray[np.int64]]
 Encode: TypeAlias = Callable[[list[str]], list[list[int]]]
 RunBatches: TypeAlias = Callable[[Sequence[Batch]], list[Floats]]
-_LEAST_CALLS: Final = 2
+_MIN_CALLS: Final = 2
 _CLS_ID: Final = 2
 _SEP_ID: Final = 3
 
 
 class Player(Protocol):
-    """A classifier that is ready."""
+    """An open classifier."""
 
     def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
         """Return the probabilities of each text, tokenisation included."""
         ...
 
     def logits(self, batch: Batch) -> Floats:
-        """Logits (B, K) of a batch of ids; asked only of those that take part in shapes."""
+        """Return the logits (B, K) of a batch of ids; only called for shapes."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedClassifier:
-    """Classifies texts in batches of like lengths, longest first, each padded to its longest.
+    """Classifies texts in padded batches of similar length, longest first.
 
     Attributes:
-        run: logits (B, K) of each batch, in whatever way is fastest.
+        run: function that returns the logits (B, K) of each batch.
     """
 
     encode: Encode
     run: RunBatches
 
     def logits(self, batch: Batch) -> Floats:
-        """Logits (B, K) of a batch."""
+        """Return the logits (B, K) of a batch."""
         return self.run([batch])[0]
 
     def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
@@ -86,12 +86,12 @@ def _probabilities(logits_BK: Floats) -> list[list[float]]:
     """Return the softmax over the labels."""
     wide = logits_BK.astype(np.float64)
     powers = np.exp(wide - wide.max(axis=1, keepdims=True))
-    shares: list[list[float]] = (powers / powers.sum(axis=1, keepdims=True)).tolist()
-    return shares
+    rows: list[list[float]] = (powers / powers.sum(axis=1, keepdims=True)).tolist()
+    return rows
 
 
 def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
-    """Return the encoder of the `tokenizers` library alone, which cuts texts to `max_tokens`."""
+    """Return an encoder by the `tokenizers` library that truncates to `max_tokens`."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.enable_truncation(max_length=max_tokens)
     tokenizer.no_padding()
@@ -99,7 +99,7 @@ def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
 
 
 def serve(connection: Connection, job: ModelJob) -> None:
-    """Open the job's model, and do a turn of each case that is asked for."""
+    """Open the job's model and measure a turn of each requested case."""
     module = importlib.import_module(f"benchmarks.engine.{job.contestant.module}")
     began = time.perf_counter()
     player: Player = module.open_player(job)
@@ -110,7 +110,7 @@ def serve(connection: Connection, job: ModelJob) -> None:
 
 
 def _stream_turn(player: Player, job: ModelJob) -> EngineTurn:
-    """Make one pass over the texts."""
+    """Measure one pass over the texts."""
     began = time.perf_counter()
     outputs = player.process(job.texts, job.contestant.batch_size)
     seconds = time.perf_counter() - began
@@ -119,13 +119,13 @@ def _stream_turn(player: Player, job: ModelJob) -> EngineTurn:
 
 
 def _shape_turn(player: Player, job: ModelJob, case: str) -> EngineTurn:
-    """Repeat calls, and take their median; rows are real text from all over the pool."""
+    """Measure the median of repeated calls on rows from the pool."""
     num_rows, length = parse_shape(case)
     tokens = np.resize(job.pool, num_rows * length).reshape(num_rows, length)
     tokens[:, 0], tokens[:, -1] = _CLS_ID, _SEP_ID
     batch = pad(tokens.tolist())
     calls: list[float] = []
-    while len(calls) < _LEAST_CALLS or sum(calls) < job.shape_s:
+    while len(calls) < _MIN_CALLS or sum(calls) < job.shape_s:
         began = time.perf_counter()
         logits = player.logits(batch)
         calls.append(time.perf_counter() - began)

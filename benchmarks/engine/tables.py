@@ -13,7 +13,7 @@ from benchmarks.engine.contestants import BASELINE, CONTESTANTS, TEXTS, Contesta
 from benchmarks.harness.page import bullets, table
 
 _MEGA: Final = 1e6
-# Whose speed is compared with everybody's.
+# Each is compared with all contestants.
 _COMPARED: Final = tuple(
     CONTESTANTS[key].name for key in (BASELINE, "ours-fp32", "ours-int8", "ours-fp16")
 )
@@ -24,9 +24,9 @@ class EngineResult:
     """The measurements of a contestant.
 
     Attributes:
-        turns: by case, one a round; none where it failed.
-        load_s: from the files to a model that can be called; imports are not counted.
-        failure: why it could not go on.
+        turns: turns of each round by case; empty if the contestant failed.
+        load_s: seconds to open the model from its files, without imports.
+        failure: error message of a contestant that failed.
     """
 
     contestant: Contestant
@@ -41,13 +41,13 @@ class EngineResult:
         return f"**{name}**" if name.startswith("ours") else name
 
 
-def speed_ratio(turns: Sequence[EngineTurn], others: Sequence[EngineTurn]) -> float:
-    """Return the speed-up of the first turns: the median of the ratios of each round.
+def speed_ratio(turns: Sequence[EngineTurn], baseline: Sequence[EngineTurn]) -> float:
+    """Return how many times faster `turns` are: the median of the rounds' ratios.
 
-    What else the machine does changes less within a round than between rounds.
+    Other load on the machine varies less within a round than between rounds.
     """
-    pairs = zip(turns, others, strict=True)
-    return statistics.median(one.items_per_s / other.items_per_s for one, other in pairs)
+    pairs = zip(turns, baseline, strict=True)
+    return statistics.median(turn.items_per_s / base.items_per_s for turn, base in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +55,11 @@ class EngineReport:
     """The results of a run.
 
     Attributes:
-        machine: hardware, versions and the model, a line each.
+        machine: lines about hardware, versions and the model.
         cases: shapes and the stream, in order.
-        lengths: tokens of the stream's texts, special ones included.
-        disk: bytes of each form of the model.
-        notes: remarks for the reader, such as the missing contestants with the reason.
+        lengths: tokens of each text of the stream, including special tokens.
+        disk: bytes of the model in each format.
+        notes: remarks, such as skipped contestants with the reason.
     """
 
     machine: Sequence[str]
@@ -82,7 +82,9 @@ def markdown(report: EngineReport) -> str:
         sections += ["Milliseconds of a call, by rows x tokens:", _shapes(report, shapes)]
     if TEXTS in report.cases:
         sections += [_describe(report.lengths), _stream(report)]
-    failures = [f"{one.contestant.name}: {one.failure}" for one in report.results if one.failure]
+    failures = [
+        f"{result.contestant.name}: {result.failure}" for result in report.results if result.failure
+    ]
     sections += ["Processes:", _processes(report), bullets([*report.notes, *failures])]
     return "\n\n".join(sections).rstrip() + "\n"
 
@@ -101,23 +103,23 @@ def _shapes(report: EngineReport, shapes: Sequence[str]) -> str:
 def _describe(lengths: Sequence[int]) -> str:
     return (
         f"{len(lengths)} texts of {min(lengths)} to {max(lengths)} tokens "
-        f"({statistics.fmean(lengths):.0f} on average), tokenisation included; differences of "
-        f"probabilities are from those of {CONTESTANTS[BASELINE].name}:"
+        f"({statistics.fmean(lengths):.0f} on average), tokenisation included; differences are "
+        f"from the probabilities of {CONTESTANTS[BASELINE].name}:"
     )
 
 
 def _stream(report: EngineReport) -> str:
     results = report.of_case(TEXTS)
-    rivals = [one for one in results if one.contestant.name in _COMPARED]
+    rivals = [result for result in results if result.contestant.name in _COMPARED]
     rows = [
         [
-            one.title,
-            f"{statistics.median(turn.items_per_s for turn in one.turns[TEXTS]):.2f}",
-            *(f"{speed_ratio(one.turns[TEXTS], rival.turns[TEXTS]):.2f}" for rival in rivals),
-            str(one.contestant.batch_size or "own"),
-            *_agreement(one, results[0]),
+            result.title,
+            f"{statistics.median(turn.items_per_s for turn in result.turns[TEXTS]):.2f}",
+            *(f"{speed_ratio(result.turns[TEXTS], rival.turns[TEXTS]):.2f}" for rival in rivals),
+            str(result.contestant.batch_size or "own"),
+            *_agreement(result, results[0]),
         ]
-        for one in results
+        for result in results
     ]
     names = [f"times {rival.contestant.name}" for rival in rivals]
     return table(["", "texts/s", *names, "batch", "largest difference", "same label"], rows)
@@ -126,9 +128,9 @@ def _stream(report: EngineReport) -> str:
 def _agreement(result: EngineResult, base: EngineResult) -> Iterator[str]:
     """Yield the largest difference from the baseline's probabilities, and how many labels agree."""
     if base.contestant.name == CONTESTANTS[BASELINE].name:
-        own_NK, right_NK = (np.array(one.turns[TEXTS][0].outputs) for one in (result, base))
-        yield f"{np.abs(own_NK - right_NK).max():.1e}"
-        yield f"{(own_NK.argmax(1) == right_NK.argmax(1)).mean():.0%}"
+        probs_NK, base_NK = (np.array(side.turns[TEXTS][0].outputs) for side in (result, base))
+        yield f"{np.abs(probs_NK - base_NK).max():.1e}"
+        yield f"{(probs_NK.argmax(1) == base_NK.argmax(1)).mean():.0%}"
     else:
         yield from ("", "")
 
@@ -139,7 +141,7 @@ def _processes(report: EngineReport) -> str:
             result.title,
             f"{[*result.turns.values()][-1][-1].rss_bytes / _MEGA:,.0f} MB",
             f"{result.load_s:.2f} s",
-            f"{report.disk[result.contestant.form] / _MEGA:,.1f} MB",
+            f"{report.disk[result.contestant.model_format] / _MEGA:,.1f} MB",
         ]
         for result in report.results
         if result.turns

@@ -1,1 +1,1 @@
-"""Shared by the benchmarks: processes that take turns, services, load, texts and tables."""
+"""Shared parts of the benchmarks: processes that take turns, checkpoints, texts and tables."""

@@ -1,4 +1,4 @@
-"""A checkpoint with random weights, which are as fast as trained ones."""
+"""A checkpoint with random weights, which are as fast as trained weights."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def make_checkpoint(
 ) -> Path:
     """Write a Hugging Face directory with heads for these tasks and a tokenizer.
 
-    A standard deviation of H^-0.5 keeps the size of what goes through a matrix, so that the answers
-    depend on the text; with the 0.02 of training's start they hardly do.
+    Weights have a standard deviation of H^-0.5, which preserves the size of activations. So the
+    answers depend on the text; with the usual 0.02 they hardly do.
 
     Args:
-        tokenizer: folder of the tokenizer; without it the shipped model's is taken.
+        tokenizer: folder of the tokenizer; None: the default model's tokenizer.
 
     Returns:
         The folder.

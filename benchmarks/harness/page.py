@@ -1,4 +1,4 @@
-"""Tables in Markdown, and the machine that they are of."""
+"""Markdown tables, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _PACKAGES: Final = (
     *("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "openvino", "nncf", "bentoml"),
 )
-_INTERESTING: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
+_REPORTED_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose first column is aligned to the left, the others to the right."""
+    """Return a table with the first column aligned left and the others right."""
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, rule, *rows])
 
@@ -35,17 +35,17 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def write_results(folder: Path, report: DataclassInstance, tables: str) -> None:
-    """Write `results.json`, all fields of a report, and `tables.md` into a folder."""
+    """Write a report's fields to `results.json` and its tables to `tables.md` in a folder."""
     content = json.dumps(asdict(report), indent=1, default=str)
     (folder / "results.json").write_text(content, encoding="utf-8")
     (folder / "tables.md").write_text(tables, encoding="utf-8")
 
 
 def describe_machine(num_threads: int) -> Iterator[str]:
-    """Yield hardware, load and versions, a line each."""
-    sets = f"({', '.join(name for name in _INTERESTING if name in cpu_flags())})"
+    """Yield lines about hardware, load and versions."""
+    flags = f"({', '.join(name for name in _REPORTED_FLAGS if name in cpu_flags())})"
     threads = f"{num_threads} threads of {num_usable_cpus()} CPUs"
-    yield f"{processor_name()} {sets}, {threads}; {platform.platform()}"
+    yield f"{processor_name()} {flags}, {threads}; {platform.platform()}"
     one_minute, five_minutes, _ = os.getloadavg()
     yield f"load before the start: {one_minute:.2f} over 1 minute, {five_minutes:.2f} over 5"
     yield ", ".join([f"Python {platform.python_version()}", *_versions()])

@@ -1,7 +1,6 @@
-"""Processes of their own, which answer one message at a time and sleep in between.
+"""Worker processes, which answer one message at a time and sleep in between.
 
-A process imports what it runs and nothing else, so that its memory is its own; the `__main__` of a
-package, which starts it, is not imported again.
+A worker imports only the modules that it runs, so their memory can be measured.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from training.errors import TrainingError
 REPOSITORY: Final = Path(__file__).parents[2]
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _END_S: Final = 30.0
-# Threads of the previous worker that wait for work actively give up within this time.
+# Spinning threads of the previous worker go to sleep within this time.
 _SETTLE_S: Final = 0.05
 
 _Argument = TypeVar("_Argument")
@@ -33,19 +32,19 @@ class BenchmarkError(TrainingError):
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that a process printed: its error, as a rule."""
+    """Return the last line that a process printed, usually its error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 class Worker:
-    """A process that runs `serve(connection, argument)`; inside `with` it has started.
+    """A process that runs `serve(connection, argument)`, started by `with`.
 
     Args:
-        name: for error messages.
-        serve: sends a first message, then an answer to each message until it receives None.
-        log: file for everything that the process prints.
-        environment: variables that are added to this process' own.
+        name: name in error messages.
+        serve: function that sends a first message, then an answer to each message until None.
+        log: file for the output of the process.
+        environment: variables to add to the inherited ones.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Worker:
         self._process = _SPAWN.Process(target=_run, args=(serve, self._other_end, argument, log))
 
     def __enter__(self) -> Self:
-        with _added(self._environment):
+        with _with_variables(self._environment):
             self._process.start()
         self._other_end.close()
         return self
@@ -81,27 +80,31 @@ class Worker:
         return self.receive()
 
     def receive(self) -> Any:
-        """Wait for the next answer, or for the first message; raises as `ask`."""
+        """Wait for the next answer, or for the first message.
+
+        Raises:
+            BenchmarkError: the process has ended.
+        """
         try:
             return self._connection.recv()
         except (EOFError, OSError) as error:
             self._process.join(_END_S)
             status, line = self._process.exitcode, last_line(self._log)
             raise BenchmarkError(
-                f"{self._name} ended with status {status}: {line} (see {self._log})"
+                f"{self._name} ended with status {status}: {line}. See {self._log}."
             ) from error
 
 
 @contextlib.contextmanager
-def _added(environment: Mapping[str, str]) -> Iterator[None]:
-    """Add variables to this process' environment, which a process that is started inherits."""
-    before = dict(os.environ)
+def _with_variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Add variables to the environment, for processes that are started meanwhile."""
+    original = dict(os.environ)
     os.environ.update(environment)
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(original)
 
 
 def _run(
@@ -114,6 +117,6 @@ def _run(
 
 
 def run_in_process(function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
-    """Call a function in a process of its own, which ends."""
+    """Call a function in a temporary process, and return its result."""
     with ProcessPoolExecutor(1, mp_context=_SPAWN) as pool:
         return pool.submit(function, argument).result()

@@ -13,16 +13,16 @@ from tokenizers import Tokenizer
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from training.data.corpus import find_files, read_documents
 
-# A few articles that lie here.
+# A few articles in the repository.
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"
-_LEAST_TOKENS: Final = 8
-# Of the texts that are looked at, so that a draw is not the file's beginning.
+_MIN_TOKENS: Final = 8
+# Candidates per drawn text, so that the sample is not the start of the file.
 _CANDIDATES: Final = 8
 _SEED: Final = 0
 
 
 class Text(NamedTuple):
-    """A text and its ids, special ones included."""
+    """A text and its ids, including special tokens."""
 
     text: str
     ids: list[int]
@@ -31,31 +31,33 @@ class Text(NamedTuple):
 def draw_texts(
     files: Sequence[Path], tokenizer: Tokenizer, num_texts: int, max_tokens: int
 ) -> list[Text]:
-    """Draw texts of 8 to `max_tokens` tokens, in random order; the same files give the same.
+    """Draw texts of 8 to `max_tokens` tokens, in random order. The files determine the result.
 
-    A text that is longer is taken by its paragraphs.
+    Longer texts are split into paragraphs.
 
     Raises:
         CorpusError: a file cannot be read.
-        BenchmarkError: there is no text of such a length.
+        BenchmarkError: no text has such a length.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    fitting = _fitting(read_documents(find_files(files)), tokenizer, max_tokens)
-    candidates = list(islice(fitting, _CANDIDATES * num_texts))
+    pieces = _pieces_within(read_documents(find_files(files)), tokenizer, max_tokens)
+    candidates = list(islice(pieces, _CANDIDATES * num_texts))
     if not candidates:
         raise BenchmarkError(
-            f"no text of {_LEAST_TOKENS} to {max_tokens} tokens in "
-            f"{', '.join(map(str, files))}; name other files with --texts"
+            f"There is no text of {_MIN_TOKENS} to {max_tokens} tokens in "
+            f"{', '.join(map(str, files))}. Choose other files with --texts."
         )
     return random.Random(_SEED).sample(candidates, min(num_texts, len(candidates)))
 
 
-def _fitting(documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> Iterator[Text]:
+def _pieces_within(
+    documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int
+) -> Iterator[Text]:
     for document in documents:
-        whole = tokenizer.encode(document).ids
-        parts = [document] if len(whole) <= max_tokens else document.split("\n")
+        document_ids = tokenizer.encode(document).ids
+        parts = [document] if len(document_ids) <= max_tokens else document.split("\n")
         for part in parts:
-            ids = whole if part is document else tokenizer.encode(part).ids
-            if _LEAST_TOKENS <= len(ids) <= max_tokens:
+            ids = document_ids if part is document else tokenizer.encode(part).ids
+            if _MIN_TOKENS <= len(ids) <= max_tokens:
                 yield Text(part, ids)

@@ -1,10 +1,10 @@
 """Throughput and latency of the service.
 
-Serves one ALBERT with this package and with a BentoML service over pipelines of `transformers`
-that is written as BentoML's documentation does it, batching on; in turns, each with all threads,
-asked the same requests by a process of its own. Prints throughput and latency by number of
-connections, and throughput at the peer's p99: that at the fewest connections with which it reaches
-95 % of its best throughput.
+Serves one ALBERT with this package, and with a BentoML service over pipelines of `transformers`
+that follows BentoML's guide to adaptive batching. The services take turns, each with all threads.
+Another process sends the same requests to each. Prints throughput and latency by number of
+connections, and each service's best throughput within the peer's p99. The peer's p99 is measured
+at the fewest connections that reach 95 % of its best throughput.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from export.job import ExportConfig, export
 from training.errors import report_errors
 
 _PRECISIONS: Final = ("fp32", "int8")
-# Untimed, when a service has started: BentoML's batching learns from the first 11 batches of each
-# API, and makes them wait.
+# Untimed requests: BentoML's batching delays the first 11 batches of each API to learn from them.
 _NUM_WARM_UP: Final = 32
 _EXAMPLES: Final = """\
 examples:
@@ -50,7 +49,7 @@ examples:
   python -m benchmarks.serve --texts imdb/test.jsonl.xz
   python -m benchmarks.serve --num-requests 24 --levels 1 8 --rounds 1 --level-time 0.5
 
-Nothing else should run on the machine meanwhile.
+Nothing else should run on the machine.
 """
 
 
@@ -80,7 +79,7 @@ def _measure(options: argparse.Namespace) -> ServeReport:
 def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[ServedModel]:
     for precision in options.precisions:
         target = options.output / f"bundle-{precision}"
-        # The weights are random, so int8's cost in quality says nothing here.
+        # The quality of random weights means nothing.
         config = ExportConfig(
             checkpoint=checkpoint,
             bundle=target,
@@ -94,7 +93,7 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
 def _take_turns(
     results: Sequence[ServedResult], stream: Sequence[StreamItem], options: argparse.Namespace
 ) -> None:
-    """Measure all services, the peer first; in each round in another order."""
+    """Measure all services in turns, starting each round with another one."""
     for number in range(options.rounds):
         first = number % len(results)
         for result in tqdm([*results[first:], *results[:first]], f"round {number}", disable=None):

@@ -1,6 +1,6 @@
-"""Load on a service: many connections of raw HTTP on one event loop, in a process of its own.
+"""A load generator: many connections of raw HTTP on one event loop, in its own process.
 
-A client library would take a part of the processor that the service is measured on.
+A client library would use more of the CPU that the service is measured on.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPlan:
-    """The requests to send; each connection sends its next one when it has its reply.
+    """Requests to send. Each connection sends the next request when it has received a reply.
 
     Attributes:
-        requests: whole requests as bytes; they are sent in turns.
-        duration_s: whole passes over the requests are begun until so much time is over, at least
-            one, so that every run has the same mix.
+        requests: complete requests as bytes, sent in turns.
+        duration_s: seconds in which passes over the requests begin. Each pass is completed, so
+            every run has the same mix.
     """
 
     port: int
@@ -49,10 +49,10 @@ class LoadResult:
     """All replies.
 
     Attributes:
-        latencies_s: of the replies with status 200.
-        failures: the other replies, and the errors, in words.
-        bodies: of the first reply with status 200 to each request, by the request's index.
-        seconds: from the first request to the last reply.
+        latencies_s: latency of each reply with status 200, in seconds.
+        failures: descriptions of other replies and of errors.
+        bodies: body of the first reply with status 200, by the request's index.
+        seconds: time from the first request to the last reply.
     """
 
     latencies_s: list[float] = field(default_factory=list)
@@ -62,17 +62,17 @@ class LoadResult:
 
     @property
     def per_s(self) -> float:
-        """Replies of status 200 a second."""
+        """Replies with status 200 per second."""
         return len(self.latencies_s) / self.seconds
 
 
 def load(plan: LoadPlan) -> LoadResult:
-    """Send in a process of its own, and wait for the end."""
+    """Send the requests from another process, and return the results."""
     return run_in_process(_send, plan)
 
 
 def post_request(path: str, content: Any) -> bytes:
-    """Return a whole request with a body of JSON."""
+    """Return a complete request with a JSON body."""
     body = json.dumps(content).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
@@ -94,7 +94,7 @@ def _send(plan: LoadPlan) -> LoadResult:
 
 
 async def _call(plan: LoadPlan, turns: Iterator[int], result: LoadResult) -> None:
-    """Send the next requests over one connection, which is opened again after a failure."""
+    """Send requests over one connection. It is opened again after a failure."""
     reader, writer = await asyncio.open_connection(HOST, plan.port)
     for index in turns:
         began_s = time.monotonic()

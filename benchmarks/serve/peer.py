@@ -1,10 +1,15 @@
 """The service for comparison: pipelines of `transformers` in a BentoML service.
 
-Written as https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html does it: a service
-class that makes its pipelines, and batchable APIs that take lists and give them to a pipeline.
-The settings were the fastest that we tried. In requests per second: `max_batch_size` 32 and the
-pipeline's default `batch_size` of 1, in one process, 7.2; the same in two processes 6.7; 32 and 32
-3.6; 8 and 8 3.4. `services.py` starts the service and names the checkpoint in the environment.
+It follows https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html: batchable APIs
+that pass lists to a pipeline. The settings were the fastest that we tried. `services.py` starts the
+service and sets the environment variable of the checkpoint.
+
+| `max_batch_size` | `batch_size` of the pipeline | processes | requests/s |
+| --- | --- | --- | --- |
+| 32 | 1 (default) | 1 | 7.2 |
+| 32 | 1 (default) | 2 | 6.7 |
+| 32 | 32 | 1 | 3.6 |
+| 8 | 8 | 1 | 3.4 |
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from transformers import pipeline
 _CHECKPOINT = os.environ["PEER_CHECKPOINT"]
 _TASKS = ("text-classification", "fill-mask")
 _MAX_BATCH_SIZE = 32
-# Longer than anything waits here: past the first, BentoML answers 503 instead of waiting.
+# Longer than any request waits: otherwise, BentoML answers 503.
 _MAX_LATENCY_MS = 300_000
 _TIMEOUT_S = 600
 
@@ -44,5 +49,5 @@ class Pipelines:
     def fill_mask(self, texts: list[str]) -> list[list[dict[str, Any]]]:
         """The best tokens for the mask of each text."""
         predictions = self.pipelines["fill-mask"](texts)
-        # Of a list of one text the pipeline gives that text's answer alone.
+        # For a list of one text, the pipeline returns only that text's answer.
         return [predictions] if len(texts) == 1 else list(predictions)

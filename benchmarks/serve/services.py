@@ -26,7 +26,7 @@ from benchmarks.serve.load import HOST, post_request
 from training.model.checkpoint import read_config
 from training.model.heads import Task
 
-# Those that both sides have: transformers 5 has no pipeline for questions any more.
+# The tasks of both sides: transformers 5 has no pipeline for question answering.
 TASKS: Final[tuple[Task, ...]] = ("text-classification", "fill-mask")
 _PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_mask"}
 _SEED: Final = 0
@@ -39,7 +39,7 @@ class StreamItem:
     """A text to be classified, or with a mask to be filled.
 
     Attributes:
-        num_tokens: of the text, special ones included.
+        num_tokens: number of tokens of the text, including special tokens.
     """
 
     task: str
@@ -48,13 +48,13 @@ class StreamItem:
 
 
 def make_stream(checkpoint: Path, texts: Sequence[Path], num_requests: int) -> list[StreamItem]:
-    """Draw the requests, tasks by turns, lengths in random order; the same files give the same."""
+    """Draw the requests, with tasks in turns and lengths in random order. Files determine them."""
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
-    most = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
+    max_tokens = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
     draw = random.Random(_SEED)
     items = []
-    # A mask in place of a word may be a token more.
-    for index, (text, _) in enumerate(draw_texts(texts, tokenizer, num_requests, most - 2)):
+    # A mask may have more tokens than the word that it replaces.
+    for index, (text, _) in enumerate(draw_texts(texts, tokenizer, num_requests, max_tokens - 2)):
         task = TASKS[index % len(TASKS)]
         if task == "fill-mask":
             words = text.split()
@@ -72,7 +72,7 @@ class ServedModel:
     Attributes:
         target: the service, as MODULE:NAME.
         environment: its settings.
-        call: the path and body that ask it for an item.
+        call: function that returns path and body of the request for an item.
     """
 
     name: str
@@ -81,23 +81,25 @@ class ServedModel:
     call: Callable[[StreamItem], tuple[str, dict[str, Any]]]
 
     def request(self, item: StreamItem) -> bytes:
-        """Return the request that asks for an item."""
+        """Return the HTTP request for an item."""
         return post_request(*self.call(item))
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[int]:
-        """Start it, wait until it is ready, and stop it afterwards; for `with`.
+        """Start the service and wait until it is ready; stop it at the end of `with`.
 
         Args:
-            folder: takes its log and BentoML's files.
+            folder: folder for the log and BentoML's files.
 
         Yields:
-            The port.
+            Port of the service.
         """
         folder.mkdir(parents=True, exist_ok=True)
         port, log_file = _free_port(), folder / "service.log"
         command = ["-m", "bentoml", "serve", self.target, "--host", HOST, "--port", str(port)]
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("ALBERT_")}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("ALBERT_")
+        }
         common = {
             "BENTOML_DO_NOT_TRACK": "True",
             "BENTOML_HOME": str((folder / "bentoml").absolute()),
@@ -109,7 +111,7 @@ class ServedModel:
             process = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=folder,
-                env={**kept, **common, **self.environment},
+                env={**inherited, **common, **self.environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -134,7 +136,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log_file: Pat
             if reply.status == 200:
                 return
         time.sleep(0.1)
-    raise BenchmarkError(f"the service did not start: {last_line(log_file)} (see {log_file})")
+    raise BenchmarkError(f"The service did not start: {last_line(log_file)}. See {log_file}.")
 
 
 def _free_port() -> int:
@@ -145,7 +147,7 @@ def _free_port() -> int:
 
 
 def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
-    """Return this package's, with one worker and settings as they come."""
+    """Return the service of this package with one worker and default settings."""
     return ServedModel(
         name=name,
         target="albert_serve.service:AlbertServe",
@@ -159,7 +161,7 @@ def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
 
 
 def peer_service(checkpoint: Path, num_threads: int) -> ServedModel:
-    """Return BentoML's batching over pipelines."""
+    """Return the BentoML service with batching over pipelines."""
     return ServedModel(
         name="BentoML over pipelines",
         target="benchmarks.serve.peer:Pipelines",

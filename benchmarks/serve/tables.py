@@ -14,7 +14,7 @@ from benchmarks.harness.page import bullets, table
 from benchmarks.serve.load import LoadResult
 from benchmarks.serve.services import ServedModel, StreamItem
 
-# Of the best throughput: more connections than reach it only make everybody wait.
+# Share of the best throughput: beyond it, more connections only add latency.
 _SATURATED: Final = 0.95
 
 
@@ -23,44 +23,44 @@ class ServedResult:
     """The measurements of one service.
 
     Attributes:
-        levels: by number of connections, one of each round.
+        levels: results of each round, by number of connections.
     """
 
     service: ServedModel
     levels: dict[int, list[LoadResult]] = field(default_factory=dict)
 
     def per_s(self, level: int) -> float:
-        """Requests a second at a level, the median over rounds."""
+        """Return the median over rounds of the requests per second at a level."""
         return statistics.median(run.per_s for run in self.levels[level])
 
     def latency_s(self, level: int, percent: float) -> float:
-        """Return the latency of all rounds' requests together; NaN if none was answered."""
-        latencies_s = [each for run in self.levels[level] for each in run.latencies_s]
+        """Return a percentile of the latencies of all rounds, in seconds; NaN without replies."""
+        latencies_s = [value for run in self.levels[level] for value in run.latencies_s]
         return float(np.percentile(latencies_s, percent)) if latencies_s else float("nan")
 
     def saturation(self) -> int:
-        """The fewest connections that reach nearly the best throughput."""
+        """Return the fewest connections that reach 95 % of the best throughput."""
         rates = {level: self.per_s(level) for level in self.levels}
         return min(level for level in rates if rates[level] >= _SATURATED * max(rates.values()))
 
-    def best_within(self, most_s: float) -> int | None:
-        """Return the connections with the best throughput within a p99."""
-        within = [level for level in self.levels if self.latency_s(level, 99) <= most_s]
+    def best_within(self, max_s: float) -> int | None:
+        """Return the connections with the best throughput and a p99 of at most `max_s`."""
+        within = [level for level in self.levels if self.latency_s(level, 99) <= max_s]
         return max(within, key=self.per_s) if within else None
 
     @property
     def failures(self) -> list[str]:
-        """All failures."""
+        """Failures of all levels and rounds."""
         return [text for runs in self.levels.values() for run in runs for text in run.failures]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeReport:
-    """All that was measured.
+    """The results of all services.
 
     Attributes:
-        machine: hardware, versions, date and model, a line each.
-        results: of the peer first.
+        machine: lines about hardware, versions, date and model.
+        results: results of each service, the peer first.
     """
 
     machine: Sequence[str]
@@ -68,11 +68,11 @@ class ServeReport:
     results: Sequence[ServedResult]
 
     def markdown(self) -> str:
-        """Return all tables, with the description of machine and model."""
+        """Return all tables and the description of machine and model."""
         failures = [
-            f"{one.service.name}: {text}"
-            for one in self.results
-            for text in dict.fromkeys(one.failures)
+            f"{result.service.name}: {text}"
+            for result in self.results
+            for text in dict.fromkeys(result.failures)
         ]
         sections = [
             bullets([*self.machine, _describe(self.stream)]),
@@ -86,33 +86,36 @@ class ServeReport:
 
 
 def _summary(results: Sequence[ServedResult]) -> str:
-    """Compare throughputs within the peer's p99, which is that of its saturation."""
+    """Return a table of the best throughputs within the peer's p99 at saturation."""
     peer = results[0]
     level = peer.saturation()
-    best, most_s = peer.per_s(level), peer.latency_s(level, 99)
+    best, max_s = peer.per_s(level), peer.latency_s(level, 99)
     rows = []
-    for one in results:
-        within = level if one is peer else one.best_within(most_s)
+    for result in results:
+        within = level if result is peer else result.best_within(max_s)
         cells = ["–"] * 5
         if within is not None:
-            cells = [f"{one.per_s(within):.1f}", str(within), _ms(one.latency_s(within, 99))]
-            cells += [f"{one.per_s(within) / best:.2f}", f"{_largest_difference(peer, one):.1e}"]
-        name = one.service.name if one is peer else f"**{one.service.name}**"
-        rows.append([name, *cells, str(len(one.failures))])
+            cells = [f"{result.per_s(within):.1f}", str(within), _ms(result.latency_s(within, 99))]
+            cells += [
+                f"{result.per_s(within) / best:.2f}",
+                f"{_largest_difference(peer, result):.1e}",
+            ]
+        name = result.service.name if result is peer else f"**{result.service.name}**"
+        rows.append([name, *cells, str(len(result.failures))])
     headings = ["requests/s", "connections", "p99, ms", "times the peer", "scores differ by"]
     return table(["", *headings, "failed"], rows)
 
 
 def _levels(results: Sequence[ServedResult]) -> str:
     headings = ["connections"]
-    for one in results:
-        headings += [f"{one.service.name}: requests/s", "p50, ms", "p99, ms"]
+    for result in results:
+        headings += [f"{result.service.name}: requests/s", "p50, ms", "p99, ms"]
     rows = []
     for level in results[0].levels:
         cells = [str(level)]
-        for one in results:
-            latencies = [_ms(one.latency_s(level, percent)) for percent in (50, 99)]
-            cells += [f"{one.per_s(level):.1f}", *latencies]
+        for result in results:
+            latencies = [_ms(result.latency_s(level, percent)) for percent in (50, 99)]
+            cells += [f"{result.per_s(level):.1f}", *latencies]
         rows.append(cells)
     return table(headings, rows)
 
@@ -130,15 +133,15 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"
 
 
-def _largest_difference(peer: ServedResult, other: ServedResult) -> float:
-    """Between the scores of the peer's best answers and another's to the same requests."""
-    theirs, others = (next(iter(one.levels.values()))[0].bodies for one in (peer, other))
+def _largest_difference(peer: ServedResult, result: ServedResult) -> float:
+    """Return the largest difference from the scores of the peer's best answers."""
+    peer_bodies, bodies = (next(iter(side.levels.values()))[0].bodies for side in (peer, result))
     largest = 0.0
-    for index in theirs.keys() & others.keys():
-        [best], answers = json.loads(theirs[index]), json.loads(others[index])
+    for index in peer_bodies.keys() & bodies.keys():
+        [best], answers = json.loads(peer_bodies[index]), json.loads(bodies[index])
         best = best[0] if isinstance(best, list) else best
         answers = answers[0] if isinstance(answers[0], list) else answers
         key = "label" if "label" in best else "token"
-        scores = [one["score"] for one in answers if one[key] == best[key]]
+        scores = [answer["score"] for answer in answers if answer[key] == best[key]]
         largest = max(largest, abs(best["score"] - (scores[0] if scores else 0.0)))
     return largest

@@ -1,9 +1,9 @@
-"""Speed of training with this package, against the `Trainer` of `transformers`.
+"""Speed of training with this package, compared with the `Trainer` of `transformers`.
 
-Pretrains the same model on the same examples, in bf16 (fp32 on a CPU without it), compiled and with
-AdamW, in turns, and prints real tokens a second, memory and how many times faster ours is, as the
-median over rounds. On a CPU `transformers` runs as it comes, and at the settings that were its
-fastest among all tried. Writes `results.json` and `tables.md` into the output folder.
+Pretrains the same model on the same examples, compiled and with AdamW, in bf16 (fp32 on a CPU
+without bf16). The sides take turns. Prints real tokens per second, memory, and how many times
+faster ours is, as medians over rounds. On a CPU, `transformers` runs with its defaults and with its
+fastest settings. Writes `results.json` and `tables.md` into the output folder.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from training.errors import report_errors
 from training.options.config import add_device
 from training.options.values import parse_count, parse_duration
 
-# Tokens of a step: more was no faster.
+# Tokens per step. More tokens were not faster.
 _BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
-# Rows of `transformers` for each of ours, where as many are not its fastest.
+# Rows of `transformers` per row of ours, if another number is faster.
 _HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
 _GB: Final = 1e9
@@ -46,12 +46,12 @@ _EXAMPLES: Final = r"""examples:
 
 @dataclass(kw_only=True, slots=True)
 class TrainerResult:
-    """The measurements of a side.
+    """The results of a side.
 
     Attributes:
-        warm_up_s: from the model's beginning to the end of its first steps, compilation included.
-        turns: one a round; none if the side failed.
-        failure: the error of a side that failed, such as one that lacked memory.
+        warm_up_s: seconds from the start to the end of the first steps, including compilation.
+        turns: one turn per round; empty if the side failed.
+        failure: error message of a side that failed.
     """
 
     name: str
@@ -71,13 +71,13 @@ class TrainerResult:
         return [self.name, *cells, by_clock, by_cpu]
 
     def _ratio(self, ours: TrainerResult, seconds: Callable[[TrainerTurn], float]) -> str:
-        """Return how many times faster ours is: the median over turns of the same round.
+        """Return how many times faster ours is: the median of the rounds' ratios.
 
-        Other load varies little within a round.
+        Other load on the machine varies less within a round than between rounds.
         """
         rates = [
-            (own.num_tokens / seconds(own)) / (other.num_tokens / seconds(other))
-            for own, other in zip(ours.turns, self.turns, strict=True)
+            (our_turn.num_tokens / seconds(our_turn)) / (turn.num_tokens / seconds(turn))
+            for our_turn, turn in zip(ours.turns, self.turns, strict=True)
         ]
         return f"{statistics.median(rates):.2f}x"
 
@@ -95,7 +95,7 @@ class TrainingReport:
         for title, results in self.cases.items():
             rows = [result.cells(results[0]) for result in results if result.turns]
             headings = ["", "tokens/s", "memory", "warm-up", "ours is faster", "by CPU time"]
-            failures = [f"{one.name}: {one.failure}" for one in results if one.failure]
+            failures = [f"{result.name}: {result.failure}" for result in results if result.failure]
             sections += [f"{title}:", table(headings, rows), *failures]
         return "\n\n".join(sections) + "\n"
 
@@ -108,10 +108,10 @@ def _run(options: argparse.Namespace) -> int:
         jobs = _jobs(shape, options)
         title = f"{shape}, {jobs[0].case.num_rows} x {options.length} tokens"
         report.cases[title] = []
-        # On a GPU, whose memory they would share, they run one after the other.
+        # On a GPU they would share its memory, so they run one after the other.
         for group in [[job] for job in jobs] if options.device.type == "cuda" else [jobs]:
             report.cases[title] += _measure_in_turns(group, options)
-            # Written after each, so that an interruption keeps the others.
+            # Written after each case, so that an interruption loses only one.
             write_results(options.output, report, report.markdown())
     print(report.markdown())
     return 0
@@ -149,7 +149,7 @@ def _jobs(shape: str, options: argparse.Namespace) -> list[TrainerJob]:
 def _measure_in_turns(
     jobs: Sequence[TrainerJob], options: argparse.Namespace
 ) -> list[TrainerResult]:
-    """Measure jobs in turns; one that fails, as for lack of memory, leaves, the others go on."""
+    """Measure jobs in turns. A job that fails is skipped from then on."""
     with ExitStack() as stack:
         started: list[tuple[Worker, TrainerResult]] = []
         for number, job in enumerate(jobs):
@@ -172,7 +172,7 @@ def _measure_in_turns(
                     result.failure = str(error)
                     result.turns.clear()
                 else:
-                    result.turns += [turn] if number else []  # the first one warms caches
+                    result.turns += [turn] if number else []  # the first turn warms caches
     return [result for _, result in started]
 
 

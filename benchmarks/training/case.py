@@ -1,4 +1,4 @@
-"""The pretraining that both sides do: one model, and the same examples."""
+"""The pretraining of both sides: one model and the same examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.pretraining.recipes import RECIPES
 
 _SMALL_VOCAB: Final = 12000
 _SEED: Final = 0
-# At this rate neither side's loss diverges.
+# Neither side diverges at this learning rate.
 LR: Final = 1e-4
 # An example under the names of `transformers`.
 HfRow: TypeAlias = dict[str, Any]
@@ -38,10 +38,10 @@ class PretrainingCase:
     """One model at one length, and its data.
 
     Attributes:
-        num_rows: rows of a step of ours.
+        num_rows: rows per step of this package.
         shards: folder of the tokenised corpus.
-        examples: the same text's examples for `transformers`, as `make_examples` returns them.
-        tokenizer: folder of the `tokenizer.json` that the data was made with.
+        examples: examples of the same text for `transformers`, from `make_examples`.
+        tokenizer: folder of the `tokenizer.json` of the data.
     """
 
     config: AlbertConfig
@@ -52,7 +52,7 @@ class PretrainingCase:
     tokenizer: Path
 
     def build_ours(self, device: torch.device, *, compiles: bool) -> Run:
-        """Return this package's run, by settings under which both sides train alike."""
+        """Return the run of this package, with the settings of both sides."""
         config = PretrainConfig(
             output=Path("unused"),
             shards=self.shards,
@@ -74,7 +74,7 @@ class PretrainingCase:
         return open_job(config, recipe, self.config, start, World(device=device), "auto").build()
 
     def make_hf_model(self, attention: str) -> Any:
-        """Return the model of `transformers`, at its first weights."""
+        """Return the model of `transformers` with initial weights."""
         import transformers  # not in the process of ours
 
         config = transformers.AlbertConfig.from_dict(self.config.to_hf())
@@ -84,7 +84,7 @@ class PretrainingCase:
 
 
 def sized_config(shape: str, length: int, num_pieces: int) -> AlbertConfig:
-    """Return a preset's sizes, with as many positions and pieces as are needed at least."""
+    """Return a preset's sizes, with enough positions and pieces for the data."""
     sizes = PRESETS[shape]
     vocab_size = max(_SMALL_VOCAB if shape == "small" else sizes.vocab_size, num_pieces)
     return replace(sizes, vocab_size=vocab_size, max_positions=max(length, sizes.max_positions))
@@ -93,26 +93,25 @@ def sized_config(shape: str, length: int, num_pieces: int) -> AlbertConfig:
 def make_examples(
     shards: Shards, tokenizer: Path, *, length: int, num_examples: int
 ) -> list[HfRow]:
-    """Return the first examples of a run over a tokenised corpus for `transformers`.
+    """Return the first examples of a tokenised corpus for `transformers`, one sequence each.
 
-    Examples, masks and labels are those that `albert-serve pretrain` makes of them, each one a
-    sequence of its own. A corpus too small gives as many epochs as it takes.
+    They have the tokens, masks and labels of `albert-serve pretrain`. A small corpus is repeated.
     """
     masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer / "tokenizer.json"))
     plan = Plan(shards=shards, settings=ExampleSettings(length=length), seed=_SEED)
     rows = chain.from_iterable(plan.epoch(number) for number in count())
-    made = []
+    hf_rows: list[HfRow] = []
     for example in islice(chain.from_iterable(rows), num_examples):
-        whole, second = example.tokens(shards.parts[example.part])
-        masked, chosen = masking(whole, example.mask_rng(_SEED))
-        labels = np.full(len(whole), IGNORED)
-        labels[chosen] = whole[chosen]
-        made.append(
+        tokens, second = example.tokens(shards.parts[example.part])
+        masked, positions = masking(tokens, example.mask_rng(_SEED))
+        labels = np.full(len(tokens), IGNORED)
+        labels[positions] = tokens[positions]
+        hf_rows.append(
             {
                 "input_ids": masked.astype(np.int64),
-                "token_type_ids": (np.arange(len(whole)) >= second).astype(np.int64),
+                "token_type_ids": (np.arange(len(tokens)) >= second).astype(np.int64),
                 "labels": labels,
                 "sentence_order_label": int(example.label),
             }
         )
-    return made
+    return hf_rows

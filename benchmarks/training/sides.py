@@ -1,7 +1,4 @@
-"""The two sides, each in a process of its own, which trains in turns.
-
-On a CPU the processes that wait sleep, so that other load on the machine affects both sides.
-"""
+"""The two sides, each in its own process. They train in turns, so other load affects both."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ from training.data.examples import IGNORED
 from training.system.precision import product_dtype
 from training.system.process import keep_freed_memory
 
-# Read by glibc's malloc and by torch when a process begins: memory that a step gives back stays
-# with the process, in large pages; the next step need not map and zero it again.
+# Variables of glibc's malloc and of torch. A process retains the memory that a step frees, in large
+# pages, so the next step need not map and zero it again.
 _KEEPS_MEMORY: Final = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -32,9 +29,9 @@ _KEEPS_MEMORY: Final = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 _NUM_WARM_UP_STEPS: Final = 3
-# Between warm-up and decay, where the rate is the full one.
+# Progress between warm-up and decay, at the full learning rate.
 _DONE: Final = 0.5
-_BYTES_A_KIB: Final = 1024
+_BYTES_PER_KIB: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +39,9 @@ class HfSettings:
     """The training settings of `transformers`.
 
     Attributes:
-        num_rows: sequences of a step (`per_device_train_batch_size`).
-        attention: its implementation.
-        keeps_memory: whether malloc keeps the memory that a step frees.
+        num_rows: sequences per step (`per_device_train_batch_size`).
+        attention: implementation of attention.
+        keeps_memory: whether the process retains the memory that a step frees.
     """
 
     num_rows: int
@@ -57,8 +54,8 @@ class TrainerJob:
     """The training of a process that takes turns.
 
     Attributes:
-        hf: settings of `transformers`; None for this package.
-        compiles: whether the model's pass is compiled.
+        hf: settings of `transformers`; None: this package trains.
+        compiles: whether the model is compiled.
     """
 
     case: PretrainingCase
@@ -72,14 +69,15 @@ class TrainerJob:
         """The side and its settings."""
         if self.hf is None:
             return "ours"
-        kept = ", memory kept" if self.hf.keeps_memory else ""
-        return f"transformers ({self.hf.num_rows} rows, {self.hf.attention}{kept})"
+        memory = ", memory kept" if self.hf.keeps_memory else ""
+        return f"transformers ({self.hf.num_rows} rows, {self.hf.attention}{memory})"
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables of the process."""
-        kept = _KEEPS_MEMORY if self.hf is not None and self.hf.keeps_memory else {}
-        return {"OMP_NUM_THREADS": str(self.num_threads), "TOKENIZERS_PARALLELISM": "false", **kept}
+        memory = _KEEPS_MEMORY if self.hf is not None and self.hf.keeps_memory else {}
+        threads = {"OMP_NUM_THREADS": str(self.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+        return {**threads, **memory}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +85,10 @@ class TrainerTurn:
     """The measurement of one turn.
 
     Attributes:
-        seconds: of wall clock.
-        cpu_seconds: of all threads together; where other programs run, too, the better measure.
-        num_tokens: real tokens, padding not counted.
-        peak_bytes: most memory until now: of the process, or on a GPU of its tensors.
+        seconds: wall-clock time.
+        cpu_seconds: CPU time of all threads; the better measure if other programs run.
+        num_tokens: number of tokens without padding.
+        peak_bytes: peak memory so far, of the process or of tensors on a GPU.
     """
 
     seconds: float
@@ -100,12 +98,12 @@ class TrainerTurn:
 
 
 class Stopwatch:
-    """Times turns of whole steps in a process that trains; to be called after each step.
+    """Times turns of complete steps in a training process.
 
     Args:
-        connection: gets the seconds of each turn, and sends what was done in it.
-        count_tokens: real tokens trained on so far; called at the ends of turns alone, because
-            it may wait for the device.
+        connection: connection that requests turns, in seconds, and receives their results.
+        count_tokens: function that returns the tokens trained so far. It is called only at the
+            end of a turn, because it may wait for the device.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class Stopwatch:
         self._first_token = 0
 
     def step_is_done(self) -> bool:
-        """Return whether there is another step to be made."""
+        """Count a step; return whether to train another one."""
         self._num_steps += 1
         if self._num_steps < _NUM_WARM_UP_STEPS:
             return True
@@ -147,7 +145,7 @@ class Stopwatch:
         if self._device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self._device)
         else:
-            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_A_KIB
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB
         return TrainerTurn(
             seconds=time.perf_counter() - self._began_s,
             cpu_seconds=time.process_time() - self._began_cpu_s,
