@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-training bench-gpu bench-engine bench-serve bench-embeddings image-cpu image-gpu default-model notebooks client site dist release check format clean
+.PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-training bench-gpu bench-engine bench-serve bench-embeddings lock image-cpu image-gpu default-model notebooks client site dist release check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -88,6 +88,12 @@ bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FIL
 	$(BIN)/python -m benchmarks.embeddings $(MODELS) $(if $(PEERS),--sentence-transformers $(PEERS)) \
 		$(if $(STSB),--stsb $(STSB)) $(if $(SICK),--sick $(SICK)) \
 		$(if $(SQUAD),--squad $(SQUAD))
+
+lock: $(VENV)/.dev  ## pin the packages of the images, with hashes (deploy/images/*.txt)
+	for image in cpu gpu; do \
+		$(BIN)/uv pip compile --quiet --no-config --no-annotate --no-header --universal --python-version 3.11 \
+			--generate-hashes -c constraints.txt deploy/images/$$image.in -o deploy/images/$$image.txt; \
+	done
 
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (without docker: BACKEND=podman or buildah)
 	$(BIN)/bentoml build
