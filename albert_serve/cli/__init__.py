@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -36,8 +37,9 @@ examples:
 
 `albert-serve COMMAND --help` has the options and examples of each.
 """
-# Shells report this status for a program that SIGINT ended.
+# Shells report these statuses for programs that SIGINT or SIGPIPE ended.
 _INTERRUPTED: Final = 128 + 2
+_BROKEN_PIPE: Final = 128 + 13
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,10 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if name in _SERVING:
             options = command_parser(name).parse_args(words[1:])
-            return cast("int", options.run(options))
+            status = cast("int", options.run(options))
+            sys.stdout.flush()
+            return status
         training = _training_commands()
         if name in training:
             return cast("int", _load(name, training, "train").main(words[1:]))
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
     except (AlbertServeError, OSError) as error:
         print_error(error)
         return error.exit_status if isinstance(error, AlbertServeError) else 1
