@@ -6,17 +6,21 @@ Token classification has a model and a service of its own: a checkpoint has one 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
 
+from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
-from tests.albert_serve.support import ROOT, Running, served
-from tests.albert_serve.task_fixtures import answer, engine, sentences, task_setup, tokenizer  # noqa: F401 - fixtures for all tests here
+from albert_serve.tasks import Prepared, TaskSetup
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.albert_serve.support import ROOT, Answerer, Running, TorchEngine, served
 from tests.export.exporting import export_bundle
 from training.data.corpus import read_documents
 from training.model.albert import ModelInputs
@@ -25,6 +29,7 @@ from training.model.heads import AlbertForTasks
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import train_vocab
 
+WIKI = ROOT / "tests/data/wiki.jsonl"
 TOKEN_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
@@ -32,7 +37,7 @@ TOKEN_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights, large enough that logits differ, and a vocabulary of 1,000 pieces."""
     vocab = tmp_path_factory.mktemp("vocab")
-    documents = read_documents([ROOT / "tests/data/wiki.jsonl"])
+    documents = read_documents([WIKI])
     spiece = train_vocab(documents, vocab, vocab_size=1000)
     build_tokenizer(spiece).save(str(vocab / "tokenizer.json"))
     torch.manual_seed(0)
@@ -48,12 +53,7 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     model = AlbertForTasks(
         config,
-        {
-            "fill-mask": 1000,
-            "sentence-order": 2,
-            "text-classification": 2,
-            "question-answering": 2,
-        },
+        {"fill-mask": 1000, "sentence-order": 2, "text-classification": 2, "question-answering": 2},
     )
     folder = tmp_path_factory.mktemp("checkpoint")
     labels = {"id2label": {"0": "negative", "1": "positive"}}
@@ -147,3 +147,43 @@ def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return line.removeprefix("error: ")
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint_dir: Path) -> AlbertTokenizer:
+    return AlbertTokenizer.from_file(checkpoint_dir / "tokenizer.json")
+
+
+@pytest.fixture(scope="session")
+def engine(checkpoint_dir: Path) -> TorchEngine:
+    return TorchEngine(load_checkpoint(checkpoint_dir))
+
+
+@pytest.fixture(scope="session")
+def answer(engine: TorchEngine) -> Answerer:
+    """Runs what a task prepared, and gives the answer."""
+
+    def run(prepared: Prepared[Any]) -> Any:
+        return prepared.finish(engine.run(prepared.inputs))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def task_setup(tokenizer: AlbertTokenizer, engine: TorchEngine) -> TaskSetup:
+    entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["negative", "positive"])
+    return TaskSetup(
+        tokenizer=tokenizer,
+        max_positions=engine.model.config.max_positions,
+        hidden_size=engine.model.config.hidden_size,
+        heads={"text-classification": entry},
+    )
+
+
+@pytest.fixture(scope="session")
+def sentences() -> list[str]:
+    """Sentences of Wikipedia, short and long."""
+    with WIKI.open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    paragraphs = [line for text in texts for line in text.splitlines() if len(line) > 40]
+    return [paragraph[:150] for paragraph in paragraphs[::7]][:12]

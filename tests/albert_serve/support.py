@@ -1,4 +1,4 @@
-"""Helpers of the service's tests: a service process, and bundles with a fault."""
+"""Helpers: a service process, bundles with a fault, and an engine in torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import torch
 
+from albert_serve.api.embeddings import FEATURE_EXTRACTION
 from albert_serve.bundle.manifest import file_entry
 from albert_serve.local import LocalTransport
 from albert_serve.settings import RuntimeOptions
+from albert_serve.tasks import EncoderInput, Logits, Prepared
+from training.model.albert import ModelInputs
+from training.model.heads import AlbertForTasks
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "albert_serve.service:AlbertServe"
@@ -211,3 +218,31 @@ def copy_with(bundle_dir: Path, folder: Path, name: str, content: bytes) -> Path
     manifest["files"][name] = file_entry(folder / name).model_dump()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+class TorchEngine:
+    """Runs inputs one by one, unpadded: the numbers that any other engine should give."""
+
+    def __init__(self, model: AlbertForTasks, max_batch_tokens: int = 512) -> None:
+        self.model = model.eval()
+        self.max_batch_tokens = max_batch_tokens
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+        return [self._run_one(item) for item in inputs]
+
+    def _run_one(self, item: EncoderInput) -> Logits:
+        batch = ModelInputs(ids=torch.tensor([item.ids]), types=torch.tensor([item.types]))
+        hidden = self.model(batch)[0]
+        rows = hidden if item.rows is None else hidden[item.rows]
+        if item.task != FEATURE_EXTRACTION:
+            rows = self.model.heads[item.task](rows)
+        if item.reduction == "mean":
+            rows = rows.mean(0, keepdim=True)
+        if item.reduction == "max":
+            rows = rows.amax(0, keepdim=True)
+        logits: Logits = rows.numpy().astype(np.float32)
+        return logits
+
+
+Answerer = Callable[[Prepared[Any]], Any]

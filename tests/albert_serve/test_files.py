@@ -1,4 +1,4 @@
-"""A folder appears whole or not at all."""
+"""Names of files; a folder appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_serve.files import replace_folder
+from albert_serve.files import local_path, read_small_file, replace_folder
 
 NAME = "bundle"
 
@@ -53,3 +53,27 @@ def test_all_content_is_on_disk_before_the_folder_is_renamed(
         (folder / "part").mkdir()
         (folder / "part/file").write_text("1")
     assert {"part", "file", folder.name} == set(synced)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_path"),
+    [
+        *(("./us/whole", True), ("../whole", True), ("/whole", True), ("~/whole", True)),
+        *(("us/whole/", True), ("here/whole", True), ("link", True), ("best", True)),
+        *(("us/checkpoint", True), (Path("us/whole"), True), ("us/whole", False), ("whole", False)),
+    ],
+)
+def test_a_name_is_a_path_or_a_name_on_the_hub(
+    name: str | Path, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("nothing")
+    assert local_path(name) == (Path(name).expanduser() if is_path else None)
+
+
+def test_a_small_file_has_at_most_so_many_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("123")
+    assert read_small_file(tmp_path / "file", 3) == b"123"
+    with pytest.raises(OSError, match="more than 2 bytes"):
+        read_small_file(tmp_path / "file", 2)

@@ -20,10 +20,10 @@ from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import Split
 
 from albert_serve.config import AlbertConfig
-from albert_serve.errors import BundleCorruptError, InvalidInputError
+from albert_serve.errors import BundleCorruptError, InvalidInputError, TextTooLongError
 from albert_serve.runtime.ort import return_free_memory
 from albert_serve.server.models import num_anonymous_bytes
-from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer, Encoding
+from albert_serve.tokenizer import MAX_TOKENS, SPECIAL_TOKENS, AlbertTokenizer, Encoding
 from tests.training.vocabulary.oracle import preprocess_text
 from training.data.corpus import read_documents
 from training.model.checkpoint import write_tokenizer_config
@@ -135,17 +135,19 @@ def is_mark(char: str) -> bool:
     return bool(char) and unicodedata.category(char).startswith("M")
 
 
-def test_a_pair_built_from_slices_keeps_offsets(tokenizer: AlbertTokenizer) -> None:
+def test_a_pair_is_built_from_slices_with_their_offsets(tokenizer: AlbertTokenizer) -> None:
+    """`transformers` drops the separator of an empty pair, and so the sign of a second text."""
     question = tokenizer.encode_plain("the school?")
     context = tokenizer.encode_plain(PARAGRAPHS[0]).slice(10, 20)
     built = tokenizer.build(question, context)
-    num_question = len(question)
     assert built.ids == [2, *question.ids, 3, *context.ids, 3]
-    assert built.types == [0] * (num_question + 2) + [1] * 11
+    assert built.types == [0] * (len(question) + 2) + [1] * 11
     assert built.offsets == [(0, 0), *question.offsets, (0, 0), *context.offsets, (0, 0)]
+    empty = tokenizer.encode("", "")
+    assert (empty.ids, empty.types) == ([2, 3, 3], [0, 0, 1])
 
 
-def test_nothing_is_cut_or_padded_even_where_the_file_says_so(folder: Path, tmp_path: Path) -> None:
+def test_the_truncation_and_padding_of_a_file_are_ignored(folder: Path, tmp_path: Path) -> None:
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
     raw.enable_truncation(8)
     raw.enable_padding(length=64)
@@ -156,12 +158,20 @@ def test_nothing_is_cut_or_padded_even_where_the_file_says_so(folder: Path, tmp_
 
 
 @pytest.mark.parametrize("code", [0xD83D, 0xDC4D], ids=["high", "low"])
-def test_half_a_surrogate_pair_is_refused(tokenizer: AlbertTokenizer, code: int) -> None:
-    text = f"the {chr(code)} tor"
+def test_half_a_surrogate_pair_is_rejected(tokenizer: AlbertTokenizer, code: int) -> None:
     with pytest.raises(InvalidInputError, match=rf"character 4 .* U\+{code:04X}"):
-        tokenizer.encode(text)
-    with pytest.raises(InvalidInputError, match="surrogate"):
-        tokenizer.encode("the", text)
+        tokenizer.encode("the", f"the {chr(code)} tor")
+
+
+def test_a_text_has_limits_of_tokens_and_of_normalised_characters(
+    tokenizer: AlbertTokenizer,
+) -> None:
+    text = "[MASK]" * MAX_TOKENS
+    assert len(tokenizer.encode_plain(text)) == MAX_TOKENS == 1 << 19
+    with pytest.raises(TextTooLongError, match=f"{MAX_TOKENS + 1} tokens.* at most {MAX_TOKENS}"):
+        tokenizer.encode_plain(f"{text}[MASK]")
+    with pytest.raises(TextTooLongError, match=r"140001 characters.* 1500001.* at most 1500000"):
+        tokenizer.encode_plain("\ufdfa" * 80_000 + "a" * 60_001)
 
 
 def test_words_that_were_never_seen_leave_nothing_behind(folder: Path) -> None:
@@ -181,12 +191,6 @@ def test_words_that_were_never_seen_leave_nothing_behind(folder: Path) -> None:
     assert after - before < 8 << 20
 
 
-def test_an_empty_pair_still_ends_in_its_separator(tokenizer: AlbertTokenizer) -> None:
-    """`transformers` drops it, and with it the mark that there was a second text."""
-    assert tokenizer.encode("", "").ids == [2, 3, 3]
-    assert tokenizer.encode("", "").types == [0, 0, 1]
-
-
 def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path) -> None:
     """The `tokenizer.json` of the released checkpoints has such a mask."""
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -196,7 +200,7 @@ def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path)
     assert plain.offsets[plain.ids.index(tokenizer.mask_id)] == (5, 11)
 
 
-@pytest.mark.parametrize("content", [b"{}", b"not json", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe"])
 def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_bytes(content)
@@ -208,20 +212,12 @@ def rename_the_mask(content: dict[str, Any]) -> None:
     content["model"]["vocab"][4][0] = content["added_tokens"][4]["content"] = "[M]"
 
 
-def repeat_a_piece(content: dict[str, Any]) -> None:
-    content["model"]["vocab"][500] = content["model"]["vocab"][501]
-
-
-def forget_the_mask(content: dict[str, Any]) -> None:
-    del content["added_tokens"][4]
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (rename_the_mask, r"no token is named \[MASK\] or <mask>"),
-        (repeat_a_piece, "token of its own"),
-        (forget_the_mask, "not read as one token"),
+        (lambda file: file["model"]["vocab"].insert(9, file["model"]["vocab"][10]), "of its own"),
+        (lambda file: file["added_tokens"].pop(4), "not read as one token"),
     ],
 )
 def test_a_tokenizer_that_is_not_an_albert_s(
@@ -235,20 +231,17 @@ def test_a_tokenizer_that_is_not_an_albert_s(
         AlbertTokenizer.from_file(file)
 
 
-CATASTROPHIC = [r"(a+)+$", r"(a|aa)+$"]
-
-
-@pytest.mark.parametrize("expression", CATASTROPHIC)
-@pytest.mark.parametrize("place", ["normalizer", "pre_tokenizer"])
-def test_an_expression_that_tries_too_many_ways_is_an_error_of_the_input(
-    folder: Path, expression: str, place: str
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
+def test_an_expression_that_backtracks_too_often_is_an_error_of_the_input(
+    folder: Path, part: str
 ) -> None:
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if place == "normalizer":
-        raw.normalizer = Replace(Regex(expression), "")
+    expression = Regex(r"(a|aa)+$")
+    if part == "normalizer":
+        raw.normalizer = Replace(expression, "")
     else:
-        raw.pre_tokenizer = Split(Regex(expression), "isolated")
+        raw.pre_tokenizer = Split(expression, "isolated")
     tokenizer = AlbertTokenizer(raw)
-    with pytest.raises(InvalidInputError, match=r"tokenizer\.json cannot read this text.*retry"):
+    with pytest.raises(InvalidInputError, match=r"tokenizer\.json.* text.*retry"):
         tokenizer.encode("a" * 40 + "!")
     assert tokenizer.encode("school").ids[0] == 2

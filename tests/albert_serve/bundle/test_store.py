@@ -16,7 +16,6 @@ import pytest
 from albert_serve.bundle import store
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.cli import main
-from albert_serve.settings import Settings
 from tests.albert_serve.support import running_service, service_environment
 
 # BentoML imports what is deprecated.
@@ -99,56 +98,36 @@ def test_latest_is_the_bundle_that_was_imported_last(
     assert store.locate(Path("bentoml:tiny:2")) == home / "models/tiny/2"
 
 
-@pytest.mark.parametrize("tag", ["../reviews", "a:b:c", "-", "a" * 64, "a b"])
-def test_a_tag_that_bentoml_does_not_take_is_rejected(
-    tag: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
-) -> None:
-    line = failure("import", bundle_dir, f"--name={tag}")
-    assert line.startswith(f"{bundle_dir} cannot be imported as {tag}")
-    assert not leftovers(home)
-
-
-def test_a_tag_that_exists_keeps_its_model(
+def test_an_import_that_fails_leaves_the_store_as_it_was(
     bundle_dir: Path, other_dir: Path, home: Path, failure: Callable[..., str]
 ) -> None:
+    for tag in ("../reviews", "a" * 64):
+        line = failure("import", bundle_dir, f"--name={tag}")
+        assert line.startswith(f"{bundle_dir} cannot be imported as {tag}:")
+        assert not leftovers(home)
     stored(bundle_dir, "--name", "tiny:1")
     line = failure("import", other_dir, "--name", "tiny:1")
     assert "cannot be imported as tiny:1: Item 'tiny:1' already exists" in line
-    kept = Bundle.open(home / "models/tiny/1")
-    assert kept.manifest == Bundle.open(bundle_dir).manifest
+    imported = Bundle.open(home / "models/tiny/1")
+    assert imported.manifest == Bundle.open(bundle_dir).manifest
 
 
-@pytest.mark.parametrize("file", ["models", "models/tiny"])
 def test_a_store_that_cannot_be_written_to_is_one_line(
-    file: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
+    bundle_dir: Path, home: Path, failure: Callable[..., str]
 ) -> None:
-    shutil.rmtree(home / file, ignore_errors=True)
-    (home / file).write_text("a file")
-    line = failure("import", bundle_dir)
-    assert "another store with BENTOML_HOME." in line
-    assert leftovers(home) == [home / file]
+    (home / "models/tiny").write_text("a file")
+    assert "another store with BENTOML_HOME." in failure("import", bundle_dir)
+    assert leftovers(home) == [home / "models/tiny"]
 
 
-@pytest.mark.parametrize(
-    ("tag", "message"),
-    [
-        ("nobody", "bentoml:nobody cannot be opened: no Models with name 'nobody' exist"),
-        ("tiny:2", "bentoml:tiny:2 cannot be opened: Model 'tiny:2' is not found"),
-        ("../tiny", "bentoml:../tiny cannot be opened: "),
-        ("", "bentoml: cannot be opened: "),
-    ],
-)
+@pytest.mark.parametrize("tag", ["nobody", "tiny:2", "../tiny", ""])
 def test_a_tag_that_is_not_in_the_store_is_one_line(
-    tag: str, message: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
+    tag: str, bundle_dir: Path, home: Path, failure: Callable[..., str]
 ) -> None:
     stored(bundle_dir, "--name", "tiny:1")
+    message = f"bentoml:{tag} cannot be opened: "
     assert failure("info", f"bentoml:{tag}").startswith(message)
     assert failure("serve", "--bundle", f"bentoml:{tag}").startswith(message)
-
-
-def test_a_tag_stays_a_tag_in_settings() -> None:
-    chosen = Settings.from_environment({"ALBERT_SERVE_BUNDLE": "bentoml:tiny:latest"})
-    assert chosen.environment()["ALBERT_SERVE_BUNDLE"] == "bentoml:tiny:latest"
 
 
 @pytest.mark.extended

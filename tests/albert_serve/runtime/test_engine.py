@@ -23,8 +23,7 @@ from albert_serve.server.models import num_anonymous_bytes
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks import EncoderInput
 from tests.albert_serve.runtime.inputs import some_inputs
-from tests.albert_serve.support import copy_with
-from tests.albert_serve.task_fixtures import TorchEngine
+from tests.albert_serve.support import TorchEngine, copy_with
 from training.model.checkpoint import load_checkpoint
 
 TASKS = (

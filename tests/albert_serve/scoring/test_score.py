@@ -16,7 +16,7 @@ from albert_serve.scoring.options import ScoreOptions
 from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
 from albert_serve.tasks.base import Runner
 from tests.albert_serve.scoring.jobs import read_jsonl, write_jsonl
-from tests.albert_serve.task_fixtures import Answerer, TorchEngine
+from tests.albert_serve.support import Answerer, TorchEngine
 
 
 class Watched(TorchEngine):

@@ -1,4 +1,4 @@
-"""The description of a model: metadata of its README.md, figures and stages of its manifest."""
+"""The description of a model: metadata of its README.md, metrics and stages of its manifest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from albert_serve.api.model_card import ModelCard
-from albert_serve.bundle.manifest import Bundle, Manifest, Quality
+from albert_serve.api.model_card import ModelCard, figure_name
+from albert_serve.bundle.manifest import Bundle, Manifest
 from albert_serve.tasks.description import describe, read_metadata, read_quality
 from albert_serve.tasks.text_length import text_length
 from training.model.checkpoint import load_checkpoint
-
-
-def manifest_with(**values: Any) -> Manifest:
-    return Manifest.model_validate({"config": {}, "heads": {}, "files": {}, **values})
 
 
 @pytest.mark.parametrize(
@@ -31,30 +27,26 @@ def manifest_with(**values: Any) -> Manifest:
         ),
         pytest.param("---\r\nlanguage: no\r\n---\r\n", {"language": ["no"]}, id="Norwegian, CRLF"),
         pytest.param("# Title\n\nlicense: mit\n", {}, id="no metadata"),
-        pytest.param("---\nlicense: [\n---\n", {}, id="no YAML"),
+        pytest.param("---\nlicense: [\n---\n", {}, id="not YAML"),
         pytest.param("---\n- license\n---\n", {}, id="a list"),
         pytest.param(f"---\nx: {'[' * 5000}\n---\n", {}, id="nested too deep"),
-        pytest.param(f"---\nlicense: mit\nx: {'y' * 70_000}\n---\n", {}, id="long"),
-        pytest.param(
-            f"---\nlicense: mit\n---\n{'y' * 70_000}\n",
-            {"license": "mit"},
-            id="long text",
-        ),
-        pytest.param("---\nlicense: {a: b}\n---\n", {}, id="no text"),
+        pytest.param(f"---\nlicense: mit\nx: {'y' * 65_520}\n---\n", {"license": "mit"}, id="64 K"),
+        pytest.param(f"---\nlicense: mit\nx: {'y' * 65_530}\n---\n", {}, id="more than 64 K"),
+        pytest.param(f"---\nlicense: mit\n---\n{'y' * 70_000}", {"license": "mit"}, id="long text"),
+        pytest.param(f"---\nlicense: mit\n---\n{'y' * (1 << 20)}", {}, id="more than 1 MiB"),
+        pytest.param("---\nlicense: {a: b}\n---\n", {}, id="not a text"),
+        pytest.param("---\nlicense: \udcff\n---\n", {}, id="not UTF-8"),
     ],
 )
-def test_metadata_stands_at_the_beginning_of_the_card(
+def test_metadata_is_read_from_the_beginning_of_the_card(
     card: str, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "README.md").write_bytes(card.encode())
+    (tmp_path / "README.md").write_bytes(card.encode(errors="surrogateescape"))
     assert {name: value for name, value in read_metadata(tmp_path).items() if value} == expected
 
 
-def test_a_card_that_cannot_be_read_has_no_metadata(tmp_path: Path) -> None:
+def test_a_card_that_is_not_a_file_has_no_metadata(tmp_path: Path) -> None:
     assert read_metadata(tmp_path) == {}
-    (tmp_path / "README.md").write_bytes(b"---\nlicense: \xff\n---\n")
-    assert read_metadata(tmp_path) == {}
-    (tmp_path / "README.md").unlink()
     os.mkfifo(tmp_path / "README.md")
     assert read_metadata(tmp_path) == {}
 
@@ -65,7 +57,12 @@ def card_of(bundle: Bundle, **values: Any) -> ModelCard:
     return card
 
 
-def test_figures_are_the_numbers_of_the_evaluation(bundle_dir: Path) -> None:
+def test_the_card_has_the_parameters_of_torch_and_the_numbers_of_the_evaluation(
+    bundle_dir: Path, checkpoint_dir: Path
+) -> None:
+    bundle = Bundle.open(bundle_dir)
+    heads = {head: entry.num_outputs for head, entry in bundle.manifest.heads.items()}
+    model: torch.nn.Module = load_checkpoint(checkpoint_dir, heads)
     evaluation: dict[str, Any] = {
         "accuracy": 0.5,
         "texts": 7,
@@ -74,65 +71,71 @@ def test_figures_are_the_numbers_of_the_evaluation(bundle_dir: Path) -> None:
         "loss": float("nan"),
         "huge": 10**400,
     }
-    card = card_of(Bundle.open(bundle_dir), evaluation=evaluation)
+    card = card_of(bundle, evaluation=evaluation)
     assert card.evaluation == {"accuracy": 0.5, "texts": 7.0}
+    assert card.sizes.num_parameters == sum(weight.numel() for weight in model.parameters())
+    assert card.sizes.num_layers == 3
 
 
-def quality(metric: str) -> Quality:
-    return Quality(metric=metric, torch=60.0, bundle=59.5, count=300)
-
-
-TEXTS = {"text_classification_texts": 7, "text_classification_loss": 0.1}
-
-
-def of_texts(figures: Any) -> dict[str, float]:
-    return TEXTS | {f"text_classification_{name}": value for name, value in figures.items()}
+TEXTS = {"texts": 7, "loss": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("task", "evaluation", "expected"),
+    ("task", "metrics", "expected"),
     [
+        ("question-answering", {"f1": 29.0, "questions": 50}, ("F1", 29, 50)),
+        ("fill-mask", {"accuracy": 0.3, "tokens": 5}, None),
+        ("sentence-order", {"accuracy": 0.3, "pairs": 5}, ("accuracy", 30, 5)),
         (
-            "question-answering",
-            {"question_answering_f1": 29.0, "question_answering_questions": 50},
-            ("F1", 29, 50),
+            "text-classification",
+            TEXTS | {"micro_f1": 0.5, "macro_f1": 0.4, "subset_accuracy": 0.3},
+            ("micro-F1", 50, 7),
         ),
-        *(
-            ("text-classification", of_texts(figures), expected)
-            for figures, expected in [
-                ({"micro_f1": 0.5, "macro_f1": 0.4, "subset_accuracy": 0.3}, ("micro-F1", 50, 7)),
-                ({"pearson": -0.25, "spearman": 0.8, "mse": 1.5}, ("Pearson", -25, 7)),
-                ({"spearman": 0.75, "mse": 1.5}, ("Spearman", 75, 7)),
-                (
-                    {"accuracy": 0.8, "macro_f1": 0.7, "matthews_correlation": 0.5},
-                    ("Matthews correlation", 50, 7),
-                ),
-                ({"f1": 0.9, "accuracy": 0.8}, ("accuracy", 80, 7)),
-                ({"pearson": math.nan, "spearman": None}, None),
-                ({"pearson": 10**400, "spearman": True}, None),
-            ]
+        (
+            "text-classification",
+            TEXTS | {"pearson": -0.25, "spearman": 0.8, "mse": 1.5},
+            ("Pearson", -25, 7),
         ),
-        ("fill-mask", {}, None),
-        ("fill-mask", {"masked_accuracy": 0.3}, None),
-        ("fill-mask", {"masked_accuracy": "0.3", "masked_tokens": 5}, None),
-        ("fill-mask", {"masked_accuracy": None, "masked_tokens": [5]}, None),
+        ("text-classification", TEXTS | {"spearman": 0.75, "mse": 1.5}, ("Spearman", 75, 7)),
+        (
+            "text-classification",
+            TEXTS | {"accuracy": 0.8, "macro_f1": 0.7, "matthews_correlation": 0.5},
+            ("Matthews correlation", 50, 7),
+        ),
+        ("text-classification", TEXTS | {"f1": 0.9, "accuracy": 0.8}, ("accuracy", 80, 7)),
+        ("text-classification", TEXTS | {"pearson": math.nan, "spearman": None}, None),
+        ("text-classification", TEXTS | {"pearson": 10**400, "spearman": True}, None),
+        ("text-classification", {"accuracy": 0.8}, None),
+        ("text-classification", {"accuracy": 0.8, "texts": [5]}, None),
     ],
 )
-def test_a_task_has_the_figure_of_its_kind(
-    task: str, evaluation: dict[str, Any], expected: tuple[str, float, int] | None
+def test_a_task_shows_the_main_metric_of_its_kind(
+    task: str, metrics: dict[str, Any], expected: tuple[str, float, int] | None
 ) -> None:
-    figure = read_quality(manifest_with(evaluation=evaluation), task)
-    assert (figure and (figure.metric, figure.percent, figure.count)) == expected
+    prefix = task.replace("-", "_")
+    evaluation = {f"{prefix}_{name}": value for name, value in metrics.items()}
+    manifest = Manifest.model_validate(
+        {"config": {}, "heads": {}, "files": {}, "evaluation": evaluation}
+    )
+    quality = read_quality(manifest, task)
+    assert (quality and (quality.metric, quality.percent, quality.count)) == expected
 
 
-def test_parameters_are_counted_as_torch_counts_them(
-    bundle_dir: Path, checkpoint_dir: Path
-) -> None:
-    bundle = Bundle.open(bundle_dir)
-    heads = {head: entry.num_outputs for head, entry in bundle.manifest.heads.items()}
-    model: torch.nn.Module = load_checkpoint(checkpoint_dir, heads)
-    counted = sum(parameter.numel() for parameter in model.parameters())
-    assert card_of(bundle).sizes.num_parameters == counted
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (
+            "single_sentence_order_paired_accuracy",
+            "sentence-order: accuracy when both orders are compared, single sentences",
+        ),
+        ("text_classification/topic_macro_f1", "text-classification/topic: macro F1"),
+        ("masked_accuracy", "fill-mask: accuracy"),
+        ("other_mse", "other MSE"),
+    ],
+)
+def test_metrics_have_names_for_people(key: str, name: str) -> None:
+    heads = ["text-classification/topic", "text-classification", "fill-mask"]
+    assert figure_name(key, heads) == name
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from albert_serve.tasks import TaskSetup, TokenClassification
 from albert_serve.tasks.token_classification.entities import find_spans, find_words
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.conftest import TOKEN_LABELS
-from tests.albert_serve.task_fixtures import TorchEngine
+from tests.albert_serve.support import TorchEngine
 from training.model.checkpoint import load_checkpoint
 
 # Of several scripts: with marks, without spaces, from right to left, emoji, white space.
@@ -41,7 +41,7 @@ class WithOurWords(TokenClassificationPipeline):
         entities = super().gather_pre_entities(sentence, *arguments, **named)
         offsets = self.tokenizer_of_ours.encode_plain(sentence).offsets
         begins = {word.start for word in find_words(sentence, offsets)}
-        return [{**one, "is_subword": n not in begins} for n, one in enumerate(entities)]
+        return [{**token, "is_subword": n not in begins} for n, token in enumerate(entities)]
 
 
 def texts_of(parts: list[str], count: int) -> list[str]:
@@ -65,7 +65,7 @@ def task(tokenizer: AlbertTokenizer) -> TokenClassification:
 
 def ours(task: TokenClassification, engine: TorchEngine, text: str, **options: Any) -> list[Any]:
     prepared = task.prepare(text, TokenClassificationParameters(**options))
-    return [one.model_dump() for one in prepared.finish(engine.run(prepared.inputs))]
+    return [item.model_dump() for item in prepared.finish(engine.run(prepared.inputs))]
 
 
 def assert_equal(got: list[Any], expected: list[Any], text: str) -> None:
@@ -120,7 +120,10 @@ def test_a_long_text_is_read_to_its_end_and_no_entity_is_double(
 ) -> None:
     """Each token once, and in windows that share a half as well as in those that share less."""
     text = " ".join(texts_of(PLAIN, 200))
-    for stride in (None, 0, 63):
+    num_windows = []
+    for stride in (None, 0, 62, 63):
+        options = TokenClassificationParameters(stride=stride)
+        num_windows.append(len(task.prepare(text, options).inputs))
         tokens = ours(
             *(task, tokens_engine, text),
             aggregation_strategy="none",
@@ -129,7 +132,9 @@ def test_a_long_text_is_read_to_its_end_and_no_entity_is_double(
         )
         assert [one["index"] for one in tokens] == list(range(1, len(tokens) + 1))
         assert tokens[-1]["end"] == len(text)
-    with pytest.raises(InvalidInputError, match=r"stride is 64; windows of 126 .* at most 63"):
+    default, separate, overlapping, half = num_windows
+    assert separate == -(-len(tokens) // 126) < overlapping < half == default
+    with pytest.raises(InvalidInputError, match=r"stride is 64.* 126 .* at most 63"):
         ours(task, tokens_engine, text, stride=64)
 
 
@@ -143,12 +148,6 @@ def test_punctuation_is_no_part_of_an_entity(tokenizer: AlbertTokenizer) -> None
     words = [text[offsets[w[0]][0] : offsets[w[-1]][1]] for w in find_words(text, offsets)]
     expected = ["in", "Berlin", "O'Brien's", "U.K.", "for", "Clacton-on-Sea", "St.", "a.b."]
     assert [word for word in words if word[0].isalpha()] == expected
-
-
-def test_a_tag_that_ends_its_entity_has_another_begin() -> None:
-    tags = ["B-PER", "E-PER", "I-PER", "S-LOC", "I-LOC", "I-LOC"]
-    spans = [("PER", 0, 1), ("PER", 2, 2), ("LOC", 3, 3), ("LOC", 4, 5)]
-    assert list(find_spans(tags)) == spans
 
 
 def test_entities_of_tags_are_those_of_seqeval() -> None:

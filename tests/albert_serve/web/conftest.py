@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
+from playwright.sync_api import Request as PageRequest
 
 from tests.albert_serve.support import Running
-from tests.albert_serve.web.browsing import TIMEOUT_S, OpenPage, watch
 from tests.programs import needs_program
 
+TIMEOUT_S: Final = 30
+OpenPage = Callable[..., Page]
+# Chromium writes this for any reply that is not a success, or none; the page shows these.
+_FAILED_LOAD: Final = "Failed to load resource:"
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 # Chromium itself calls out to nobody.
 _ARGUMENTS: Final = (
@@ -47,6 +59,22 @@ def browser() -> Iterator[Browser]:
 def site(service: Running) -> str:
     """Where a running service shows the page."""
     return f"{service.url}/"
+
+
+def watch(page: Page, url: str, faults: list[str]) -> None:
+    """Note errors, breaches of the content security policy, and requests to other hosts."""
+
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith(_FAILED_LOAD):
+            faults.append(f"console: {message.text}")
+
+    def on_request(request: PageRequest) -> None:
+        if urlsplit(request.url).netloc != urlsplit(url).netloc:
+            faults.append(f"a request to {request.url}")
+
+    page.on("console", on_console)
+    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+    page.on("request", on_request)
 
 
 @pytest.fixture

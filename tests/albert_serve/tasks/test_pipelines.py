@@ -1,0 +1,337 @@
+"""Fill-mask, text classification, sentence order and embeddings against `transformers`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_serve.api.embeddings import TruncationDirection
+from albert_serve.api.schemas import ProblemType, ScoreFunction
+from albert_serve.bundle.sentence_vectors import SentenceVectors
+from albert_serve.errors import TextTooLongError
+from albert_serve.tasks import TASKS, Prepared, TaskSetup, open_task
+from albert_serve.tasks.base import Logits, sigmoid, softmax
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.albert_serve.support import Answerer
+
+Ask = Callable[..., Any]
+ODD_TEXTS = [
+    *("[MASK]", "Café über [MASK].", "  spaces   before [MASK]  and after ", "😀 東京 [MASK]"),
+    *("a<pad> [MASK] b", "[CLS] odd [SEP] [MASK]"),  # special tokens in the text
+]
+LONG = "The run was scored in the first inning. " * 20
+
+
+def prepare(setup: TaskSetup, task: str, item: Any, **parameters: Any) -> Prepared[Any]:
+    body = {"inputs": item, "parameters": parameters}
+    request = TASKS[task].request.model_validate(body)
+    return open_task(task, setup).prepare(request.inputs, request.parameters)
+
+
+@pytest.fixture(scope="module")
+def ask(task_setup: TaskSetup, answer: Answerer) -> Ask:
+    return lambda *request, **parameters: answer(prepare(task_setup, *request, **parameters))
+
+
+@pytest.fixture(scope="module")
+def hf_tokenizer(checkpoint_dir: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
+
+
+@pytest.fixture(scope="module")
+def hf_fill_mask(checkpoint_dir: Path) -> Any:
+    return transformers.pipeline("fill-mask", model=str(checkpoint_dir), device="cpu")
+
+
+def assert_same_tokens(result: list[Any], expected: list[dict[str, Any]]) -> None:
+    assert [item.model_dump(exclude={"score"}) for item in result] == [
+        {name: value for name, value in item.items() if name != "score"} for item in expected
+    ]
+    scores = [item.score for item in result]
+    np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
+
+
+def test_one_mask_equals_the_pipeline(ask: Ask, hf_fill_mask: Any, sentences: list[str]) -> None:
+    words = [sentence.split() for sentence in sentences]
+    texts = [" ".join([*some[:3], "[MASK]", *some[4:]]) for some in words]
+    for text in (*texts, *ODD_TEXTS):
+        assert_same_tokens(ask("fill-mask", text), hf_fill_mask(text))
+
+
+def test_answers_are_tokens_of_the_vocabulary_in_the_order_of_scores_then_ids(
+    task_setup: TaskSetup, tokenizer: AlbertTokenizer
+) -> None:
+    """An embedding may have more rows than the vocabulary has tokens."""
+    size = tokenizer.vocab_size
+    logits = np.zeros((1, size + 8), np.float32)
+    logits[0, [9, 7, size - 1, size, size + 7]] = [5, 5, 6, 9, 9]
+    answer = prepare(task_setup, "fill-mask", "a [MASK] b", top_k=3).finish([logits])
+    assert [filled.token for filled in answer] == [size - 1, 7, 9]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        *("▁the", ["▁of", "▁the", "▁of"], ["e", "supervolcanoes"]),
+        *(["☃", "▁the", "", "東京", "Café"], ["[MASK]", "▁", "<unk>"]),
+    ],
+)
+def test_targets_equal_the_pipeline(targets: str | list[str], ask: Ask, hf_fill_mask: Any) -> None:
+    text = "One [MASK] and no more."
+    assert_same_tokens(ask("fill-mask", text, targets=targets), hf_fill_mask(text, targets=targets))
+
+
+def test_a_target_that_is_not_in_the_vocabulary_gives_a_warning(
+    task_setup: TaskSetup, tokenizer: AlbertTokenizer
+) -> None:
+    first = tokenizer.token(tokenizer.encode_plain("supervolcanoes").ids[0])
+    targets = ["▁the", "supervolcanoes", "☃", " "]
+    long, unknown, empty = prepare(task_setup, "fill-mask", "[MASK]", targets=targets).warnings
+    assert "'supervolcanoes' is not in the vocabulary" in long
+    assert long.endswith(f"its first piece {first!r} was scored")
+    assert unknown.endswith("its first piece '▁' was scored, which says nothing of it")
+    assert empty.startswith("the target ' ' is not in the vocabulary and stands for nothing")
+
+
+def test_warnings_of_many_long_targets_fit_a_header(task_setup: TaskSetup) -> None:
+    targets = [f"the{number:x<125}" for number in range(512)]  # the maximum of characters
+    few = prepare(task_setup, "fill-mask", "[MASK]", targets=targets[:20])
+    assert len(few.warnings) == 20
+    warnings = prepare(task_setup, "fill-mask", "[MASK]", targets=targets).warnings
+    assert "492" in warnings[-1]
+    assert sum(map(len, warnings)) < 4000
+
+
+@pytest.mark.parametrize("text", ["a [MASK]", "The [MASK] of the [MASK] was [MASK]."])
+def test_the_whole_vocabulary_equals_the_pipeline(text: str, ask: Ask, hf_fill_mask: Any) -> None:
+    """A text of several masks has a list for each."""
+    result, expected = ask("fill-mask", text, top_k=1000), hf_fill_mask(text, top_k=1000)
+    if "]." not in text:
+        result, expected = [result], [expected]
+    for tokens, expected_tokens in zip(result, expected, strict=True):
+        # Scores that differ by less than rounding may change places.
+        assert_same_tokens(
+            sorted(tokens, key=lambda filled: filled.token),
+            sorted(expected_tokens, key=lambda filled: filled["token"]),
+        )
+        assert sum(filled.score for filled in tokens) == pytest.approx(1.0)
+
+
+@pytest.fixture(scope="module")
+def hf_classifier(checkpoint_dir: Path) -> Any:
+    classifier: Any = transformers.pipeline(
+        "text-classification", model=str(checkpoint_dir), device="cpu"
+    )
+    # transformers 5 omits the types of a pair by default; ALBERT was trained with them.
+    classifier.tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    return classifier
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, *({"function_to_apply": name} for name in get_args(ScoreFunction)), {"top_k": 1}],
+)
+def test_labels_equal_the_pipeline(
+    parameters: dict[str, Any], ask: Ask, hf_classifier: Any, sentences: list[str]
+) -> None:
+    for item in [*sentences[:4], {"text": "A dog runs.", "text_pair": "An animal moves."}]:
+        result = ask("text-classification", item, **parameters)
+        expected = hf_classifier(item, **{"top_k": None, **parameters})
+        assert [item.label for item in result] == [item["label"] for item in expected]
+        scores = [item.score for item in result]
+        np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "labels", "expected"),
+    [
+        ("regression", ["score"], [-2.5]),
+        (None, ["score"], [0.0758582]),
+        ("multi_label_classification", ["b", "a"], [0.0758582] * 2),
+        ("single_label_classification", ["b", "a"], [0.5] * 2),
+        (None, ["b", "a"], [0.5] * 2),
+    ],
+)
+def test_the_problem_type_decides_the_function(
+    problem_type: ProblemType | None,
+    labels: list[str],
+    expected: list[float],
+    task_setup: TaskSetup,
+) -> None:
+    """Labels of equal scores keep their order; the temperature divides the logits."""
+    changes = {"problem_type": problem_type, "labels": labels, "num_outputs": len(labels)}
+    head = task_setup.head.model_copy(update={**changes, "temperature": 2.0})
+    setup = replace(task_setup, heads={"text-classification": head})
+    logits = np.array([[-5.0] * len(labels)], np.float32)
+    result = prepare(setup, "text-classification", "a").finish([logits])
+    assert [item.score for item in result] == pytest.approx(expected, abs=1e-6)
+    assert [item.label for item in result] == labels
+    given = prepare(setup, "text-classification", "a", function_to_apply="none")
+    assert given.finish([logits])[0].score == -5.0
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6))
+def test_probabilities_are_probabilities(values: list[float]) -> None:
+    logits: Logits = np.array(values, np.float32)
+    assert softmax(logits).sum() == pytest.approx(1.0)
+    scores = sigmoid(logits)
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert (np.diff(scores[np.argsort(logits)]) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("num_first", "num_second"),
+    [(127, None), (200, 3), (3, 200), (100, 101), (101, 100), (100, 100), (63, 90), (62, 64)],
+)
+def test_truncation_is_that_of_transformers(
+    num_first: int, num_second: int | None, task_setup: TaskSetup, hf_classifier: Any
+) -> None:
+    first, second = "e " * num_first, None if num_second is None else "a " * num_second
+    item = {"text": first, "text_pair": second}
+    prepared = prepare(task_setup, "text-classification", item, truncation=True)
+    expected = hf_classifier.tokenizer(first, second, truncation=True, max_length=128)
+    assert prepared.inputs[0].ids == expected["input_ids"]
+    assert prepared.inputs[0].types == expected["token_type_ids"]
+    untruncated = hf_classifier.tokenizer(first, second)
+    assert prepared.num_truncated == len(untruncated["input_ids"]) - 128
+
+
+def in_order(ask: Ask, first: str, second: str) -> float:
+    probability: float = ask("sentence-order", {"text": first, "text_pair": second}).in_order
+    return probability
+
+
+def test_the_probability_of_an_order_is_that_of_label_0(
+    ask: Ask, checkpoint_dir: Path, hf_tokenizer: Any, sentences: list[str]
+) -> None:
+    model = transformers.AlbertForPreTraining.from_pretrained(checkpoint_dir)
+    for first, second in zip(sentences[:4], sentences[4:8], strict=True):
+        texts = (first[:60], second[:60])
+        with torch.inference_mode():
+            encoded = hf_tokenizer(*texts, return_tensors="pt", return_token_type_ids=True)
+            expected = model(**encoded).sop_logits[0].softmax(-1)[0].item()
+        assert in_order(ask, *texts) == pytest.approx(expected, abs=1e-5)
+
+
+def test_coherence_is_the_geometric_mean_of_the_neighbours(
+    ask: Ask, task_setup: TaskSetup, sentences: list[str]
+) -> None:
+    texts = [sentence[:50] for sentence in sentences[:5]]
+    result = ask("sentence-order", {"sentences": texts})
+    expected = [in_order(ask, *pair) for pair in pairwise(texts)]
+    assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [pair.in_order for pair in result.pairs] == pytest.approx(expected)
+    assert result.coherence == pytest.approx(math.prod(expected) ** (1 / 4))
+    prepared = prepare(task_setup, "sentence-order", {"sentences": ["a", "b", "c"]})
+    assert prepared.finish([np.array([[-3e4, 3e4]], np.float32)] * 2).coherence == 0.0
+
+
+def test_long_sentences_are_rejected_by_their_indices_or_truncated(
+    task_setup: TaskSetup, answer: Answerer
+) -> None:
+    item = {"sentences": ["a", "b " * 30, "c " * 45]}
+    with pytest.raises(TextTooLongError, match=r"^sentences\[1\] and sentences\[2\] together"):
+        prepare(task_setup, "sentence-order", item)
+    prepared = prepare(task_setup, "sentence-order", item, truncation=True)
+    num_tokens = [len(task_setup.tokenizer.encode_plain(text)) for text in item["sentences"][1:]]
+    assert prepared.num_truncated == sum(num_tokens) + 3 - 128
+    assert 0 < answer(prepared).coherence < 1
+
+
+class Encoder:
+    """The encoder of `transformers`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = transformers.AutoModel.from_pretrained(folder).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def vectors(self, text: str, side: str = "right") -> dict[str, Any]:
+        """Return the vectors of a text by pooling; "none" as the pipeline has them."""
+        self.tokenizer.truncation_side = side
+        batch = self.tokenizer([text], truncation=True, max_length=128, return_tensors="pt")
+        with torch.inference_mode():
+            hidden_1SH = self.model(**batch).last_hidden_state
+        (hidden_SH,) = hidden_1SH
+        pooled = {"mean": hidden_SH.mean(0), "cls": hidden_SH[0], "max": hidden_SH.amax(0)}
+        return {**pooled, "none": hidden_1SH}
+
+
+@pytest.fixture(scope="module")
+def encoder(checkpoint_dir: Path) -> Encoder:
+    return Encoder(checkpoint_dir)
+
+
+def assert_close(result: Sequence[Any], expected: torch.Tensor) -> None:
+    assert np.shape(result) == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+
+
+def test_embeddings_are_those_of_transformers(
+    ask: Ask, encoder: Encoder, sentences: list[str]
+) -> None:
+    for text in [*sentences, "The [MASK] run", "½ ﬁ café"]:
+        for pooling, expected in encoder.vectors(text).items():
+            result = ask("feature-extraction", text, pooling=pooling)
+            assert_close(result, expected)
+            assert (np.array(result) == np.round(result, 8)).all()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_normalized_vectors_have_the_length_1(
+    pooling: str, ask: Ask, encoder: Encoder, task_setup: TaskSetup
+) -> None:
+    """A vector of zeros stays one."""
+    vectors = encoder.vectors("It rained.")[pooling]
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    assert lengths.min() > 1.5
+    request = {"pooling": pooling, "normalize": True}
+    assert_close(ask("feature-extraction", "It rained.", **request), vectors / lengths)
+    zeros = prepare(task_setup, "feature-extraction", "a", normalize=True)
+    assert zeros.finish([np.zeros((1, 64), np.float32)]) == [0.0] * 64
+
+
+def test_the_model_s_pooling_and_length_apply_unless_a_request_says_otherwise(
+    task_setup: TaskSetup, answer: Answerer, encoder: Encoder
+) -> None:
+    """They do not apply to the vectors of tokens."""
+    defaults = SentenceVectors(pooling="cls", normalize=True, max_length=8)
+    setup = replace(task_setup, sentence_vectors=defaults)
+    vectors = encoder.vectors("It rained.")
+    for parameters, expected in (
+        ({}, vectors["cls"] / vectors["cls"].norm()),
+        ({"normalize": False}, vectors["cls"]),
+        ({"pooling": "mean"}, vectors["mean"] / vectors["mean"].norm()),
+        ({"pooling": "none"}, vectors["none"]),
+    ):
+        prepared = prepare(setup, "feature-extraction", "It rained.", **parameters)
+        assert_close(answer(prepared), expected)
+        long = prepare(setup, "feature-extraction", LONG, truncation=True, **parameters)
+        assert long.num_tokens == (128 if "none" in parameters.values() else 8)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("allowed", [{"truncation": "truncate"}, {"truncate": True}])
+def test_a_long_text_is_truncated_at_the_requested_end(
+    side: TruncationDirection,
+    allowed: dict[str, Any],
+    task_setup: TaskSetup,
+    answer: Answerer,
+    encoder: Encoder,
+) -> None:
+    text = f"First of all {LONG} and at last"
+    options = {"truncation_direction": side, **allowed}
+    prepared = prepare(task_setup, "feature-extraction", text, **options)
+    assert prepared.num_tokens == 128
+    assert prepared.num_truncated == len(task_setup.tokenizer.encode(text)) - 128 > 0
+    assert_close(answer(prepared), encoder.vectors(text, side)["mean"])

@@ -1,0 +1,205 @@
+"""The wire contract: valid requests, and the messages about invalid ones."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from albert_serve import errors
+from albert_serve.api.schemas import Order, TaskRequest
+from albert_serve.api.wire import MAX_CHARS, MAX_ITEMS, validate
+from albert_serve.errors import InvalidInputError, RequestError, listed, request_error
+from albert_serve.tasks import TASKS
+from tests.albert_serve.support import ROOT
+
+ITEMS: dict[str, Any] = {
+    "fill-mask": "a [MASK]",
+    "text-classification": {"text": "a", "text_pair": "b"},
+    "question-answering": {"question": "q", "context": "c"},
+    "sentence-order": {"text": "a", "text_pair": "b"},
+    "token-classification": "a",
+    "feature-extraction": "a",
+}
+LONG = f"at most {MAX_CHARS} are taken: shorten or split the text"
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def read(task: str, body: Any) -> TaskRequest:
+    return validate(TASKS[task].request, body)
+
+
+def error_of(task: str, body: Any) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        read(task, body)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_request_has_one_item_or_a_list_and_null_means_the_default(task: str) -> None:
+    for parameters in ({}, {"parameters": None}, {"parameters": {"truncation": None}}):
+        request = read(task, {"inputs": ITEMS[task], **parameters})
+        assert request.parameters == TASKS[task].parameters()
+    assert not isinstance(request.inputs, list)
+    assert read(task, {"inputs": [ITEMS[task]] * 2}).inputs == [request.inputs] * 2
+    assert f"at most {MAX_ITEMS}" in error_of(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, "truncate"), (False, "error"), ("truncate", "truncate"), ("error", "error")],
+)
+def test_truncation_is_as_in_transformers(value: object, expected: str) -> None:
+    request = read("fill-mask", {"inputs": "a", "parameters": {"truncation": value}})
+    assert request.parameters.truncation == expected
+
+
+def test_values_at_their_limits_are_accepted() -> None:
+    assert read("fill-mask", {"inputs": ["a"] * MAX_ITEMS})
+    assert read("fill-mask", {"inputs": "x" * MAX_CHARS})
+    for parameters in ({"targets": ["x" * 512] * 128, "top_k": 1}, {"targets": ["x"] * 1000}):
+        assert read("fill-mask", {"inputs": "a", "parameters": parameters})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ([], "the body must be an object, not []"),
+        ({}, "inputs is missing"),
+        ({"inputs": []}, "inputs must hold at least one item"),
+        ({"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1"),
+        (
+            {"inputs": "\ud800"},
+            "inputs holds half of a surrogate pair, which stands for no character",
+        ),
+        (
+            {"inputs": ["a", "x" * (MAX_CHARS + 1)]},
+            f"inputs[1] has {MAX_CHARS + 1} characters; {LONG}",
+        ),
+        (
+            {"inputs": ["x"] * (MAX_ITEMS + 1)},
+            f"inputs holds {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are taken: split the list",
+        ),
+        (
+            {f"x{number}": 1 for number in range(5)},
+            "the body: 'x0', 'x1', 'x2' is not known here; allowed are inputs, parameters",
+        ),
+    ],
+)
+def test_an_invalid_body_is_described_in_one_sentence(body: Any, expected: str) -> None:
+    assert error_of("fill-mask", body) == expected
+
+
+SENTENCES = "; ".join(
+    f"inputs.sentences[{index}] must be a valid string, not {index + 1}" for index in range(3)
+)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ([1] * 65_536, "inputs[0] must be an object, not 1"),
+        (
+            {"sentences": [1, 2, 3, 4, 5]},
+            f"{SENTENCES}; and 2 more",
+        ),
+        ({"sentences": [1, 2, 3]}, SENTENCES),
+        ({"sentences": ["a"]}, "inputs.sentences must hold at least 2 items"),
+        (
+            {"sentences": ["a", "b"], "text": "c"},
+            "inputs: 'text' is not known here; allowed are sentences",
+        ),
+    ],
+)
+def test_an_error_names_the_path_in_the_form_that_was_used(inputs: Any, expected: str) -> None:
+    assert error_of("sentence-order", {"inputs": inputs}) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters", "expected"),
+    [
+        ("fill-mask", {"truncation": 1}, ".truncation must be true or false, not 1"),
+        ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
+        ("fill-mask", {"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
+        ("fill-mask", {"top_k": "5"}, ".top_k must be a valid integer, not '5'"),
+        ("fill-mask", {"targets": ["x"] * 1001}, ".targets holds 1001 items"),
+        (
+            *("fill-mask", {"targets": ["x" * 512] * 128 + ["x"]}),
+            ": the targets have 65537 characters together; at most 65536 ",
+        ),
+        (
+            *("text-classification", {"function_to_apply": "default"}),
+            ".function_to_apply must be 'sigmoid', 'softmax' or 'none', not 'default'",
+        ),
+        (
+            *("question-answering", {"null_score_diff_threshold": float("inf")}),
+            ".null_score_diff_threshold must be a finite number, not inf",
+        ),
+    ],
+)
+def test_an_invalid_parameter_is_named(task: str, parameters: Any, expected: str) -> None:
+    message = error_of(task, {"inputs": ITEMS[task], "parameters": parameters})
+    assert message.startswith(f"parameters{expected}")
+
+
+def test_a_long_or_deep_value_is_shortened() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in ("x" * 10_000, {"x" * 10_000: ["y" * 10_000] * 1000}, deep):
+        assert len(error_of("sentence-order", {"inputs": value})) < 200
+        assert (
+            len(error_of("fill-mask", {"inputs": "a", "parameters": {"truncation": value}})) < 200
+        )
+
+
+@given(body=ANY_JSON | st.dictionaries(st.sampled_from(["inputs", "parameters"]), ANY_JSON))
+def test_any_json_is_accepted_or_rejected_in_a_line(body: Any) -> None:
+    for task in TASKS:
+        try:
+            read(task, body)
+        except InvalidInputError as error:
+            message = str(error)
+            assert message
+            assert "\n" not in message
+
+
+def test_replies_reject_nan_and_ignore_new_fields() -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Order(in_order=float("nan"))
+    assert Order.model_validate({"in_order": 0.5, "new": 1}) == Order(in_order=0.5)
+
+
+def test_an_unknown_type_falls_back_to_the_status() -> None:
+    assert type(request_error(422, "why", "from a newer service")) is InvalidInputError
+    assert type(request_error(418, "why")) is RequestError
+
+
+def test_the_documents_table_has_every_error_that_a_client_can_get() -> None:
+    rows = re.findall(
+        r"^\| (\d+) \| `(\w+)` \|.*\| `(\w+)` \|$",
+        (ROOT / "docs/tasks.md").read_text(),
+        re.MULTILINE,
+    )
+    for status, error_type, name in rows:
+        assert type(request_error(int(status), "why", error_type)).__name__ == name
+    expected = {
+        (str(int(kind.status)), kind.error_type, kind.__name__)
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, RequestError) and kind is not RequestError
+    }
+    assert expected <= set(rows)
+
+
+def test_long_lists_of_names_are_shortened() -> None:
+    names = [str(number) for number in range(11)]
+    assert listed(names[:10]) == ", ".join(names[:10])
+    assert listed(names) == "0, 1, 2, ... and 8 more"
