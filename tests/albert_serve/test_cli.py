@@ -50,9 +50,7 @@ def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (["info", "./nowhere"], "nowhere"),
-        (["serve", "--bundle", "./nowhere"], "nowhere"),
         (["serve", "--bundle", "./x", "--threads", "no"], "ALBERT_SERVE_THREADS is"),
-        (["score", "--task", "fill-mask", "none.jsonl", "out.jsonl"], "none.jsonl"),
     ],
 )
 def test_an_error_is_one_line_and_status_1(
