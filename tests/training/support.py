@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from albert_serve.bundle.manifest import ProblemType
 from albert_serve.config import AlbertConfig, Sharing
+from training.commands import evaluate
 from training.data.labelled.columns import COMMON_COLUMNS, Columns
 from training.data.shards import Shard, Shards
 from training.loop.checkpointing import load_state, step_of
@@ -300,6 +301,13 @@ def validations(folder: Path, task: Task, figure: str) -> dict[int, float]:
     """A figure of each validation of a run, by its step."""
     name = f"validation/{task}/{figure}"
     return {int(line["step"]): line[name] for line in read_metrics(folder) if name in line}
+
+
+def evaluated(checkpoint: Path, *options: str) -> dict[str, Any]:
+    """The figures that `albert-serve evaluate` writes into a checkpoint's folder."""
+    assert evaluate.main([str(checkpoint), *options]) == 0
+    figures: dict[str, Any] = json.loads((checkpoint / "evaluation.json").read_text())
+    return figures
 
 
 def best_step(folder: Path) -> int:

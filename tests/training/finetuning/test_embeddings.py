@@ -68,11 +68,10 @@ def test_vectors_are_learnt_from_examples(
 
 
 def test_examples_that_are_compared_fit_into_a_micro_batch(
-    pretrained: Path, data: Path, tmp_path: Path, capsys: Capture
+    start: list[str], data: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--steps", "1"]
-    options += ["--embeddings", str(data / "pairs.tsv"), "--batch-size", "8", "--length", "32"]
-    options += ["--output", str(tmp_path / "run"), "--device", "cpu"]
+    options = [*start, "--embeddings", str(data / "pairs.tsv"), "--output", str(tmp_path / "run")]
+    options += ["--batch-size", "8", "--length", "32", "--steps", "1"]
     assert finetune.main([*options, "--micro-batch-size", "2"]) == 1
     assert "Give --batch-size 2, or a shorter --length" in capsys.readouterr().err
     assert finetune.main([*options, "--micro-batch-size", "8"]) == 0

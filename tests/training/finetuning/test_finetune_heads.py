@@ -15,6 +15,7 @@ import torch
 from export.__main__ import main as export
 from tests.training.support import (
     best_step,
+    evaluated,
     read_metrics,
     run_command,
     validations,
@@ -78,39 +79,11 @@ def options(start: list[str], moods: Path, of_things: list[str]) -> list[str]:
     return [*start, *data, *of_things, *sizes]
 
 
-def test_the_last_line_exports_and_measures_on_the_validation_files(
-    options: list[str],
-    moods: Path,
-    things: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(options, Path("runs/two moods"), "--steps", "2") == 0
-    *_, last = capsys.readouterr().out.splitlines()
-    program, verb, *words = shlex.split(last.partition(": ")[2])
-    assert (program, verb) == ("albert-serve", "export")
-    assert {str(moods), str(things), "about"} <= {*words}
-    assert export([*words, "--max-cost", "100"]) == 0
-    assert (tmp_path / "bundles" / "two moods" / "manifest.json").is_file()
-
-
 @pytest.fixture(scope="module")
 def trained(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("heads") / "run"
+    folder = tmp_path_factory.mktemp("heads") / "two moods"
     assert run(options, folder) == 0
     return folder
-
-
-def figures_of(checkpoint: Path, *data: str) -> dict[str, float]:
-    assert evaluate.main([str(checkpoint), *data]) == 0
-    figures: dict[str, float] = json.loads((checkpoint / "evaluation.json").read_text())
-    return figures
-
-
-def weights(folder: Path, name: str) -> torch.Tensor:
-    return read_weights(folder)[name]
 
 
 def test_both_are_learnt_each_with_labels_of_its_own(
@@ -125,7 +98,7 @@ def test_both_are_learnt_each_with_labels_of_its_own(
     assert shapes["classifier.weight"] == (2, 32)
     assert shapes["heads.thing.classifier.weight"] == (3, 32)
 
-    figures = figures_of(
+    figures = evaluated(
         checkpoint,
         *("--text-classification", str(moods), "--head", "thing", "--text-classification"),
         *(str(things), "--text-column", "words", "--label-column", "about"),
@@ -138,7 +111,24 @@ def test_both_are_learnt_each_with_labels_of_its_own(
         accuracy = figures[f"text_classification{name}_accuracy"]
         assert accuracy == pytest.approx(num_right / len(right))
         assert accuracy > 0.9
-    assert list(figures["text_classification/thing_classes"]) == ["city", "game", "music"]  # type: ignore[call-overload]
+    assert list(figures["text_classification/thing_classes"]) == ["city", "game", "music"]
+
+
+def test_the_last_line_exports_and_measures_on_the_validation_files(
+    trained: Path,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    """Also of a run that has ended before."""
+    monkeypatch.chdir(tmp_path)
+    assert run(options, trained) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    program, verb, *words = shlex.split(last.partition(": ")[2])
+    assert (program, verb) == ("albert-serve", "export")
+    assert export([*words, "--max-cost", "100"]) == 0
+    assert (tmp_path / "bundles" / "two moods" / "manifest.json").is_file()
 
 
 def test_each_is_validated_and_the_mean_decides(trained: Path) -> None:
@@ -173,11 +163,11 @@ def test_a_head_is_added_to_a_model_that_has_some(
     assert after["albert_heads"]["thing"] == before["albert_heads"]["thing"]
     assert list(after["albert_heads"]["mood-2"]["id2label"].values()) == ["sad", "glad"]
     for name in ("classifier.weight", "heads.thing.classifier.bias"):
-        old, new = weights(trained / "best", name), weights(folder / "checkpoint", name)
+        old, new = (read_weights(each)[name] for each in (trained / "best", folder / "checkpoint"))
         torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
     # What was learnt is still answered.
     data = ("--text-classification", str(moods))
-    assert figures_of(folder / "checkpoint", *data)["text_classification_accuracy"] > 0.9
+    assert evaluated(folder / "checkpoint", *data)["text_classification_accuracy"] > 0.9
 
 
 @pytest.mark.parametrize(

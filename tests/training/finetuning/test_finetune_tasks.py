@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,23 +9,20 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import torch
 
 from tests.training.support import (
     RACE,
     best_step,
     checkpoint_state,
+    evaluated,
     read_metrics,
     run_command,
     same_weights,
     stop_at,
     validations,
 )
-from training.commands import evaluate
 from training.commands.finetune import main
-from training.finetuning.config import FinetuneConfig
-from training.finetuning.model import Start, load_start
-from training.model.checkpoint import label_keys, load_checkpoint, read_config
+from training.model.checkpoint import read_config
 from training.model.heads import Task
 
 Capture = pytest.CaptureFixture[str]
@@ -74,12 +70,6 @@ def mnli(tmp_path: Path) -> Path:
     return write(tmp_path / "mnli", files)
 
 
-def figures_of(checkpoint: Path, task: str, data: Path) -> dict[str, float]:
-    assert evaluate.main([str(checkpoint), "--task", task, "--data", str(data)]) == 0
-    figures: dict[str, float] = json.loads((checkpoint / "evaluation.json").read_text())
-    return figures
-
-
 @pytest.mark.parametrize(
     ("task", "figure", "labels"),
     [
@@ -97,14 +87,14 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
 ) -> None:
     """By the official metrics, which `albert-serve evaluate` computes on whole, padded texts."""
     data: Path = request.getfixturevalue(task)
-    folder = tmp_path / "run"
-    assert run([*start, "--keep", "1", "--task", task, "--data", str(data)], folder) == 0
+    folder, options = tmp_path / "run", ["--task", task, "--data", str(data)]
+    assert run([*start, "--keep", "1", *options], folder) == 0
     measured = validations(folder, TASK, figure)
     assert list(measured) == [0, 2, 4, 6]
     best = best_step(folder)
     assert measured[best] == max(measured.values())
     assert best == min(step for step, value in measured.items() if value == measured[best])
-    figures = figures_of(folder / "best", task, data)
+    figures = evaluated(folder / "best", *options)
     name = f"text_classification_{figure}"
     assert figures[name] == pytest.approx(measured[best], abs=1e-3)
     loss = validations(folder, TASK, "loss")[best]
@@ -113,126 +103,30 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
     assert list(config["id2label"].values()) == labels
     problem = "regression" if task == "stsb" else "single_label_classification"
     assert config["problem_type"] == problem
-    if task == "cola":
-        check_submission(folder / "best", data)
-
-
-def check_submission(checkpoint: Path, cola: Path) -> None:
-    """Predictions are of the test file, also of an empty text."""
-    (cola / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
-    file = checkpoint / "CoLA.tsv"
-    options = ["--task", "cola", "--data", str(cola), "--predictions", str(file)]
-    assert evaluate.main([str(checkpoint), *options]) == 0
-    header, *lines = file.read_text().splitlines()
-    assert header == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
-    assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
+    if task == "cola":  # predictions are of the test file, also of an empty text
+        (data / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
+        evaluated(folder / "best", *options, "--predictions", str(data / "CoLA.tsv"))
+        header, *lines = (data / "CoLA.tsv").read_text().splitlines()
+        assert header == "index\tprediction"
+        assert [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
+        assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
 
 
 def test_both_held_out_files_of_mnli_are_evaluated(
-    start: list[str], mnli: Path, tmp_path: Path, capsys: Capture
+    start: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    """Then weights for three labels start a regression, with a new head."""
-    folder = tmp_path / "run"
-    options = [*start, "--task", "MNLI", "--data", str(mnli)]
-    assert run(options, folder) == 0
+    rows = [MNLI]
+    for number, label in enumerate(("entailment", "neutral", "contradiction", "entailment")):
+        texts = f"{PAIRS[number]}\t{PAIRS[number - 1]}"
+        rows.append(f"{number}\t1\t1n\tfiction\t(\t(\t(\t(\t{texts}\t{label}\t{label}")
+    files = {"train.tsv": rows, "dev_matched.tsv": rows, "dev_mismatched.tsv": rows[:3]}
+    data = ["--task", "MNLI", "--data", str(write(tmp_path / "mnli", files))]
+    assert run([*start, *data], tmp_path / "run") == 0
     assert "a new classifier" not in capsys.readouterr().out  # there was none before
-    figures = figures_of(folder / "best", "mnli", mnli)
+    figures = evaluated(tmp_path / "run" / "best", *data)
     assert figures["text_classification_texts"] == 4
     assert figures["text_classification_mismatched_texts"] == 2
     assert 0 <= figures["text_classification_mismatched_accuracy"] <= 1
-
-
-@pytest.mark.parametrize(
-    ("labels", "problem", "is_new"),
-    [
-        (("0", "1"), "single_label_classification", True),
-        (("0.5", "2.5"), "regression", True),
-        (("no", "yes"), "single_label_classification", False),
-    ],
-)
-def test_a_classifier_is_new_where_its_labels_have_no_meaning_of_their_own(
-    start: list[str],
-    tmp_path: Path,
-    capsys: Capture,
-    labels: tuple[str, str],
-    problem: str,
-    is_new: bool,
-) -> None:
-    """Names have one, in any case."""
-    texts = tmp_path / "texts.csv"
-    content = "text,label\n" + "".join(f"it is {n},{labels[n % 2]}\n" for n in range(8))
-    texts.write_text(content)
-    data = ["--text-classification", str(texts), "--problem-type", problem, "--steps", "1"]
-    assert run([*start, *data], tmp_path / "first") == 0
-    warm = ["--initialize-from", str(tmp_path / "first/checkpoint")]
-    counted = (
-        "label    texts    share\nno           4   50.0 %\nyes          4   50.0 %\nlabels with"
-    )
-    assert (f"{counted} fewer than 5 texts: yes (4), no (4)\n" in capsys.readouterr().out) != is_new
-    texts.write_text(content.replace("no", "NO"))
-    assert run([*start, *data, *warm], tmp_path / "second") == 0
-    assert ("a new classifier of" in capsys.readouterr().out) == is_new
-
-
-def test_a_classifier_of_other_labels_is_new_and_said_to_be(
-    start: list[str], mnli: Path, stsb: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    one = ["--steps", "1"]
-    first = [*start, *one, "--task", "mnli", "--data", str(mnli)]
-    assert run(first, tmp_path / "mnli-run") == 0
-    warm = ["--initialize-from", str(tmp_path / "mnli-run" / "checkpoint")]
-    second = [*start, *one, *warm, "--task", "stsb", "--data", str(stsb)]
-    assert run(second, tmp_path / "stsb-run") == 0
-    assert (
-        "a new classifier of score replaces that of entailment, neutral, contradiction\n"
-    ) in capsys.readouterr().out
-    assert load_checkpoint(tmp_path / "stsb-run" / "checkpoint").tasks["text-classification"] == 1
-    first_run = tmp_path / "mnli-run" / "checkpoint"
-    config = FinetuneConfig(output=tmp_path, length=16, steps=1)
-    opened = Start.open(first_run, config)
-    names = ["entailment", "neutral", "contradiction"]
-    same, flipped, other = (
-        load_start(opened, (TASK,), {TASK: label_keys(each)}).state_dict()
-        for each in (names, names[::-1], ["a", "b", "c"])
-    )
-    key = f"heads.{TASK}.output.weight"
-    assert torch.equal(flipped[key], same[key].flip(0))
-    assert not torch.equal(other[key], same[key])
-    # Evaluation says that the labels are not the task's.
-    mnli_run = str(tmp_path / "mnli-run" / "checkpoint")
-    assert evaluate.main([mnli_run, "--task", "stsb", "--data", str(stsb)]) == 1
-    assert "STS-B is a regression; the checkpoint's classifier has 3" in capsys.readouterr().err
-
-
-def test_a_run_stops_when_validation_gets_no_better(
-    start: list[str], cola: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    """With rates so low that nothing changes; and it has ended, unless patience grows."""
-    options = [*start, "--steps", "20", "--lr", "1e-12", "--adamw-lr", "1e-12"]
-    options += ["--task", "cola", "--data", str(cola), "--metric", "accuracy"]
-    assert run(options, tmp_path / "run", "--patience", "2") == 0
-    said = capsys.readouterr()
-    assert "stopped early at 20.0%: no better validation in 2" in said.out + said.err
-    assert checkpoint_state(tmp_path / "run")["step"] == 4
-    assert best_step(tmp_path / "run") == 0
-    for patience, step in (("2", 4), ("3", 6)):
-        assert run(options, tmp_path / "run", "--patience", patience) == 0
-        assert checkpoint_state(tmp_path / "run")["step"] == step
-
-
-def test_a_run_without_a_given_end_stops_after_five_validations_without_a_better_one(
-    start: list[str], cola: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    steps = start.index("--steps")
-    options = [*start[:steps], *start[steps + 2 :], "--lr", "1e-12", "--adamw-lr", "1e-12"]
-    options += ["--task", "cola", "--data", str(cola)]
-    texts = (cola / "train.tsv").read_text()
-    (cola / "train.tsv").write_text(5 * texts)  # few texts would have a contrast in its place
-    assert run(options, tmp_path / "run", "--validate-every", "1") == 0
-    said = capsys.readouterr()
-    assert "no better validation in 5; a larger --patience goes on" in said.out + said.err
-    assert checkpoint_state(tmp_path / "run")["step"] == 5
 
 
 def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
@@ -283,10 +177,8 @@ def test_the_questions_of_real_passages_are_learnt(race: list[str], tmp_path: Pa
     )
     assert last["multiple-choice/accuracy"] > 0.9
     assert last["multiple-choice/loss"] < 0.5 * first["multiple-choice/loss"]
-    checkpoint = str(tmp_path / "run" / "checkpoint")
-    options = ["--multiple-choice", str(RACE / "train"), "--truncation"]
-    assert evaluate.main([checkpoint, *options]) == 0
-    figures = json.loads((Path(checkpoint) / "evaluation.json").read_text())
+    data = ("--multiple-choice", str(RACE / "train"))
+    figures = evaluated(tmp_path / "run" / "checkpoint", *data)
     assert figures["multiple_choice_accuracy"] > 0.9
     assert figures["multiple_choice_questions"] == 12
 
@@ -308,9 +200,7 @@ def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
     assert list(measured) == [2, 4, 6]
     best = best_step(folder)
     assert best == min(step for step in measured if measured[step] == max(measured.values()))
-    command = [str(folder / "best"), "--task", "race", "--data", str(RACE)]
-    assert evaluate.main(command) == 0
-    figures = json.loads((folder / "best" / "evaluation.json").read_text())
+    figures = evaluated(folder / "best", "--task", "race", "--data", str(RACE))
     assert figures["multiple_choice_task"] == "RACE"
     assert figures["multiple_choice_accuracy"] == pytest.approx(measured[best])
     loss = losses(folder)[best]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 import transformers
 
 from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
-from tests.training.support import SQUAD, best_step, refusal, run_command, validations
-from training.commands import evaluate
+from tests.training.support import SQUAD, best_step, evaluated, run_command, validations
 from training.commands.finetune import main
 from training.tasks.token_classification.metrics import entity_figures
 
@@ -50,7 +48,7 @@ def options(pretrained: Path, tagged: Path) -> list[str]:
 
 
 def test_entities_are_learnt_and_the_best_checkpoint_has_the_best_f1(
-    options: list[str], tmp_path: Path, tagged: Path, capsys: Capture
+    options: list[str], tmp_path: Path, tagged: Path
 ) -> None:
     """Validation and evaluation measure the same; `transformers` reads the head and its labels."""
     assert run([*options, "--validation", str(tagged)], tmp_path / "run") == 0
@@ -59,16 +57,11 @@ def test_entities_are_learnt_and_the_best_checkpoint_has_the_best_f1(
     best, folder = best_step(tmp_path / "run"), tmp_path / "run" / "best"
     assert f1[best] == max(f1.values()) > 0.9
     assert validations(tmp_path / "run", "token-classification", "f1/PER")[best] > 0.9
-    command = [str(folder), "--token-classification", str(tagged), "--device", "cpu"]
-    assert evaluate.main(command) == 0
-    figures = json.loads((folder / "evaluation.json").read_text())
+    figures = evaluated(folder, "--token-classification", str(tagged), "--device", "cpu")
     assert figures["token_classification_f1"] == pytest.approx(f1[best], abs=1e-4)
     assert figures["token_classification_classes"]["LOC"]["entities"] == 64
     theirs = transformers.AutoModelForTokenClassification.from_pretrained(folder)
     assert list(theirs.config.id2label.values()) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
-    capsys.readouterr()
-    assert evaluate.main([str(folder), "--question-answering", str(SQUAD)]) == 1
-    assert "no head for question-answering" in capsys.readouterr().err
 
 
 def test_some_texts_are_held_out_by_default_beside_other_tasks(
@@ -78,14 +71,6 @@ def test_some_texts_are_held_out_by_default_beside_other_tasks(
     assert run([*options, *more, "--weights", "1", "1"], tmp_path / "run") == 0
     assert "6 of 64 texts are held out for validation" in capsys.readouterr().out
     assert len(validations(tmp_path / "run", "token-classification", "f1")) == 2
-
-
-def test_it_is_the_one_classifier_of_a_checkpoint(
-    options: list[str], tmp_path: Path, labelled: Path, capsys: Capture
-) -> None:
-    assert run([*options, "--text-classification", str(labelled)], tmp_path / "run") == 1
-    expected = "--token-classification cannot be combined with --text-classification"
-    assert expected in refusal(capsys, tmp_path / "run")
 
 
 def test_evaluation_has_the_figures_of_seqeval_on_the_words_of_the_file(
@@ -114,9 +99,7 @@ def test_evaluation_has_the_figures_of_seqeval_on_the_words_of_the_file(
         of_word = encoding.word_ids()
         firsts = [best[of_word.index(number)] for number in range(len(sentence))]
         predicted.append([model.config.id2label[number] for number in firsts])
-    command = [str(folder), "--token-classification", str(file), "--device", "cpu"]
-    assert evaluate.main(command) == 0
-    figures = json.loads((folder / "evaluation.json").read_text())
+    figures = evaluated(folder, "--token-classification", str(file), "--device", "cpu")
     for name in ("precision", "recall", "f1"):
         expected = getattr(seqeval, f"{name}_score")(right, predicted)
         assert 0 < expected == pytest.approx(figures[f"token_classification_{name}"])

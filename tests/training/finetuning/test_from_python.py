@@ -99,17 +99,6 @@ def test_a_notebook_goes_from_a_frame_to_answers(
         finetune(configure(frame.head(20), validation=ROWS))
 
 
-def test_one_value_is_a_list_of_one_and_numbers_may_be_numpys(configure: Configure) -> None:
-    values: dict[str, Any] = {"weights": 1.0, "class_weights": "balanced", "label_column": "mood"}
-    config = configure(ROWS, batch_size=2, steps=np.int64(3), **values)
-    assert {name: getattr(config, name) for name in values} == {
-        name: (value,) for name, value in values.items()
-    }
-    assert config.batch_size == (2,)
-    assert configure(ROWS, batch_size=(size for size in [2, 4])).batch_size == (2, 4)
-    assert (config.steps, type(config.steps)) == (3, int)
-
-
 def _with_categories(rows: list[dict[str, Any]]) -> polars.DataFrame:
     return polars.DataFrame(rows).with_columns(polars.col("mood").cast(polars.Categorical))
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.support import RACE, SQUAD, TINY, our_model, refusal, run_command
+from tests.training.support import RACE, SQUAD, refusal, run_command
 from training.commands.finetune import main
-from training.model.checkpoint import save_checkpoint
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -34,8 +33,6 @@ def files(
     rows = [("a good game", ["glad"]), ("a lost war", ["sad"]), ("a great war", ["glad", "sad"])]
     lists.write_text("\n".join(json.dumps({"text": t, "label": each}) for t, each in rows))
     (folder / "one-label.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
-    (folder / "no-tokenizer").mkdir()
-    save_checkpoint(our_model(TINY, ("fill-mask",)), folder / "no-tokenizer")
     shutil.copytree(finetuned / "checkpoint", folder / "damaged")
     (folder / "damaged" / "model.safetensors").write_bytes(b"")
     return {
@@ -47,12 +44,9 @@ def files(
         "CHOICES": f"--multiple-choice {RACE / 'train'}",
         "ONE-LABEL": f"--text-classification {folder / 'one-label.tsv'}",
         "CORPUS": f"--pretraining {easy_corpus}",
-        "LOSS": "--metric loss",
         "texts": str(labelled),
         "questions": str(SQUAD),
-        "no-tokenizer": str(folder / "no-tokenizer"),
         "damaged": str(folder / "damaged"),
-        "finetuned": str(finetuned / "checkpoint"),
     }
 
 
@@ -61,29 +55,19 @@ def files(
     [
         # the run and its sizes
         ("--steps 1", "nothing to train: give --text-classification"),
-        ("QUESTIONS --length 4", "--length 4: a sequence has from 8 tokens to the model's 64"),
-        ("TEXTS QUESTIONS --epochs 2", "epochs are those of one task; with several give"),
-        ("TEXTS QUESTIONS --weights 1", "--weights [1.0]: give one for each of text-classificat"),
         ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3: give one number, or one for"),
         ("TEXTS --initialize-from runs/best", "runs/best is a local path, and there is no such"),
-        ("TEXTS --initialize-from ./nowhere", "./nowhere is a local path, and there is no su"),
-        ("QUESTIONS --initialize-from no-tokenizer --length 16", "tokenizer.json cannot be read"),
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
+        ("TEXTS --patience 2 --validation-split 0", "--patience requires --validation"),
         # files
         ("--text-classification none.tsv", "none.tsv does not exist."),
         ("ONE-LABEL", "all texts have the label x; a classifier needs two"),
-        ("TEXTS --delimiter ab", "--delimiter 'ab': give one character"),
-        ("TEXTS --label-column a a", "--label-column a a: give each column once"),
-        ("TEXTS --label-separator , --label-column a b", "--label-separator divides one column"),
         # tasks and recipes
-        ("--data cola", "--data cola is the folder of a task; give --task"),
         ("COLA --labels a --text-column b", "leave out --labels, --text-column\n"),
-        ("--task race", "--task RACE needs --data, the folder of its files"),
         ("TEXTS --recipe paper", "--recipe paper differs from task to task; give --task"),
         ("RACE --multiple-choice a.csv", "--task has its own files, columns and labels"),
         ("RACE --data nyu-mll/glue@main", "nyu-mll/glue@main is not a folder"),
         # validation and metrics
-        ("TEXTS --patience 2", "--patience and --metric need held-out data; give --validation"),
         ("QUESTIONS --metric f1", "--metric requires --validation"),
         ("CORPUS --validation texts", "--validation requires labelled data: --text-cl"),
         ("COLA --metric pearson", "--metric pearson does not apply to 2 labels; choose accuracy, "),
@@ -97,18 +81,12 @@ def files(
             "--class-weights requires one label per text; this is multi_label_classification",
         ),
         # multiple choice
+        ("TEXTS --token-classification texts", "--token-classification cannot be combined with"),
         ("TEXTS CHOICES", "--multiple-choice cannot be combined with --text-classification"),
         # continued pretraining
-        ("CORPUS --order-share 1", "--order-share 1 leaves no step to masked tokens; give less"),
-        ("CORPUS --order-length 65", "--order-length 65: a pair has from 8 tokens to the model's"),
         ("TEXTS --mask-rate 0.3", "--mask-rate requires --pretraining"),
         # further classifiers
-        ("TEXTS --head a", "--head a is a classifier of texts; give its data after it"),
         ("TEXTS --head default TEXTS", "--head default names the default classifier"),
-        (
-            "TEXTS --validation texts --head a TEXTS --validation texts LOSS",
-            "--metric loss: with several classifiers validated",
-        ),
         ("TEXTS --head a TEXTS --batch-size 1 2 3", "text-classification/a"),
         ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head is of the"),
         # the fitted head

@@ -1,0 +1,196 @@
+"""Options: flags and values, on a command line and from Python."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.support import same_weights
+from training.commands.pretrain import PretrainConfig, pretrain
+from training.errors import RunError, TrainingError
+from training.options.config import parse_device, should_compile
+from training.options.flags import OptionError, Options, add_flags, flag, read_flags
+from training.options.labelled import LabelledTexts
+from training.options.values import Count, Duration, Finite, Fraction, Positive, Seed, Share
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Many(Options, title="many"):
+    """An option of each kind."""
+
+    files: tuple[Path, ...] = flag("files", MISSING)
+    count: Count = flag("number of things", 3)
+    seed: Seed | None = flag("seed (default: 7)")
+    rate: Positive | None = flag("rate")
+    part: Fraction | None = flag("part")
+    share: Share = flag("share", 0.5)
+    offset: Finite | None = flag("offset")
+    time: Duration | None = flag("time")
+    kind: Literal["old", "new"] = flag("kind", "old", metavar="KIND")
+    sizes: tuple[Count, ...] = flag("sizes", (4, 2))
+    is_on: bool = flag("switch", default=False)
+
+
+def parsed(*words: str) -> Many:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Many)
+    return read_flags(Many, parser.parse_args(["--files", "a", *words]))
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "rejected"),
+    [
+        ("count", [1, 10], [0, 1.0, "x", "+1"]),
+        ("seed", [0], [-1, 0.5]),
+        ("rate", [1e-9, 7], [0, math.inf, math.nan, "high"]),
+        ("part", [0, 1, 0.5], [-0.01, 1.01, math.nan]),
+        ("share", [0, 0.99], [-0.01, 1]),
+        ("offset", [-1e9, 0, 7], [math.inf, math.nan, "x"]),
+        ("kind", ["new"], ["other"]),
+    ],
+)
+def test_values_have_limits_on_both_ways(
+    name: str, allowed: list[Any], rejected: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in allowed:
+        given, read = Many(files="a", **{name: value}), parsed(f"--{name}={value}")
+        assert given == read
+        assert getattr(given, name) == value
+    for value in rejected:
+        with pytest.raises(OptionError, match=re.escape(f"--{name}: {value!r} is no")):
+            Many(files="a", **{name: value})
+        with pytest.raises(SystemExit):
+            parsed(f"--{name}={value}")
+        assert f"argument --{name}: " in capsys.readouterr().err
+
+
+def test_one_value_is_a_list_of_one_and_numbers_may_be_numpys() -> None:
+    config = Many(files="a", sizes=2, count=np.int64(5), rate=1, time="1.5h")
+    assert (config.files, config.sizes) == ((Path("a"),), (2,))
+    assert (config.count, type(config.count), type(config.rate)) == (5, int, float)
+    assert config.time == parsed("--time", "5400s").time == 5400
+    assert Many(files=["a", "b"], sizes=(n for n in (1, 2))).sizes == (1, 2)
+    assert parsed("--sizes", "1", "2", "--is-on") == Many(files="a", sizes=[1, 2], is_on=True)
+    for changes in ({"sizes": (1, 0)}, {"is_on": "yes"}, {"count": None}):
+        with pytest.raises(OptionError, match=f"^--{next(iter(changes)).replace('_', '-')}: "):
+            Many(files="a", **changes)
+
+
+def test_the_help_names_every_flag_with_its_default() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Many)
+    help_ = parser.format_help()
+    words = " ".join(help_.partition("many:")[2].split())
+    for text in (
+        *("files (required)", "--count COUNT number of things (default: 3)", "seed (default: 7) "),
+        *("rate --part", "--kind KIND kind (default: old)", "sizes (default: 4 2)"),
+        "--is-on, --no-is-on switch",
+    ):
+        assert text in words
+    assert "switch (default" not in words
+    with pytest.raises(SystemExit):
+        parser.parse_args([])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"data": "cola"}, "--data cola is the folder of a task"),
+        ({"task": "NLI"}, "unknown task 'NLI'"),
+        ({"task": "Race"}, "--task RACE needs --data"),
+        ({"task": "cola", "text_column": "b", "delimiter": ";"}, "--text-column, --delimiter$"),
+        ({"delimiter": "ab"}, "--delimiter 'ab'"),
+        ({"delimiter": ""}, "--delimiter ''"),
+        ({"label_column": ["a", "b", "a"]}, "--label-column a b a"),
+        ({"label_column": ["a", "b"], "label_separator": ","}, "--label-separator divides one"),
+        ({"head": "x"}, "--head x is a classifier of texts"),
+        ({"head": "x", "task": "race", "data": "a"}, "--head x is a classifier of texts"),
+    ],
+)
+def test_options_of_texts_go_together(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        LabelledTexts(**values)
+
+
+def test_columns_are_those_of_the_options() -> None:
+    plain = LabelledTexts(label_column="a", label_separator=",", text_column="t").columns
+    assert (plain.text, plain.label, plain.separator) == ("t", "a", ",")
+    assert plain.indicators == ()
+    several = LabelledTexts(label_column=["a", "b"], pair_column="p", delimiter=";").columns
+    assert (several.label, several.indicators) == (None, ("a", "b"))
+    assert (several.pair, several.delimiter) == ("p", ";")
+    assert LabelledTexts(head="x", task="SST-2").task == "sst2"
+
+
+def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_gpu, expected in ((False, CPU), (True, GPU)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert parse_device("auto") == expected
+
+
+@pytest.mark.parametrize("name", ["cpu:x", "meta", "cuda:99"])
+def test_a_device_that_cannot_be_used_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="give auto, cpu, cuda") as refused:
+        parse_device(name)
+    assert str(refused.value).startswith(f"{name!r} cannot be used: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_training_is_compiled_if_a_compiler_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a GPU, torch brings its own."""
+    monkeypatch.setenv("CXX", "true")
+    assert [should_compile(wanted, CPU) for wanted in (None, True, False)] == [True, True, False]
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert [should_compile(wanted, GPU) for wanted in (None, True, False)] == [True, True, False]
+    assert not should_compile(False, CPU)
+    assert capsys.readouterr().out == ""
+    assert not should_compile(None, CPU)
+    assert "no C++ compiler no-such-compiler" in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"--compile needs a .* no-such-compiler"):
+        should_compile(True, CPU)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"corpus": ()}, "give either --corpus or --shards"),
+        ({"order_share": 1.0}, "--order-share 1 leaves no step to masked tokens"),
+        ({"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
+        ({"device": "gpu"}, "--device: 'gpu' cannot be used: "),
+        ({"steps": None}, "a run needs an end: give --steps, --budget or --recipe"),
+    ],
+)
+def test_a_configuration_is_checked_however_it_is_made(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TrainingError, match=message):
+        PretrainConfig(**{"output": "runs", "corpus": ["a.txt"], "steps": 1, **values})
+
+
+def test_pretraining_from_python_is_that_of_the_command(
+    tiny_options: list[str], tiny: Path, tmp_path: Path
+) -> None:
+    """In a folder that the command could resume."""
+    given = dict(zip(tiny_options[0:-1:2], tiny_options[1::2], strict=False))
+    sizes = {"embedding_size": 16, "hidden_size": 16, "layers": 3, "heads": 2, "steps": 8}
+    lengths = {"max_positions": 32, "length": 32, "batch_size": 8, "micro_batch_size": 4}
+    options: dict[str, Any] = {"report_every": 1, "dropout": "v1", "compile": False}
+    files: dict[str, Any] = {name: given[f"--{name}"] for name in ("shards", "tokenizer")}
+    config = PretrainConfig(**sizes, **lengths, **options, **files, device="cpu", output=tmp_path)
+    trained = pretrain(config)
+    assert (trained.status, trained.num_steps) == (0, 8)
+    assert trained.checkpoint == tmp_path / "checkpoint"
+    assert same_weights(tmp_path, tiny)
