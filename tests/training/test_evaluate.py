@@ -16,10 +16,9 @@ import torch
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import SQUAD, SQUAD_V2, TINY, randomize, read_labelled
+from tests.training.support import SQUAD, SQUAD_V2, TINY, randomize
 from training.commands import pretrain
 from training.commands.evaluate import main
-from training.data.batch import pad
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
@@ -77,29 +76,6 @@ def test_every_task_is_measured_by_its_own_figures(
     }
     assert figures["question_answering_questions"] == 33
     assert 0 <= figures["question_answering_exact_match"] <= figures["question_answering_f1"] <= 100
-
-
-def test_accuracy_is_counted_as_by_hand(checkpoint: Path, labelled: Path, tmp_path: Path) -> None:
-    output = tmp_path / "figures.json"
-    (checkpoint / "evaluation.json").write_text("{}")
-    arguments = ["--text-classification", str(labelled), "--output", str(output)]
-    assert main([str(checkpoint), *arguments]) == 0
-    assert (checkpoint / "evaluation.json").read_text() == "{}"
-    model = load_checkpoint(checkpoint).eval()
-    tokenizer = AlbertTokenizer.from_file(checkpoint / "tokenizer.json")
-    right = 0
-    with torch.no_grad():
-        for text in read_labelled([labelled])[0]:
-            encoding = tokenizer.encode(text.text)
-            hidden = model(pad([(encoding.ids, encoding.types)]))
-            logits = model.logits("text-classification", hidden[:, 0])
-            right += int(logits.argmax()) == text.label
-    figures = json.loads(output.read_text())
-    assert figures["text_classification_accuracy"] == right / 40
-    classes = figures["text_classification_classes"]
-    assert sum(each["recall"] * each["texts"] for each in classes.values()) == pytest.approx(right)
-    f1s = [each["f1"] for each in classes.values()]
-    assert figures["text_classification_macro_f1"] == pytest.approx(sum(f1s) / 2)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +244,15 @@ def test_requests_with_the_recorded_parameters_have_the_figures(
         ([], "nothing to measure: give --pretraining"),
         (["--question-answering", "none.json"], "none.json does not exist"),
         (["--pretraining", str(SQUAD), "--length", "65"], "--length 65: a sequence has from 8"),
-        (["--text-classification", str(SQUAD)], "begins an object of several lines"),
-        (["--question-answering", str(SQUAD), str(SQUAD)], "33 ids stand for several questions"),
+        (["--pretraining", str(SQUAD), "--length", "7"], "--length 7: a sequence has from 8"),
+        (["--token-classification", "a.txt"], "no head for token-classification; it has fill-mask"),
+        (["--multiple-choice", "a.csv"], "the checkpoint has no head for multiple-choice"),
         (["--question-answering", str(SQUAD), "--max-seq-length", "65"], "--max-seq-length 65: a"),
         (["--pretraining", "a.txt", "--predictions", "a.tsv"], "--predictions writes those of tex"),
+        (
+            ["--question-answering", str(SQUAD), "--task", "cola", "--predictions", "a.tsv"],
+            "--predictions writes those of texts or of questions",
+        ),
     ],
 )
 def test_impossible_evaluations_are_refused(
@@ -281,22 +262,3 @@ def test_impossible_evaluations_are_refused(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
-
-
-def test_a_checkpoint_without_the_head(pretrained: Path, labelled: Path, capsys: Capture) -> None:
-    command = [str(pretrained / "checkpoint"), "--text-classification", str(labelled)]
-    assert main(command) == 1
-    message = "error: the checkpoint has no head for text-classification; it has fill-mask, "
-    assert message in capsys.readouterr().err
-
-
-def test_texts_that_are_too_long(checkpoint: Path, tmp_path: Path, capsys: Capture) -> None:
-    data = tmp_path / "a.tsv"
-    data.write_text("text\tlabel\n" + "long " * 80 + "\t0\n")
-    command = [str(checkpoint), "--text-classification", str(data)]
-    assert main([*command, "--no-truncation"]) == 1
-    error = "a.tsv, line 2: over 64 tokens; --truncation truncates such texts"
-    assert error in capsys.readouterr().err
-    assert main(command) == 0
-    figures = json.loads((checkpoint / "evaluation.json").read_text())
-    assert figures["text_classification_truncated"] == figures["text_classification_texts"] == 1

@@ -1,22 +1,32 @@
-"""Figures are those of their definitions; predictions have the official forms."""
+"""Figures are those of their definitions, calibrated; predictions have the official forms."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, log_loss
+from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
+from training.errors import EvaluationError
+from training.evaluation import classifiers
+from training.evaluation.classifiers import HeldOutTexts, classifier_data, task_figures
 from training.evaluation.prediction_files import write_glue, write_squad
 from training.glue.tasks import TASKS
+from training.options.labelled import LabelledTexts
 from training.tasks.classification.files import LabelledText
-from training.tasks.classification.metrics import TextPredictions
+from training.tasks.classification.metrics import (
+    TextPredictions,
+    calibration_error,
+    calibration_figures,
+)
 from training.tasks.multiple_choice.files import ChoiceText
 from training.tasks.multiple_choice.metrics import ChoicePredictions
 from training.tasks.question_answering.files import Question
@@ -144,17 +154,17 @@ def test_answers_are_written_as_json(tmp_path: Path) -> None:
         json.loads(path.read_text(), parse_constant=pytest.fail) for path in files
     )
     assert predictions == {"a": "Ann", "b": "", "c": ""}
-    assert [each["text"] for each in n_best["a"]] == ["Ann", ""]
-    assert odds["a"] == -1 < odds["b"] == 2 < odds["c"]
+    assert [tuple(each.values()) for each in n_best["a"]] == [("Ann", 0.7), ("", 0.3)]
+    assert odds == {"a": -1, "b": 2, "c": 1e9}
     assert len(write_squad(answered(0, 0, 0), file, None)) == 2
 
 
 @pytest.mark.parametrize(
     ("task", "expected"),
-    [("sst2", ["1", "0"]), ("rte", ["not_entailment", "entailment"]), ("stsb", ["5.000", "2.250"])],
+    [("sst2", ["1", "0"]), ("rte", ["not_entailment", "entailment"]), ("stsb", ["5.000", "0.000"])],
 )
 def test_predictions_of_glue(task: str, expected: list[str], tmp_path: Path) -> None:
-    logits = np.array([[7.0], [2.25]] if task == "stsb" else [[0, 1], [1, 0]], np.float32)
+    logits = np.array([[5.1], [-0.1]] if task == "stsb" else [[0, 1], [1, 0]], np.float32)
     glue = TASKS[task]
     texts = [LabelledText(text="a", pair=None, label=0)] * 2
     names = glue.labels or ["score"]
@@ -164,6 +174,8 @@ def test_predictions_of_glue(task: str, expected: list[str], tmp_path: Path) -> 
     assert lines == ["index\tprediction", f"0\t{expected[0]}", f"1\t{expected[1]}"]
     write_glue({"matched": answers, "mismatched": answers}, tmp_path / "M.tsv", glue)
     assert (tmp_path / "M-m.tsv").read_text() == (tmp_path / "M-mm.tsv").read_text()
+    write_glue({"a": answers, "b": answers}, tmp_path / "new" / "M.tsv", glue)
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {"M-a.tsv", "M-b.tsv"}
 
 
 def test_predictions_of_own_files_are_names(tmp_path: Path) -> None:
@@ -180,3 +192,110 @@ def test_predictions_of_own_scores_lose_no_digits(tmp_path: Path) -> None:
     lines = (tmp_path / "a.tsv").read_text().splitlines()[1:]
     written = np.array([line.split("\t")[1] for line in lines], np.float32)
     assert written.tolist() == answers.logits[:, 0].tolist()
+
+
+def drawn(*, several: bool) -> tuple[Tensor, Tensor]:
+    """Return logits, and labels drawn with their probabilities."""
+    generator = torch.Generator().manual_seed(0)
+    logits_NK = 2 * torch.randn(4000, 3, generator=generator)
+    if several:
+        return logits_NK, torch.bernoulli(logits_NK.sigmoid(), generator=generator).long()
+    return logits_NK, torch.multinomial(logits_NK.softmax(-1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("sharpness", [0.25, 5.0])
+def test_the_temperature_is_the_factor_by_which_logits_are_too_sharp(
+    several: bool, sharpness: float
+) -> None:
+    logits_NK, targets = drawn(several=several)
+    figures = calibration_figures(logits_NK * sharpness, targets)
+    assert figures["temperature"] == pytest.approx(sharpness, rel=0.1)
+    assert figures["calibration_error"] < 0.02 < 0.1 < figures["raw_calibration_error"]
+
+
+def test_the_error_is_the_gap_of_each_bin_by_its_share() -> None:
+    logits_NK = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]).log()
+    assert calibration_error(logits_NK, torch.tensor([0, 1, 1, 1])) == pytest.approx(0.4)
+
+
+def test_confidence_stays_below_one_where_all_few_predictions_are_right() -> None:
+    logits_NK = torch.eye(2)[[0, 1, 0, 1]] * 50
+    temperature = calibration_figures(logits_NK, torch.tensor([0, 1, 0, 1]))["temperature"]
+    assert (logits_NK / temperature).softmax(-1).max().item() == pytest.approx(11 / 12, abs=0.01)
+    several_NK = torch.eye(4) * 100 - 50
+    temperature = calibration_figures(several_NK, torch.eye(4).long())["temperature"]
+    assert (several_NK / temperature).sigmoid().max().item() == pytest.approx(11 / 12, abs=0.01)
+
+
+def test_a_diverged_run_has_no_temperature() -> None:
+    assert calibration_figures(torch.full((2, 2), torch.nan), torch.tensor([0, 1])) == {
+        "temperature": 1.0,
+        "calibration_error": pytest.approx(torch.nan, nan_ok=True),
+        "raw_calibration_error": pytest.approx(torch.nan, nan_ok=True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "expected"),
+    [
+        ("rte", ["entailment", "not_entailment"], [0, 1]),
+        ("rte", ["Not_Entailment", "entailment"], [1, 0]),
+        ("mnli", ["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2]),
+        ("rte", ["0", "1"], [0, 1]),
+        ("rte", ["1", "0"], None),
+        ("rte", ["yes", "no"], None),
+        ("rte", ["entailment", "not_entailment", "neutral"], None),
+        ("stsb", ["score"], [0]),
+        ("stsb", ["a", "b"], None),
+    ],
+)
+def test_a_tasks_labels_are_found_by_name_or_in_its_order(
+    task: str, names: list[str], expected: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classifiers, "classify", lambda *_, outputs, **__: outputs)
+    glue, none = TASKS[task], cast("Any", None)
+    texts = HeldOutTexts(
+        head="text-classification",
+        names=names,
+        problem=glue.problem,
+        task=glue,
+        files=(),
+        splits={},
+    )
+    if expected is not None:
+        assert texts.classify(none, none, {"dev": []}, length=8)["dev"] == expected
+        return
+    with pytest.raises(EvaluationError, match=f"{glue.title} .*the checkpoint's classifier"):
+        texts.classify(none, none, {"dev": []}, length=8)
+
+
+def test_figures_of_a_task_have_the_mean_and_name_the_later_splits() -> None:
+    answers = classified(names=["no", "yes"])
+    figures = task_figures(TASKS["mrpc"], {"dev": answers})
+    assert figures["text_classification_task"] == "MRPC"
+    both = [figures[f"text_classification_{name}"] for name in TASKS["mrpc"].metrics]
+    assert figures["text_classification_combined_score"] == pytest.approx(sum(both) / 2)
+    figures = task_figures(TASKS["mnli"], {"matched": answers, "mismatched": answers})
+    accuracies = [figures[f"text_classification{split}_accuracy"] for split in ("", "_mismatched")]
+    assert accuracies[0] == accuracies[1]
+    assert "text_classification_combined_score" not in figures
+    assert "text_classification_task" not in task_figures(None, {"data": answers})
+
+
+def test_data_before_a_head_is_of_the_default_classifier() -> None:
+    hf = {"albert_default_head": "mood", "albert_heads": {"thing": {}}}
+    heads = {"text-classification": 2, "text-classification/thing": 3}
+    data = LabelledTexts(text_classification="a.csv")
+    thing, mood = (LabelledTexts(head=n, text_classification="b.csv") for n in ("thing", "mood"))
+    assert classifier_data(LabelledTexts(), [thing, mood], heads, hf) == {
+        "text-classification/thing": thing,
+        "text-classification": mood,
+    }
+    assert classifier_data(LabelledTexts(task="cola"), [], heads, hf).keys() == {
+        "text-classification"
+    }
+    with pytest.raises(EvaluationError, match="--head mood is the default classifier"):
+        classifier_data(data, [mood], heads, hf)
+    with pytest.raises(EvaluationError, match="it has mood, thing"):
+        classifier_data(data, [LabelledTexts(head="x", text_classification="b")], heads, hf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.training.support import RACE, SQUAD, SQUAD_V2, TINY
 from training.commands.finetune import ClassifierConfig, FinetuneConfig
+from training.errors import RunError
 from training.finetuning import tasks
 from training.finetuning.model import Start
 from training.finetuning.recipes import PAPER, hyperparameters_of
@@ -43,6 +45,17 @@ def sized(folder: Path, hidden_size: int) -> Path:
     hf = {**TINY.to_hf(), "hidden_size": hidden_size, "num_attention_heads": 1}
     (folder / "config.json").write_text(json.dumps(hf))
     return folder
+
+
+@pytest.fixture
+def start(vocab_dir: Path) -> Callable[..., Start]:
+    """Make a start of a content of `config.json` and heads."""
+    return lambda hf, heads: Start(folder=vocab_dir, hf=hf, heads=heads, architecture=TINY)
+
+
+def read_all(config: FinetuneConfig, start: Start) -> None:
+    with join_world(config.device) as world:
+        tasks.read_tasks(config, start, tasks.setup_of(config, start, world))
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -92,18 +105,51 @@ def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
     assert hyperparameters_of(pairs, tmp_path).sentence_weight == 1
 
 
+@pytest.mark.parametrize(
+    ("names", "is_started", "values", "expected"),
+    [
+        ("a b", False, {}, ["", "/b"]),
+        ("b default", False, {}, ["/b", ""]),
+        ("a b", True, {}, ["/a", "/b"]),
+        ("mood b", "mood", {}, ["", "/b"]),
+        ("a", False, {"text_classification": "x.csv"}, ["", "/a"]),
+        ("default", True, {}, [""]),
+        ("default", "mood", {}, "default classifier is named mood"),
+        ("default", False, {"text_classification": "x.csv"}, "--head default names the default"),
+    ],
+)
+def test_the_default_classifier_is_the_first_or_the_one_of_that_name(
+    names: str,
+    is_started: bool | str,
+    values: dict[str, Any],
+    expected: list[str] | str,
+    start: Callable[..., Start],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without data before `--head`, and without a default classifier in the checkpoint."""
+    read: list[str] = []
+    monkeypatch.setattr(tasks, "read_classification", lambda config, *_: read.append(config.head))
+    heads = tuple(
+        ClassifierConfig(head=name, text_classification="x.csv") for name in names.split()
+    )
+    hf = {"albert_default_head": is_started} if isinstance(is_started, str) else {}
+    opened = start(hf, {"text-classification": 2} if is_started else {})
+    if isinstance(expected, str):
+        with pytest.raises(RunError, match=expected):
+            read_all(configured(heads=heads, **values), opened)
+    else:
+        read_all(configured(heads=heads, **values), opened)
+        assert read == [f"text-classification{end}" for end in expected]
+
+
 def test_continued_pretraining_has_the_papers_mask_rate(
-    tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[PretrainingConfig] = []
     monkeypatch.setattr(tasks, "read_text", lambda config, *_: read.append(config))
-    (tmp_path / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
     given = {"mask_rate": 0.3, "order_share": 0.5, "order_short_rate": 0.2, "order_sentences": 3}
     for hf, values in (({}, {}), ({"albert_sentence_task": "nsp"}, given)):
-        config = configured(pretraining=["a.txt"], **values)
-        start = Start(folder=tmp_path, hf=hf, heads={}, architecture=TINY)
-        with join_world(config.device) as world:
-            tasks.read_tasks(config, start, tasks.setup_of(config, start, world))
+        read_all(configured(pretraining=["a.txt"], **values), start(hf, {}))
     plain, paired = read
     assert (plain.mask_rate, plain.short_rate, plain.sentence_task) == (0.15, 0.1, "sop")
     assert (plain.has_pairs, plain.order_short_rate, plain.order_sentences) == (False, 0.1, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +19,8 @@ from tests.training.support import (
     run_command,
     validations,
 )
-from training.commands import evaluate
 from training.commands.finetune import main
 from training.model.checkpoint import (
-    load_checkpoint,
     read_config,
     read_shapes,
     read_weights,
@@ -168,44 +165,3 @@ def test_a_head_is_added_to_a_model_that_has_some(
     # What was learnt is still answered.
     data = ("--text-classification", str(moods))
     assert evaluated(folder / "checkpoint", *data)["text_classification_accuracy"] > 0.9
-
-
-@pytest.mark.parametrize(
-    ("names", "default", "further"),
-    [(("mood", "other"), "mood", "other"), (("other", "default"), "default", "other")],
-)
-def test_the_default_is_the_first_or_the_one_of_that_name(
-    start: list[str], moods: Path, tmp_path: Path, names: Sequence[str], default: str, further: str
-) -> None:
-    data = [word for n in names for word in ("--head", n, "--text-classification", str(moods))]
-    assert run([*start, *data, "--steps", "1"], tmp_path / "run") == 0
-    hf = read_config(tmp_path / "run/checkpoint")
-    assert hf["albert_default_head"] == default
-    assert list(hf["albert_heads"]) == [further]
-    # It goes on under its name.
-    again = ["--initialize-from", str(tmp_path / "run/checkpoint"), "--steps", "1"]
-    options = [*start, *again, "--head", default, "--text-classification", str(moods)]
-    assert run(options, tmp_path / "named") == 0
-    assert read_config(tmp_path / "named/checkpoint")["albert_default_head"] == default
-    tasks = load_checkpoint(tmp_path / "named/checkpoint").tasks
-    assert tasks.keys() >= {DEFAULT, f"{DEFAULT}/{further}"}
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (["--head", "nobody", "--text-classification", "x.csv"], "it has default, thing"),
-        (["--head", "thing"], "--head thing is a classifier of texts; give its data"),
-        (
-            ["--text-classification", "x.csv", "--head", "default", "--text-classification", "x"],
-            "--head default is the default classifier",
-        ),
-    ],
-)
-def test_evaluation_of_a_head_that_is_none(
-    trained: Path, capsys: Capture, data: list[str], message: str
-) -> None:
-    assert evaluate.main([str(trained / "best"), *data]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message in error

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.training.conversion.hub_server import Hub, Repository, serve
-from tests.training.conversion.test_hub import run
 from training.data.corpus import CorpusError
-from training.glue.files import dev_files, training_files
+from training.glue.files import dev_files, patterns_of, training_files
 from training.glue.tasks import TASKS, task_name
-from training.options.labelled import GLUE
 from training.tasks.classification.files import read_task, read_test
 
 Capture = pytest.CaptureFixture[str]
@@ -169,84 +163,25 @@ ROWS = {
     "wnli": _SENTENCES,
 }
 
-# Finds the files of a task, without --data or by it, and prints the texts of each split.
-_READ = """
-import json, sys
-from pathlib import Path
-from training.errors import report_errors
-from training.glue.files import dev_files, training_files
-from training.tasks.classification.files import read_task
-from training.glue.tasks import TASKS
-from training.options.labelled import LabelledTexts
-def main():
-    data = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    options = LabelledTexts(task=sys.argv[1], data=data)
-    task, folder = TASKS[options.task], options.task_folder
-    files = {"training": training_files(task, folder).train, **dev_files(task, folder)}
-    texts = read_task(task, files).texts
-    print(json.dumps({split: [each.text for each in its] for split, its in texts.items()}))
-    return 0
-sys.exit(report_errors(main))
-"""
-
-
-@pytest.fixture
-def glue(tmp_path: Path) -> Path:
-    """A folder as that of the Hub: one of Parquet files for each task."""
-    for name, row in ROWS.items():
-        (tmp_path / "glue" / name).mkdir(parents=True)
-        row = {**row, "idx": 0}
-        ends = ("_matched", "_mismatched") if name == "mnli" else ("",)
-        held_out = [f"{split}{end}" for split in ("validation", "test") for end in ends]
-        for split in ("train", *held_out):
-            label = -1 if split.startswith("test") else row["label"]
-            table = pa.Table.from_pylist([{**row, "label": label}])
-            pq.write_table(table, tmp_path / "glue" / name / f"{split}-00000-of-00001.parquet")
-    return tmp_path / "glue"
-
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_hub_s_files_of_every_task_are_read(glue: Path, name: str) -> None:
-    task, folder = TASKS[name], glue / name
-    files = {"training": training_files(task, folder).train, **dev_files(task, folder)}
+def test_the_hub_s_files_of_every_task_are_read(tmp_path: Path, name: str) -> None:
+    """A folder of Parquet files, of which the test files have no labels."""
+    task, row = TASKS[name], {**ROWS[name], "idx": 0}
+    ends = ("_matched", "_mismatched") if name == "mnli" else ("",)
+    held_out = [f"{split}{end}" for split in ("validation", "test") for end in ends]
+    for split in ("train", *held_out):
+        label = -1 if split.startswith("test") else row["label"]
+        table = pa.Table.from_pylist([{**row, "label": label}])
+        pq.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet")
+    files = {"training": training_files(task, tmp_path).train, **dev_files(task, tmp_path)}
     assert list(files) == ["training", *task.dev]
     for texts in read_task(task, files).texts.values():
         [text] = texts
-        is_single = name in ("cola", "sst2")
-        assert (text.text, text.pair) == ("A.", None if is_single else "B.")
+        assert (text.text, text.pair) == ("A.", None if name in ("cola", "sst2") else "B.")
         assert text.label == ROWS[name]["label"]
-
-
-def read(hub: Hub, cwd: Path, *arguments: str, **environment: str) -> Any:
-    """The texts of a task, or the error."""
-    ended = run(["-c", _READ, *arguments], hub, cwd, **environment)
-    if ended.returncode:
-        return ended.stderr.splitlines()[-1]
-    return json.loads(ended.stdout)
-
-
-@pytest.mark.process
-@pytest.mark.extended
-def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
-    glue: Path, tmp_path: Path
-) -> None:
-    newer = shutil.copytree(glue, tmp_path / "newer")
-    for file in (newer / "cola").iterdir():
-        pq.write_table(pa.Table.from_pylist([{"sentence": "Newer.", "label": 0}]), file)
-    repository = Repository({str(GLUE.revision): glue, "main": newer})
-    with serve({GLUE.repo_id: repository}) as hub:
-        texts = {"training": ["A."], "dev": ["A."]}
-        assert read(hub, tmp_path, "cola") == texts
-        assert {path.split("/")[-2] for path in hub.downloads} == {"cola"}
-        hub.requests.clear()
-        assert read(hub, tmp_path, "cola", GLUE.repo_id) == texts
-        assert not hub.requests  # not even for the list of files
-        named = read(hub, tmp_path, "cola", f"{GLUE.repo_id}@main")
-        assert named == {"training": ["Newer."], "dev": ["Newer."]}
-        missing = read(hub, tmp_path, "rte", HF_HUB_OFFLINE="1")
-        unknown = read(hub, tmp_path, "cola", f"{GLUE.repo_id}@no")
-    assert missing.startswith(f"error: {GLUE} is ")
-    assert missing.endswith(
-        "; HF_HUB_OFFLINE forbids a download; --data names a folder with the files of --task rte"
-    )
-    assert f"error: {GLUE.repo_id} has no revision no" in unknown
+    tests = read_test(task, tmp_path)
+    assert list(tests) == [end.strip("_") or "test" for end in ends]
+    assert {file.name for pattern in patterns_of(task) for file in tmp_path.glob(pattern)} == {
+        file.name for file in tmp_path.iterdir()
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from albert_serve.hub import HubModel
 from tests.training.support import same_weights
 from training.commands.pretrain import PretrainConfig, pretrain
 from training.errors import RunError, TrainingError
+from training.options import labelled
 from training.options.config import parse_device, should_compile
 from training.options.flags import OptionError, Options, add_flags, flag, read_flags
-from training.options.labelled import LabelledTexts
+from training.options.labelled import GLUE, LabelledTexts
 from training.options.values import Count, Duration, Finite, Fraction, Positive, Seed, Share
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -130,6 +132,41 @@ def test_columns_are_those_of_the_options() -> None:
     assert (several.label, several.indicators) == (None, ("a", "b"))
     assert (several.pair, several.delimiter) == ("p", ";")
     assert LabelledTexts(head="x", task="SST-2").task == "sst2"
+
+
+def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cola").mkdir()
+    calls: list[tuple[str, HubModel]] = []
+    cached: list[Path | None] = [None]
+
+    def find(source: HubModel, patterns: list[str]) -> Path | None:
+        assert patterns[0] == "cola/train-*.parquet"
+        calls.append(("find", source))
+        return cached[0]
+
+    def load(source: HubModel, patterns: list[str]) -> Path:
+        calls.append(("load", source))
+        return tmp_path
+
+    monkeypatch.setattr(labelled, "find_cached", find)
+    monkeypatch.setattr(labelled, "download", load)
+    monkeypatch.setattr(labelled, "check_reachable", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    main = replace(GLUE, revision="main")
+    for data in (None, "nyu-mll/glue"):
+        assert LabelledTexts(task="cola", data=data).task_folder == tmp_path / "cola"
+    assert LabelledTexts(task="cola", data="nyu-mll/glue@main").task_folder == tmp_path / "cola"
+    assert calls == [("find", GLUE), ("load", GLUE)] * 2 + [("load", main)]
+    cached[0] = tmp_path
+    assert LabelledTexts(task="cola").task_folder == tmp_path / "cola"
+    assert calls[-1] == ("find", GLUE)
+    for data in ("cola", "other/glue@main"):  # folders
+        assert LabelledTexts(task="cola", data=data).task_folder == Path(data)
+    assert len(calls) == 6
+    with pytest.raises(RunError, match="has no files of rte; --data names a folder with the files"):
+        assert LabelledTexts(task="rte", data=f"{GLUE.repo_id}@main").task_folder
 
 
 def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
