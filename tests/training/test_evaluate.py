@@ -17,11 +17,13 @@ from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, Questi
 from albert_serve.tasks.question_answering.task import QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD, SQUAD_V2, TINY, randomize
+from training.commands import evaluate as command
 from training.commands import pretrain
 from training.commands.evaluate import main
 from training.data.examples import ExampleSettings, SentenceTask
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
+from training.evaluation.run import Evaluation
 from training.model.checkpoint import load_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.tasks.engine import TorchEngine
@@ -45,10 +47,11 @@ def checkpoint(finetuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_every_task_is_measured_by_its_own_figures(
-    checkpoint: Path, easy_corpus: Path, labelled: Path, capsys: Capture
+    checkpoint: Path, easy_corpus: Path, labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
+    texts = [str(shutil.copy(labelled, tmp_path / f"{name}.tsv")) for name in "abcd"]
     arguments = [str(checkpoint), "--pretraining", str(easy_corpus), "--length", "32"]
-    arguments += ["--text-classification", str(labelled), "--question-answering", str(SQUAD)]
+    arguments += ["--text-classification", *texts, "--question-answering", str(SQUAD)]
     assert main(arguments) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert last == f"written to {checkpoint / 'evaluation.json'}"
@@ -60,22 +63,44 @@ def test_every_task_is_measured_by_its_own_figures(
     assert data == {
         "masked_data": easy_corpus.name,
         "sentence_order_data": easy_corpus.name,
-        "text_classification_data": labelled.name,
+        "text_classification_data": "a.tsv, b.tsv, c.tsv, 1 more",
         "question_answering_data": SQUAD.name,
     }
-    assert sum(sum(row.values()) for row in confusion.values()) == 40
+    assert sum(sum(row.values()) for row in confusion.values()) == 160
     assert [line.split()[0] for line in table] == list(figures)
     for line, value in zip(table, figures.values(), strict=True):
         assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=6e-5)
     assert 0 < figures["masked_accuracy"] < 1
     assert figures["sentence_order_pairs"] > 50
-    assert figures["text_classification_texts"] == 40
+    assert figures["text_classification_texts"] == 160
     assert {name: each["texts"] for name, each in classes.items()} == {
-        "negative": 20,
-        "positive": 20,
+        "negative": 80,
+        "positive": 80,
     }
     assert figures["question_answering_questions"] == 33
     assert 0 <= figures["question_answering_exact_match"] <= figures["question_answering_f1"] <= 100
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 21])
+def test_three_to_twenty_classes_are_printed(
+    num_classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    row = {"precision": 0.5, "recall": 0.25, "f1": 1 / 3, "texts": 1200}
+    classes = {f"c{n}": row for n in range(num_classes)}
+    figures = {"a_loss": 0.12345, "a_texts": 12345, "a_classes": classes}
+    monkeypatch.setattr(command, "evaluate", lambda _: Evaluation(figures, ["a note"]))
+    options = ["--question-answering", "a.json", "--output", str(tmp_path / "figures.json")]
+    assert main(["some/model", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["a_loss          0.1235", "a_texts         12,345"]
+    assert lines[-1] == "a note"
+    rows = [line.split() for line in lines if line.startswith("c")]
+    assert rows[1:2] == ([["c0", "0.5000", "0.2500", "0.3333", "1,200"]] if num_classes > 2 else [])
+    assert len(rows) == {2: 0, 3: 4, 21: 21}[num_classes]
+    assert any("... and 1 more" in line for line in lines) == (num_classes == 21)
+    assert json.loads((tmp_path / "figures.json").read_text()) == figures
+    assert main(["some/model", *options[:2]]) == 0
+    assert "--output" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sklearn.metrics import confusion_matrix, log_loss
 from torch import Tensor
 
 from albert_serve.bundle.manifest import ProblemType
-from training.errors import EvaluationError
+from training.errors import EvaluationError, TrainingError
 from training.evaluation import classifiers
 from training.evaluation.classifiers import HeldOutTexts, classifier_data, task_figures
 from training.evaluation.prediction_files import write_glue, write_squad
@@ -297,5 +297,5 @@ def test_data_before_a_head_is_of_the_default_classifier() -> None:
     }
     with pytest.raises(EvaluationError, match="--head mood is the default classifier"):
         classifier_data(data, [mood], heads, hf)
-    with pytest.raises(EvaluationError, match="it has mood, thing"):
+    with pytest.raises(TrainingError, match="mood, thing"):
         classifier_data(data, [LabelledTexts(head="x", text_classification="b")], heads, hf)

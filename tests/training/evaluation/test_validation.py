@@ -90,18 +90,10 @@ def test_a_compiled_objective_is_not_compiled_again() -> None:
     assert compiled["graphs"] > 0
 
 
-def loss_of_frequencies(shards: Shards) -> float:
-    """The mean of -log p over all tokens, p being their frequencies."""
-    tokens = np.concatenate([part.tokens for part in shards.parts]).tolist()
-    counts = Counter(tokens)
-    return -sum(math.log(counts[token] / len(tokens)) for token in tokens) / len(tokens)
-
-
 def test_the_entropy_of_frequencies() -> None:
     part = make_part([[4]])
     by_hand = replace(part, tokens=np.array([7, 7, 8, 9], np.uint16))
     assert unigram_entropy(make_shards(by_hand), 50) == pytest.approx(1.5 * math.log(2))
-    assert unigram_entropy(SHARDS, TINY.vocab_size) == pytest.approx(loss_of_frequencies(SHARDS))
 
 
 OF_PAIRS = ExampleSettings(length=64, sentence_task="pairs", short_rate=0.0)
