@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,8 +254,8 @@ def test_a_tasks_labels_are_found_by_name_or_in_its_order(
     task: str, names: list[str], expected: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classifiers, "classify", lambda *_, outputs, **__: outputs)
-    glue, none = TASKS[task], cast("Any", None)
-    texts = HeldOutTexts(
+    glue = TASKS[task]
+    texts: Any = HeldOutTexts(
         head="text-classification",
         names=names,
         problem=glue.problem,
@@ -264,10 +264,10 @@ def test_a_tasks_labels_are_found_by_name_or_in_its_order(
         splits={},
     )
     if expected is not None:
-        assert texts.classify(none, none, {"dev": []}, length=8)["dev"] == expected
+        assert texts.classify(None, None, {"dev": []}, length=8)["dev"] == expected
         return
     with pytest.raises(EvaluationError, match=f"{glue.title} .*the checkpoint's classifier"):
-        texts.classify(none, none, {"dev": []}, length=8)
+        texts.classify(None, None, {"dev": []}, length=8)
 
 
 def test_figures_of_a_task_have_the_mean_and_name_the_later_splits() -> None:
@@ -286,8 +286,10 @@ def test_figures_of_a_task_have_the_mean_and_name_the_later_splits() -> None:
 def test_data_before_a_head_is_of_the_default_classifier() -> None:
     hf = {"albert_default_head": "mood", "albert_heads": {"thing": {}}}
     heads = {"text-classification": 2, "text-classification/thing": 3}
-    data = LabelledTexts(text_classification="a.csv")
-    thing, mood = (LabelledTexts(head=n, text_classification="b.csv") for n in ("thing", "mood"))
+    data, thing, mood, other = (
+        LabelledTexts(head=name, text_classification=(Path("a.csv"),))
+        for name in (None, "thing", "mood", "other")
+    )
     assert classifier_data(LabelledTexts(), [thing, mood], heads, hf) == {
         "text-classification/thing": thing,
         "text-classification": mood,
@@ -298,4 +300,4 @@ def test_data_before_a_head_is_of_the_default_classifier() -> None:
     with pytest.raises(EvaluationError, match="--head mood is the default classifier"):
         classifier_data(data, [mood], heads, hf)
     with pytest.raises(TrainingError, match="mood, thing"):
-        classifier_data(data, [LabelledTexts(head="x", text_classification="b")], heads, hf)
+        classifier_data(data, [other], heads, hf)

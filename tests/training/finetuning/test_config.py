@@ -40,6 +40,10 @@ def configured(**values: Any) -> FinetuneConfig:
     return FinetuneConfig(**{"initialize_from": "x", "output": "runs/my run", **values})
 
 
+def named(head: str, **values: Any) -> ClassifierConfig:
+    return ClassifierConfig(head=head, **{"text_classification": "x.csv", **values})
+
+
 def sized(folder: Path, hidden_size: int) -> Path:
     """A checkpoint's folder with a config of this width alone."""
     hf = {**TINY.to_hf(), "hidden_size": hidden_size, "num_attention_heads": 1}
@@ -179,7 +183,6 @@ def test_a_run_is_resumed_with_the_options_that_change_what_is_learnt(tmp_path: 
         metric="exact_match",
         precision="bf16",
     )
-    head = ClassifierConfig(head="a", text_classification=["a.csv"])
     changes: list[dict[str, Any]] = [
         {"steps": 8},
         {"lr": 1e-3},
@@ -187,8 +190,8 @@ def test_a_run_is_resumed_with_the_options_that_change_what_is_learnt(tmp_path: 
         {"patience": 3},
         {"truncation": False},
         {"question_answering": [SQUAD, SQUAD_V2]},
-        {"heads": (head,)},
-        {"heads": (ClassifierConfig(head="a", text_classification=["b.csv"]),)},
+        {"heads": (named("a"),)},
+        {"heads": (named("a", labels=["b"]),)},
         {"length": 128},  # the default, but for questions
     ]
     records = [record(**change) for change in changes]
@@ -218,7 +221,7 @@ TEXTS: dict[str, Any] = {"text_classification": "a.csv", "validation": ["b.csv",
         ({"multiple_choice": "a", "validation": "b"}, "--multiple-choice b"),
         ({"task": "race", "data": RACE}, f"--task race --data {RACE}"),
         (
-            {**TEXTS, "heads": (ClassifierConfig(head="m", **TEXTS),)},
+            {**TEXTS, "heads": (named("m", **TEXTS),)},
             "--text-classification b.csv 'c d.csv' --head m --text-classification b.csv 'c d.csv'",
         ),
         ({"text_classification": "a.csv", "validation": [{"text": "a", "label": 1}]}, None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
 from training.finetuning.model import Start, load_start, new_classifiers
 from training.model.checkpoint import label_keys, save_checkpoint
-from training.model.heads import Task
+from training.model.heads import AlbertForTasks, Task
 
 HEAD: Task = "text-classification"
 OTHER: Task = "text-classification/other"
@@ -32,8 +32,8 @@ def opened(
     return Start.open(folder, FinetuneConfig(output=folder, **{"length": 16, **values}))
 
 
-def output(start: Start, labels: Mapping[str, Any]) -> torch.Tensor:
-    return load_start(start, [HEAD], {HEAD: labels}).heads[HEAD].output.weight
+def output_of(model: AlbertForTasks) -> torch.Tensor:
+    return model.state_dict()[f"heads.{HEAD}.output.weight"]
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_a_classifier_goes_on_if_its_labels_have_the_same_names(
     assert new_classifiers(start, {HEAD: keys}) == ([] if order else [HEAD])
     told = f"a new classifier of {', '.join(labels.split())} replaces that of good, fair, bad\n"
     assert capsys.readouterr().out == ("" if order else told)
-    stored = our_model(TINY, ("fill-mask", HEAD)).heads[HEAD].output.weight
-    weight = output(start, keys)
+    stored = output_of(our_model(TINY, ("fill-mask", HEAD)))
+    weight = output_of(load_start(start, [HEAD], {HEAD: keys}))
     if order:
         assert torch.equal(weight, stored[order])
     else:
@@ -117,13 +117,15 @@ def test_the_sizes_are_the_checkpoints_with_the_runs_positions_and_dropout(tmp_p
 def test_sequences_have_from_eight_tokens_to_the_models_positions(
     tmp_path: Path, option: str
 ) -> None:
-    words = {"pretraining": ["a.txt"]}
-    for length in (8, 16):
-        opened(tmp_path, **words, **{option: length})
-    for length in (7, 17):
-        message = f"--{option.replace('_', '-')} {length}: a .* from 8 tokens to the model's 16"
+    values: dict[str, Any] = {"pretraining": ["a.txt"]}
+    for values[option] in (8, 16):
+        opened(tmp_path, **values)
+    for values[option] in (7, 17):
+        message = (
+            f"--{option.replace('_', '-')} {values[option]}: a .* from 8 tokens to the model's 16"
+        )
         with pytest.raises(RunError, match=message):
-            opened(tmp_path, **words, **{option: length})
+            opened(tmp_path, **values)
 
 
 def test_the_default_length_of_questions_is_cut_to_the_models_positions(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def classifier(targets: list[int], problem: Any = "single_label_classification")
 
 
 def plan(*tasks: TrainingTask, **values: Any) -> Plan:
-    return plan_of(tasks, FinetuneConfig(output="run", **values), {})
+    return plan_of(tasks, FinetuneConfig(output=Path("run"), **values), {})
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ class Many(Options, title="many"):
     is_on: bool = flag("switch", default=False)
 
 
+def many(**values: Any) -> Many:
+    return Many(**{"files": "a", **values})
+
+
+def texts(**values: Any) -> LabelledTexts:
+    return LabelledTexts(**values)
+
+
 def parsed(*words: str) -> Many:
     parser = argparse.ArgumentParser()
     add_flags(parser, Many)
@@ -65,27 +73,27 @@ def test_values_have_limits_on_both_ways(
     name: str, allowed: list[Any], rejected: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for value in allowed:
-        given, read = Many(files="a", **{name: value}), parsed(f"--{name}={value}")
+        given, read = many(**{name: value}), parsed(f"--{name}={value}")
         assert given == read
         assert getattr(given, name) == value
     for value in rejected:
         with pytest.raises(OptionError, match=re.escape(f"--{name}: {value!r} is no")):
-            Many(files="a", **{name: value})
+            many(**{name: value})
         with pytest.raises(SystemExit):
             parsed(f"--{name}={value}")
         assert f"argument --{name}: " in capsys.readouterr().err
 
 
 def test_one_value_is_a_list_of_one_and_numbers_may_be_numpys() -> None:
-    config = Many(files="a", sizes=2, count=np.int64(5), rate=1, time="1.5h")
+    config = many(sizes=2, count=np.int64(5), rate=1, time="1.5h")
     assert (config.files, config.sizes) == ((Path("a"),), (2,))
     assert (config.count, type(config.count), type(config.rate)) == (5, int, float)
     assert config.time == parsed("--time", "5400s").time == 5400
-    assert Many(files=["a", "b"], sizes=(n for n in (1, 2))).sizes == (1, 2)
-    assert parsed("--sizes", "1", "2", "--is-on") == Many(files="a", sizes=[1, 2], is_on=True)
+    assert many(files=["a", "b"], sizes=(n for n in (1, 2))).sizes == (1, 2)
+    assert parsed("--sizes", "1", "2", "--is-on") == many(sizes=[1, 2], is_on=True)
     for changes in ({"sizes": (1, 0)}, {"is_on": "yes"}, {"count": None}):
         with pytest.raises(OptionError, match=f"^--{next(iter(changes)).replace('_', '-')}: "):
-            Many(files="a", **changes)
+            many(**changes)
 
 
 def test_the_help_names_every_flag_with_its_default() -> None:
@@ -121,17 +129,17 @@ def test_the_help_names_every_flag_with_its_default() -> None:
 )
 def test_options_of_texts_go_together(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RunError, match=message):
-        LabelledTexts(**values)
+        texts(**values)
 
 
 def test_columns_are_those_of_the_options() -> None:
-    plain = LabelledTexts(label_column="a", label_separator=",", text_column="t").columns
+    plain = texts(label_column="a", label_separator=",", text_column="t").columns
     assert (plain.text, plain.label, plain.separator) == ("t", "a", ",")
     assert plain.indicators == ()
-    several = LabelledTexts(label_column=["a", "b"], pair_column="p", delimiter=";").columns
+    several = texts(label_column=["a", "b"], pair_column="p", delimiter=";").columns
     assert (several.label, several.indicators) == (None, ("a", "b"))
     assert (several.pair, several.delimiter) == ("p", ";")
-    assert LabelledTexts(head="x", task="SST-2").task == "sst2"
+    assert texts(head="x", task="SST-2").task == "sst2"
 
 
 def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
@@ -156,17 +164,17 @@ def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
     monkeypatch.chdir(tmp_path)
     main = replace(GLUE, revision="main")
     for data in (None, "nyu-mll/glue"):
-        assert LabelledTexts(task="cola", data=data).task_folder == tmp_path / "cola"
-    assert LabelledTexts(task="cola", data="nyu-mll/glue@main").task_folder == tmp_path / "cola"
+        assert texts(task="cola", data=data).task_folder == tmp_path / "cola"
+    assert texts(task="cola", data="nyu-mll/glue@main").task_folder == tmp_path / "cola"
     assert calls == [("find", GLUE), ("load", GLUE)] * 2 + [("load", main)]
     cached[0] = tmp_path
-    assert LabelledTexts(task="cola").task_folder == tmp_path / "cola"
+    assert texts(task="cola").task_folder == tmp_path / "cola"
     assert calls[-1] == ("find", GLUE)
     for data in ("cola", "other/glue@main"):  # folders
-        assert LabelledTexts(task="cola", data=data).task_folder == Path(data)
+        assert texts(task="cola", data=data).task_folder == Path(data)
     assert len(calls) == 6
     with pytest.raises(RunError, match="has no files of rte; --data names a folder with the files"):
-        assert LabelledTexts(task="rte", data=f"{GLUE.repo_id}@main").task_folder
+        assert texts(task="rte", data=f"{GLUE.repo_id}@main").task_folder
 
 
 def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +230,13 @@ def test_pretraining_from_python_is_that_of_the_command(
 ) -> None:
     """In a folder that the command could resume."""
     given = dict(zip(tiny_options[0:-1:2], tiny_options[1::2], strict=False))
-    sizes = {"embedding_size": 16, "hidden_size": 16, "layers": 3, "heads": 2, "steps": 8}
-    lengths = {"max_positions": 32, "length": 32, "batch_size": 8, "micro_batch_size": 4}
-    options: dict[str, Any] = {"report_every": 1, "dropout": "v1", "compile": False}
-    files: dict[str, Any] = {name: given[f"--{name}"] for name in ("shards", "tokenizer")}
-    config = PretrainConfig(**sizes, **lengths, **options, **files, device="cpu", output=tmp_path)
-    trained = pretrain(config)
+    values: dict[str, Any] = {
+        "embedding_size": 16, "hidden_size": 16, "layers": 3, "heads": 2, "steps": 8,
+        "max_positions": 32, "length": 32, "batch_size": 8, "micro_batch_size": 4,
+        "report_every": 1, "dropout": "v1", "compile": False, "device": "cpu",
+        **{name: given[f"--{name}"] for name in ("shards", "tokenizer")},
+    }
+    trained = pretrain(PretrainConfig(output=tmp_path, **values))
     assert (trained.status, trained.num_steps) == (0, 8)
     assert trained.checkpoint == tmp_path / "checkpoint"
     assert same_weights(tmp_path, tiny)
