@@ -133,9 +133,7 @@ def test_the_default_classifier_is_the_first_or_the_one_of_that_name(
     """Without data before `--head`, and without a default classifier in the checkpoint."""
     read: list[str] = []
     monkeypatch.setattr(tasks, "read_classification", lambda config, *_: read.append(config.head))
-    heads = tuple(
-        ClassifierConfig(head=name, text_classification="x.csv") for name in names.split()
-    )
+    heads = tuple(map(named, names.split()))
     hf = {"albert_default_head": is_started} if isinstance(is_started, str) else {}
     opened = start(hf, {"text-classification": 2} if is_started else {})
     if isinstance(expected, str):

@@ -231,9 +231,19 @@ def test_pretraining_from_python_is_that_of_the_command(
     """In a folder that the command could resume."""
     given = dict(zip(tiny_options[0:-1:2], tiny_options[1::2], strict=False))
     values: dict[str, Any] = {
-        "embedding_size": 16, "hidden_size": 16, "layers": 3, "heads": 2, "steps": 8,
-        "max_positions": 32, "length": 32, "batch_size": 8, "micro_batch_size": 4,
-        "report_every": 1, "dropout": "v1", "compile": False, "device": "cpu",
+        "embedding_size": 16,
+        "hidden_size": 16,
+        "layers": 3,
+        "heads": 2,
+        "steps": 8,
+        "max_positions": 32,
+        "length": 32,
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "report_every": 1,
+        "dropout": "v1",
+        "compile": False,
+        "device": "cpu",
         **{name: given[f"--{name}"] for name in ("shards", "tokenizer")},
     }
     trained = pretrain(PretrainConfig(output=tmp_path, **values))
