@@ -33,7 +33,8 @@ def opened(
 
 
 def output_of(model: AlbertForTasks) -> torch.Tensor:
-    return model.state_dict()[f"heads.{HEAD}.output.weight"]
+    weight: torch.Tensor = model.state_dict()[f"heads.{HEAD}.output.weight"]
+    return weight
 
 
 @pytest.mark.parametrize(
