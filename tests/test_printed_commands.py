@@ -1,4 +1,4 @@
-"""The commands of the documents, from training to a service, and the notebooks run as printed."""
+"""The README's commands, from a CSV file to a service, and the notebooks run as printed."""
 
 from __future__ import annotations
 
@@ -6,54 +6,56 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
 
 from scripts.notebooks import NOTEBOOKS, notebook_file, read_notebook, run_notebook
-from tests.albert_serve.support import running_service
-from tests.printed import printed_commands, run_printed
+from tests.albert_serve.support import ROOT, running_service
 
-README, PRETRAINING, GUIDE = "README.md", "docs/pretraining.md", "docs/own-model.md"
+_FOLDERS: Final = ("models", "tests", "training", "export", "albert_serve", "examples")
+# A test appends smaller sizes; if an option is given twice, the last one counts.
+_SMALLER: Final = {
+    "finetune": "--steps 12 --batch-size 16",
+    "export": "--max-cost 20",  # int8 costs a model of 12 steps more
+}
 
 
-@pytest.mark.parametrize(
-    ("document", "program", "begins"),
-    [
-        (PRETRAINING, "serve vocab", ["vocab", "pretrain"]),
-        (GUIDE, "serve finetune", []),
-    ],
-)
-def test_a_document_leads_from_training_to_a_service(
-    document: str, program: str, begins: list[str]
-) -> None:
-    activate, *commands = printed_commands(document, program)
-    assert activate == "source .venv/bin/activate"
-    verbs = [*begins, "finetune", "evaluate", "export"]
-    assert [command.split()[:2] for command in commands[: len(verbs)]] == [
-        ["albert-serve", verb] for verb in verbs
-    ]
-    assert commands[-1].startswith("albert-serve serve --bundle bundles/")
+def printed_commands(program: str) -> list[str]:
+    """Return the commands of the README's first shell block that has this program."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = next(
+        block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if program in block
+    )
+    lines = (line for line in block.splitlines() if not line.startswith("#"))
+    commands = "\n".join(lines).replace("\\\n", " ").splitlines()
+    return [command for command in commands if command.strip()]
 
 
 @pytest.mark.extended
 @pytest.mark.process
-def test_the_readmes_road_leads_from_a_csv_to_a_reply(tmp_path: Path) -> None:
-    """With fewer steps, and in a folder of its own, from the model that ships."""
-    install, *commands, serve = printed_commands(README, "--output runs/intents")
+def test_the_readmes_commands_lead_from_a_csv_to_a_reply(tmp_path: Path) -> None:
+    """They run in a folder like a clone of the repository."""
+    install, *commands, serve = printed_commands("--output runs/intents")
     assert install == "pip install '.[train]'"
-    few = {
-        "finetune": "--steps 12 --batch-size 16",
-        "export": "--max-cost 20",  # int8 costs a model of 12 steps more
-    }
-    run_printed(commands, tmp_path, few)
-    (curl,) = printed_commands(README, "card was stolen")
+    for name in _FOLDERS:
+        (tmp_path / name).symlink_to(ROOT / name)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "BENTOML_HOME": str(tmp_path / "home"), "PATH": path}
+    for command in commands:
+        line = f"{command} {_SMALLER.get(command.split()[1], '')}"
+        here = {**environment, "PYTHONPATH": str(tmp_path)}
+        run = subprocess.run(line, shell=True, cwd=tmp_path, env=here, capture_output=True)
+        assert run.returncode == 0, (line, run.stdout, run.stderr)
+    [curl] = printed_commands("card was stolen")
     body = json.loads(shlex.split(curl)[-1])
-    environment = {**os.environ, "BENTOML_HOME": str(tmp_path / "home")}
-    command = ("albert_serve", *shlex.split(serve)[1:])
-    with running_service(environment, tmp_path, command) as service:
+    with running_service(
+        environment, tmp_path, ("albert_serve", *shlex.split(serve)[1:])
+    ) as service:
         reply = httpx.post(f"{service.url}/text-classification", json=body, timeout=30).json()
     manifest = json.loads((tmp_path / "bundles/intents/manifest.json").read_text())
     assert manifest["precision"] == "int8"

@@ -27,48 +27,44 @@ from training.data.preparation import prepare
 
 SHIPPED = REPOSITORY / "models" / "albert-small-en"
 LENGTH = 48
-LIMITS = {"int8": 0.1, "fp16": 0.02}  # of fp32 1e-5
+TOLERANCES = {"int8": 0.1, "fp16": 0.02}  # fp32: 1e-5
 IN_FP16 = ["transformers-fp16", "ours-fp16"]
 
 
 @pytest.mark.parametrize(
-    ("device", "who"),
+    ("device", "others"),
     [
         ("cpu", ["pipeline-1", "ours-fp32", "ours-int8", "openvino-fp32"]),
-        pytest.param("cpu", IN_FP16, marks=pytest.mark.extended),
         pytest.param("cuda", [*IN_FP16, "transformers-fp16-compiled"], marks=pytest.mark.gpu),
     ],
 )
 def test_contestants_are_measured_in_turns_and_agree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, who: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, others: list[str]
 ) -> None:
-    amounts = ["--num-texts", "6", "--rounds", "2", "--turn", "0.01", "--threads", "1"]
-    what = ["--preset", "small", "--contestants", "transformers-fp32", *who, "--shapes", "1x8"]
-    what += ["--device", device]
-    assert run_engine([*what, *amounts, "--output", str(tmp_path / "out")]) == 0
-    content = json.loads((tmp_path / "out" / "results.json").read_text())
-    results = {each["contestant"]["name"]: each for each in content["results"]}
-    left_out = "openvino-fp32" in who and find_spec("openvino") is None
-    assert len(results) == 1 + len(who) - left_out
-    notes = content["notes"]
-    assert any("openvino is left out" in note for note in notes) == left_out
+    words = ["--num-texts", "6", "--rounds", "2", "--turn", "0.01", "--threads", "1"]
+    words += ["--preset", "small", "--contestants", "transformers-fp32", *others]
+    words += ["--shapes", "1x8", "--device", device, "--output", str(tmp_path)]
+    assert run_engine(words) == 0
+    content = json.loads((tmp_path / "results.json").read_text())
+    results = {result["contestant"]["name"]: result for result in content["results"]}
+    no_openvino = "openvino-fp32" in others and find_spec("openvino") is None
+    assert len(results) == 1 + len(others) - no_openvino
     for name, result in results.items():
         assert not result["failure"]
-        kinds = result["contestant"]["kinds"]
-        cases = {{"shapes": "1x8", "texts": "texts"}[kind] for kind in kinds}
+        cases = {
+            {"shapes": "1x8", "texts": "texts"}[kind] for kind in result["contestant"]["kinds"]
+        }
         assert {case: len(turns) for case, turns in result["turns"].items()} == dict.fromkeys(
             cases, 2
         )
-        limit = next((limit for kind, limit in LIMITS.items() if kind in name), 1e-5)
+        tolerance = next((value for kind, value in TOLERANCES.items() if kind in name), 1e-5)
         for case, (turn, *_) in result["turns"].items():
             expected = results["transformers fp32"]["turns"][case][0]["outputs"]
-            np.testing.assert_allclose(turn["outputs"], expected, atol=limit)
+            np.testing.assert_allclose(turn["outputs"], expected, atol=tolerance)
             assert turn["rss_bytes"] > 1 << 20
-    output = capsys.readouterr().out
-    for precision in ("fp32", "fp16"):
-        if (size := content["disk"].get(f"bundle-{precision}")) is not None:
-            assert size > 30000 * 128 * {"fp32": 4, "fp16": 2}[precision]
-            assert f"| **ours {precision}** |" in output
+    if device == "cpu":
+        assert content["disk"]["bundle-fp32"] > 30000 * 128 * 4
+        assert "| **ours fp32** |" in capsys.readouterr().out
 
 
 def test_ratios_are_medians_of_each_round() -> None:
@@ -81,20 +77,18 @@ def test_ratios_are_medians_of_each_round() -> None:
 def test_both_services_are_measured_and_answer_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    what = ["--preset", "small", "--num-requests", "12", "--levels", "2", "--precisions", "fp32"]
-    short = ["--rounds", "1", "--level-time", "0.5", "--threads", "1"]
-    assert run_serve([*what, *short, "--output", str(tmp_path)]) == 0
+    words = ["--preset", "small", "--num-requests", "12", "--levels", "2", "--precisions", "fp32"]
+    words += ["--rounds", "1", "--level-time", "0.5", "--threads", "1", "--output", str(tmp_path)]
+    assert run_serve(words) == 0
     content = json.loads((tmp_path / "results.json").read_text())
     peer, ours = content["results"]
     assert ours["service"]["name"] == "ours fp32"
-    for one in (peer, ours):
-        for run in one["levels"]["2"]:
+    for result in (peer, ours):
+        for run in result["levels"]["2"]:
             assert not run["failures"]
-            assert len(run["latencies_s"]) % 12 == 0  # whole passes
+            assert len(run["latencies_s"]) % 12 == 0  # complete passes
     tables = capsys.readouterr().out
     assert "nan" not in tables
-    for start in ("| 2 | ", "| BentoML over pipelines |"):
-        assert f"\n{start}" in tables
     (row,) = [line for line in tables.splitlines() if line.startswith("| **ours fp32** |")]
     assert float(row.split(" | ")[5]) < 1e-5
 
@@ -119,9 +113,9 @@ def test_transformers_pretrains_on_the_tokens_masks_and_labels_of_ours(tmp_path:
 
 
 def test_both_sides_train_and_are_compared(tmp_path: Path) -> None:
-    short = ["--no-compile", "--rounds", "1", "--turn", "1s", "--threads", "1", "--device", "cpu"]
-    what = ["--shapes", "small", "--length", "32", "--batch-tokens", "128"]
-    assert run_training([*what, *short, "--output", str(tmp_path)]) == 0
+    words = ["--no-compile", "--rounds", "1", "--turn", "1s", "--threads", "1", "--device", "cpu"]
+    words += ["--shapes", "small", "--length", "32", "--batch-tokens", "128"]
+    assert run_training([*words, "--output", str(tmp_path)]) == 0
     tables = (tmp_path / "tables.md").read_text()
     for name in ("**ours**", "transformers (8 rows, sdpa)", "transformers (8 rows, eager, memory"):
         assert f"| {name}" in tables

@@ -1,4 +1,4 @@
-"""A small checkpoint of four tasks with a vocabulary of real pieces."""
+"""A tiny checkpoint of four tasks, and a small one with a vocabulary of real pieces."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.export.exporting import ALL_TASKS, TINY, randomize
+from tests.export.exporting import ALL_TASKS, TINY, randomize, write_checkpoint
+from tests.training.support import WIKI
 from training.data.corpus import read_documents
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import train_vocab
 
-WIKI = Path(__file__).resolve().parents[1] / "data/wiki.jsonl"
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint with random weights, 50 pieces and 30 positions."""
+    write_checkpoint(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
 
 
 @pytest.fixture(scope="session")

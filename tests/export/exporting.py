@@ -1,8 +1,8 @@
-"""Tiny checkpoints to export, and the runtime that runs what came of them."""
+"""Tiny checkpoints to export, and the runtime that runs the exported graphs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from onnx import TensorProto
 from tokenizers import Tokenizer, models
 
 from albert_serve.config import AlbertConfig
+from albert_serve.runtime.encoders import PaddedBatch
 from export.job import ExportConfig, ExportResult, export
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, Task, head_sizes
@@ -34,31 +35,24 @@ TINY = AlbertConfig(
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Ragged:
-    """Right-padded sequences of 1 to all positions, one of them without padding."""
-
-    ids: NDArray[np.int64]
-    types: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-    @property
-    def is_real(self) -> NDArray[np.bool_]:
-        return np.arange(self.ids.shape[1]) < self.lengths[:, None]
-
-
-def ragged(config: AlbertConfig, seed: int = 1) -> Ragged:
+def ragged(config: AlbertConfig, seed: int = 1) -> PaddedBatch:
+    """Sequences of one token to all positions."""
     generator = np.random.default_rng(seed)
     shape = (4, config.max_positions)
-    return Ragged(
+    return PaddedBatch(
         ids=generator.integers(0, config.vocab_size, shape),
         types=generator.integers(0, config.num_token_types, shape),
         lengths=np.array([1, 7, 2, config.max_positions], np.int64),
     )
 
 
+def is_real(batch: PaddedBatch) -> NDArray[np.bool_]:
+    """Whether each position (B, S) has a token."""
+    return np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+
+
 def randomize(module: torch.nn.Module, seed: int = 0) -> None:
-    """Weights that make every bias and norm matter, which fresh ones do not."""
+    """Set weights for which every bias and norm matters; in a new model they do not."""
     torch.manual_seed(seed)
     for name, parameter in module.named_parameters():
         with torch.no_grad():
@@ -77,17 +71,19 @@ def write_tokenizer(folder: Path, num_pieces: int = 20) -> None:
 
 
 def write_checkpoint(
-    folder: Path,
-    config: AlbertConfig = TINY,
-    tasks: tuple[Task, ...] = ALL_TASKS,
-    extra_config: dict[str, Any] | None = None,
+    folder: Path, config: AlbertConfig = TINY, tasks: tuple[Task, ...] = ALL_TASKS
 ) -> AlbertForTasks:
-    """A checkpoint of ours with random weights; returns its model."""
+    """Write a checkpoint with random weights; return its model."""
     model = AlbertForTasks(config, head_sizes(config, tasks))
     randomize(model)
-    save_checkpoint(model.eval(), folder, extra_config=extra_config)
+    save_checkpoint(model.eval(), folder)
     write_tokenizer(folder)
     return model
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def export_bundle(checkpoint: Path, target: Path, **options: Any) -> ExportResult:
@@ -97,35 +93,30 @@ def export_bundle(checkpoint: Path, target: Path, **options: Any) -> ExportResul
     )
 
 
-def run_encoder(bundle: Path, batch: Ragged, graph: str = "encoder.onnx") -> Floats:
-    """Hidden states (B, S, H)."""
-    feed: dict[str, NDArray[Any]] = {
-        "input_ids": batch.ids,
-        "token_type_ids": batch.types,
-        "lengths": batch.lengths,
-    }
-    return run_graph(bundle / graph, feed)
+def run_encoder(bundle: Path, batch: PaddedBatch, graph: str = "encoder.onnx") -> Floats:
+    """Return hidden states (B, S, H)."""
+    return run_graph(bundle / graph, batch.graph_inputs())
 
 
 def run_head(bundle: Path, task: str, rows_RH: Floats) -> Floats:
-    """Logits (R, K) of all rows."""
-    rows = np.arange(len(rows_RH))
-    return run_graph(bundle / f"{task}.onnx", {"hidden_states": rows_RH[None], "rows": rows})
+    """Return logits (R, K) of all rows."""
+    inputs = {"hidden_states": rows_RH[None], "rows": np.arange(len(rows_RH))}
+    return run_graph(bundle / f"{task}.onnx", inputs)
 
 
-def run_graph(file: Path, feed: dict[str, NDArray[Any]]) -> Floats:
+def run_graph(file: Path, inputs: dict[str, Any]) -> Floats:
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    result: Floats = session.run(None, feed)[0]
+    result: Floats = session.run(None, inputs)[0]
     return result
 
 
 def external_tensors(file: Path) -> dict[str, tuple[int, int]]:
-    """The (offset, length) of each external initializer of a graph; the others are small."""
+    """Return the (offset, length) of each external initializer; check that others are small."""
     external: dict[str, tuple[int, int]] = {}
     for tensor in onnx.load(file, load_external_data=False).graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            external[tensor.name] = (int(place["offset"]), int(place["length"]))
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            external[tensor.name] = (int(entries["offset"]), int(entries["length"]))
         else:
             assert tensor.ByteSize() < 4096, tensor.name
     return external

@@ -1,37 +1,43 @@
-"""A bundle appears whole or not at all, and is the checkpoint byte for byte."""
+"""A bundle: its files, manifest and card, the tasks that it has, and what it replaces."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any, Final
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 
-from albert_serve.bundle.manifest import Bundle, Precision
-from albert_serve.runtime.engine import Engine
-from albert_serve.tasks import EncoderInput, QuestionAnswering, load_tasks
-from albert_serve.tokenizer import AlbertTokenizer
+from albert_serve.bundle.manifest import (
+    Bundle,
+    FileEntry,
+    HeadEntry,
+    Manifest,
+    Precision,
+    Quality,
+    TaskExample,
+    read_manifest,
+)
 from export.__main__ import main
+from export.card import model_card
 from export.config import ExportError
-from tests.export.exporting import ALL_TASKS, TINY, export_bundle, write_checkpoint
-from training.model.checkpoint import CheckpointError, load_checkpoint
+from export.source import read_source, with_threshold
+from tests.export.exporting import (
+    ALL_TASKS,
+    TINY,
+    export_bundle,
+    write_checkpoint,
+)
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD as KEY
 
 pytestmark = pytest.mark.process
 
-DATA = Path(__file__).resolve().parents[1] / "data"
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    folder = tmp_path / "checkpoint"
-    write_checkpoint(folder)
-    return folder
+Capture = pytest.CaptureFixture[str]
+TEXTS: Final = "text-classification"
 
 
 @pytest.fixture
@@ -39,198 +45,178 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "bundles/first"
 
 
-def folders(target: Path) -> list[str]:
-    """The names beside the target: no other file may be left there."""
-    return [each.name for each in target.parent.iterdir()] if target.parent.exists() else []
-
-
-def test_the_bundle_is_whole(checkpoint: Path, target: Path) -> None:
+def test_a_bundle_is_complete_reproducible_and_readable(checkpoint: Path, target: Path) -> None:
     (checkpoint / "evaluation.json").write_text('{"accuracy": 0.9, "loss": 2}')
     (checkpoint / "training.json").write_text('{"steps": 3}')
-
     results = checkpoint.with_name("results.json")
     results.write_text('{"accuracy": 0.8, "f1": 0.7}')
+
     exported = export_bundle(checkpoint, target, evaluation=results)
 
-    bundle = Bundle.open(target)
+    bundle = Bundle.open(target)  # verifies the size and hash of each file
     assert bundle == exported.bundle
-    assert exported.unused == []
     assert bundle.config == TINY
     assert set(bundle.manifest.tasks) == set(ALL_TASKS)
     assert bundle.manifest.parity.keys() == {"encoder", *ALL_TASKS}
     assert bundle.manifest.evaluation == {"accuracy": 0.8, "loss": 2, "f1": 0.7}
     assert bundle.manifest.provenance["training"] == {"steps": 3}
-    files = {each.name for each in target.iterdir()}
+    files = {file.name for file in target.iterdir()}
     assert files == {*bundle.manifest.files, "manifest.json", "README.md"}
-    for name, entry in bundle.manifest.files.items():
-        content = (target / name).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry.size, entry.sha256)
     assert (target / "model.safetensors").samefile(checkpoint / "model.safetensors")
-    assert folders(target) == ["first"]
+    assert [folder.name for folder in target.parent.iterdir()] == ["first"]
+
+    private = Path(shutil.copytree(checkpoint, checkpoint.with_name("private")))
+    (private / "model.safetensors").chmod(0o600)
+    precisions: tuple[Precision, ...] = ("int8", "fp32")
+    for precision in precisions:
+        folder = export_bundle(private, target.with_name(precision), precision=precision)
+        modes = {file.stat().st_mode & 0o777 for file in folder.bundle.folder.iterdir()}
+        assert modes == {0o644}
+    assert Bundle.open(target.with_name("fp32")).manifest.files == bundle.manifest.files
 
 
-def test_a_bundle_is_replaced_on_request_only(checkpoint: Path, target: Path) -> None:
-    first = export_bundle(checkpoint, target).bundle
+def test_only_a_bundle_is_replaced_and_only_on_request(checkpoint: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    with pytest.raises(ExportError, match="already exists"):
+        export_bundle(checkpoint, target)
+    first = export_bundle(checkpoint, target, overwrite=True).bundle
     write_checkpoint(checkpoint, tasks=("fill-mask",))
-
     with pytest.raises(ExportError, match="already exists"):
         export_bundle(checkpoint, target)
     assert Bundle.open(target).manifest == first.manifest
 
     export_bundle(checkpoint, target, overwrite=True)
+
     assert list(Bundle.open(target).manifest.tasks) == ["fill-mask"]
-    assert folders(target) == ["first"]
-
-
-def test_what_is_no_bundle_is_never_replaced(checkpoint: Path, target: Path) -> None:
-    target.mkdir(parents=True)
-    (target / "thesis.txt").write_text("years of work")
-    with pytest.raises(ExportError, match="is not a bundle"):
-        export_bundle(checkpoint, target, overwrite=True)
-    assert (target / "thesis.txt").exists()
-
-
-@pytest.mark.parametrize("where", [".", ".."])
-def test_the_checkpoint_is_never_replaced(checkpoint: Path, where: str) -> None:
+    (target / "manifest.json").unlink()
+    for other in (target, target / "tokenizer.json"):
+        with pytest.raises(ExportError, match="is not a bundle"):
+            export_bundle(checkpoint, other, overwrite=True)
+        assert other.exists()
     (checkpoint / "manifest.json").write_text("{}")
     (checkpoint.parent / "manifest.json").write_text("{}")
-    with pytest.raises(ExportError, match="holds the checkpoint itself"):
-        export_bundle(checkpoint, checkpoint / where, overwrite=True)
+    for other in (checkpoint, checkpoint.parent):
+        with pytest.raises(ExportError, match="the checkpoint itself"):
+            export_bundle(checkpoint, other, overwrite=True)
     assert (checkpoint / "model.safetensors").exists()
 
 
-def test_the_command_line(
-    checkpoint: Path, target: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_sizes_and_names_unused_weights(
+    checkpoint: Path, target: Path, capsys: Capture
 ) -> None:
-    results = target.parent.parent / "results.json"
-    results.write_text('{"f1": 0.5}')
+    weights = checkpoint / "model.safetensors"
+    save_file({**load_file(weights), "klassifier.weight": torch.ones(1)}, weights)
 
-    status = main([str(checkpoint), str(target), "--no-quality", "--evaluation", str(results)])
+    assert main([str(checkpoint), str(target), "--no-quality", "--precision", "int8"]) == 0
 
-    output = capsys.readouterr()
-    assert (status, output.err) == (0, "")
-    assert "which hold no weight" in output.out
-    assert "question-answering" in output.out
-    assert json.loads((target / "manifest.json").read_text())["evaluation"] == {"f1": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "option", "expected"),
-    [({}, [], None), ({KEY: -1.5}, [], -1.5), ({KEY: -1.5}, ["2"], 2.0), ({}, ["-3.5"], -3.5)],
-)
-def test_the_threshold_of_no_answer_is_the_services_default(
-    checkpoint: Path,
-    target: Path,
-    evaluation: dict[str, float],
-    option: list[str],
-    expected: float | None,
-) -> None:
-    """From the checkpoint's evaluation, or from the command line."""
-    (checkpoint / "evaluation.json").write_text(json.dumps(evaluation))
-    options = [f"--null-score-diff-threshold={value}" for value in option]
-    assert main([str(checkpoint), str(target), "--no-quality", *options]) == 0
-    bundle = Bundle.open(target)
-    assert bundle.manifest.heads["question-answering"].null_score_diff_threshold == expected
-    assert bundle.manifest.heads["fill-mask"].null_score_diff_threshold is None
-    task = load_tasks(bundle)["question-answering"]
-    assert isinstance(task, QuestionAnswering)
-    assert task.null_score_diff_threshold == expected
+    printed = capsys.readouterr()
+    assert "warning: " in printed.err
+    assert "weights of the file: klassifier.weight\n" in printed.err
+    manifest = read_manifest(target)
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    graphs = sum(size for name, size in sizes.items() if name.endswith(".onnx"))
+    lines = [" ".join(line.split()) for line in printed.out.splitlines()]
+    assert f"tokenizer.json {sizes['tokenizer.json']:,} bytes" in lines
+    assert any(line.startswith(f"graphs {graphs:,} bytes") for line in lines)
+    total = sum(sizes.values())
+    share = total / weights.stat().st_size
+    assert any(line.startswith(f"all {total:,} bytes, {share:.3f} ") for line in lines)
+    for parity in (manifest.parity, manifest.cuda_parity):
+        assert f"question-answering {parity['question-answering']:.1e}" in lines
 
 
-def test_a_bundle_that_is_exported_again_keeps_what_its_manifest_sets(
+def test_the_threshold_of_no_answer_is_the_first_of_four(checkpoint: Path, target: Path) -> None:
+    """The option, --evaluation, the replaced bundle's own, then the checkpoint's evaluation."""
+
+    def threshold(source: Any, *values: Any) -> float | None:
+        head: HeadEntry = with_threshold(source, *values).heads["question-answering"]
+        return head.null_score_diff_threshold
+
+    assert threshold(read_source(checkpoint), None) is None
+    (checkpoint / "evaluation.json").write_text(json.dumps({KEY: -1.5}))
+    assert threshold(read_source(checkpoint), None) == -1.5
+    words = [str(checkpoint), str(target), "--no-quality", "--null-score-diff-threshold=0"]
+    assert main(words) == 0
+    source = read_source(target)
+    assert source.evaluation == {KEY: -1.5}
+    assert threshold(source, None) == 0
+    assert threshold(source, None, {KEY: -1.0}) == -1
+    assert threshold(source, 2.5, {KEY: -1.0}) == 2.5
+
+
+def test_a_bundle_that_is_exported_again_keeps_its_temperatures_and_examples(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The threshold, a temperature and examples; options stand before them."""
-    (tmp_path / "examples.json").write_text('{"fill-mask": [{"inputs": "a [MASK]"}]}')
-    first = export_bundle(
-        checkpoint,
-        tmp_path / "fp32",
-        null_score_diff_threshold=2.5,
-        examples=tmp_path / "examples.json",
-    ).bundle
+    (tmp_path / "examples.json").write_text(
+        json.dumps({"fill-mask": [{"inputs": "a [MASK]", "label": "One", "expected": ["b"]}]})
+    )
+    first = export_bundle(checkpoint, tmp_path / "fp32", examples=tmp_path / "examples.json").bundle
+    assert first.manifest.examples == {"fill-mask": [TaskExample(inputs="a [MASK]", label="One")]}
     manifest = first.folder / "manifest.json"
     content = json.loads(manifest.read_text())
-    content["heads"]["text-classification"]["temperature"] = 1.75
+    content["heads"][TEXTS]["temperature"] = 1.75
     manifest.write_text(json.dumps(content))
 
     again = export_bundle(first.folder, tmp_path / "int8", precision="int8").bundle.manifest
 
-    assert again.heads["question-answering"].null_score_diff_threshold == 2.5
-    assert again.heads["text-classification"].temperature == 1.75
-    assert again.examples == first.manifest.examples != {}
-    (tmp_path / "results.json").write_text(json.dumps({KEY: -1.0}))
-    for options, expected in (
-        ({"evaluation": tmp_path / "results.json"}, -1.0),
-        ({"null_score_diff_threshold": 0.5}, 0.5),
-    ):
-        other = export_bundle(first.folder, tmp_path / f"{expected}", **options).bundle.manifest
-        assert other.heads["question-answering"].null_score_diff_threshold == expected
+    assert again.heads[TEXTS].temperature == 1.75
+    assert again.examples == first.manifest.examples
 
 
-def test_the_command_line_names_unused_weights(
-    tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_checkpoint(tmp_path / "checkpoint", tasks=("text-classification",))
-    config = tmp_path / "checkpoint/config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"problem_type": "regression"}))
-    file = tmp_path / "checkpoint/model.safetensors"
-    file.write_bytes(file.read_bytes().replace(b'"classifier.', b'"klassifier.'))
-
-    assert main([str(tmp_path / "checkpoint"), str(target), "--no-quality"]) == 0
-
-    error = capsys.readouterr().err
-    assert "warning" in error
-    assert "klassifier.weight" in error
-    assert "albert.pooler.weight" in error
-
-
-def test_an_fp32_bundle_is_a_checkpoint_of_transformers(
-    real_checkpoint: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "bundle"
-    export_bundle(real_checkpoint, target)
-
-    text = "the [MASK] of the city"
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    model = AutoModelForMaskedLM.from_pretrained(target).eval()
-    encoded = tokenizer(text, return_tensors="pt")
-    with torch.inference_mode():
-        logits = model(**encoded).logits[0]
-
-    bundle = Bundle.open(target)
-    ids = AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids
-    assert ids == encoded["input_ids"][0].tolist()
-    mask = ids.index(tokenizer.mask_token_id)
-    masked = EncoderInput(ids=ids, types=[0] * len(ids), task="fill-mask", rows=[mask])
-    (ours,) = Engine.open(bundle).run([masked])
-    np.testing.assert_allclose(ours[0], logits[mask].numpy(), atol=1e-4)
+def manifest(num_characters: int = 1, **evaluation: Any) -> Manifest:
+    entry = HeadEntry(
+        graph="a.onnx",
+        num_outputs=2,
+        labels=["a|b", "c" * num_characters],
+        problem_type="multi_label_classification",
+        quality=Quality(metric="accuracy", torch=71.2, bundle=70.8, count=2770),
+    )
+    return Manifest(
+        config=TINY.to_hf(),
+        heads={TEXTS: entry},
+        precision="int8",
+        files={"model.safetensors": FileEntry(size=1, sha256="0" * 64)},
+        evaluation=evaluation,
+    )
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_a_bundle_of_a_lower_precision_says_that_it_cannot_be_trained_on(
-    precision: Precision, real_checkpoint: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "bundle"
-    export_bundle(real_checkpoint, target, precision=precision)
-    with pytest.raises(CheckpointError, match=f"bundle in {precision}.*fp32 bundle"):
-        load_checkpoint(target)
-
-
-def test_googles_checkpoint_is_exported_with_its_head_for_sentence_order(
-    real_checkpoint: Path, tmp_path: Path
-) -> None:
-    """That of TensorFlow, whose bundle computes what TensorFlow did."""
-    source = Path(shutil.copytree(DATA / "albert_tensorflow", tmp_path / "albert_base"))
-    shutil.copy(real_checkpoint / "spiece.model", source / "30k-clean.model")
-
-    bundle = export_bundle(source, tmp_path / "bundle").bundle
-
-    assert bundle.manifest.provenance["checkpoint"] == "albert_base"
-    assert bundle.manifest.heads.keys() == {"fill-mask", "sentence-order"}
-    outputs = np.load(source / "outputs.npz")
-    inputs = [
-        EncoderInput(ids=ids.tolist(), types=types.tolist(), task="sentence-order", rows=[0])
-        for ids, types in zip(outputs["ids"], outputs["types"], strict=True)
+def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
+    evaluation = {
+        "text_classification_task": "RTE",
+        "text_classification_accuracy": 0.71234567,
+        "text_classification_classes": {"a|b": {"f1": 0.5}},
+        "question_answering_f1": 88.5,
+        "embeddings_spearman": 0.6254,
+        "embeddings_mrr_at_10": 0.5,
+    }
+    (tmp_path / "README.md").write_text(model_card(manifest(**evaluation), "rte"))
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.model_name == "rte"
+    results = [
+        (result.task_type, result.dataset_name, result.metric_type, result.metric_value)
+        for result in card.data.eval_results
     ]
-    logits = torch.from_numpy(np.concatenate(Engine.open(bundle).run(inputs)))
-    np.testing.assert_allclose(logits.log_softmax(-1), outputs["order"], atol=1e-5)
+    assert results == [
+        (TEXTS, "RTE", "accuracy", 0.7123),
+        ("question-answering", "held-out data", "f1", 88.5),
+        ("sentence-similarity", "held-out data", "spearman", 0.6254),
+        ("sentence-similarity", "held-out data", "mrr_at_10", 0.5),
+    ]
+    assert "| accuracy | 71.2000 | 70.8000 | 2,770 |" in card.text
+
+
+def test_a_cell_of_the_card_has_at_most_300_characters() -> None:
+    assert f"| a\\|b, {'c' * 295} |" in model_card(manifest(295), "rte")
+    assert f"| a\\|b, {'c' * 292}... |" in model_card(manifest(296), "rte")
+
+
+def test_the_card_has_the_parameters_that_questions_were_measured_with() -> None:
+    parameters = {"handle_impossible_answer": True, "max_answer_len": 30}
+    evaluation = {"question_answering_parameters": parameters, KEY: -1.25}
+    [line] = [
+        line
+        for line in model_card(manifest(**evaluation), "squad").splitlines()
+        if "question answering" in line
+    ]
+    assert '`"parameters": {"handle_impossible_answer": true, "max_answer_len": 30}`' in line
+    assert '`"null_score_diff_threshold": -1.25`' in line

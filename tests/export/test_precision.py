@@ -1,8 +1,9 @@
-"""Weight files in fp16 and int8: what is converted, how well, and how small it is."""
+"""Weights in fp16 and int8: which are converted, and that nothing but rounding is lost."""
 
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,62 +20,133 @@ from hypothesis.extra import numpy as arrays
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
-from albert_serve.bundle.manifest import Bundle, Part
-from albert_serve.bundle.weights import SCALE_SUFFIX, check_shapes, expected_shapes, read_header
-from albert_serve.errors import BundleCorruptError
-from export.config import ExportError
-from export.precision import part_of, quantize, write_weights
-from export.source import read_source
+from albert_serve.bundle.manifest import Bundle, Part, Precision
+from albert_serve.bundle.weights import (
+    SCALE_SUFFIX,
+    SMOOTHING_SUFFIX,
+)
+from export.precision import part_of, quantize, smoothing
 from tests.albert_serve.support import ROOT
-from tests.export.exporting import TINY, export_bundle, ragged, run_encoder, write_checkpoint
+from tests.export.exporting import (
+    TINY,
+    export_bundle,
+    run_head,
+    write_checkpoint,
+    write_tokenizer,
+)
 from tests.programs import needs_program
-from training.model.checkpoint import save_checkpoint
+from training.conversion.weight_files import restore_weights
+from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.process
 
-WORDS = "albert.embeddings.word_embeddings.weight"
-LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
-CONFIG = replace(TINY, hidden_size=96, ffn_size=128, embedding_size=32)
+CONFIG: Final = replace(TINY, hidden_size=96, ffn_size=128, embedding_size=32)
 
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    write_checkpoint(tmp_path / "checkpoint", CONFIG)
-    return tmp_path / "checkpoint"
+matrices: Final = arrays.arrays(
+    np.float32,
+    arrays.array_shapes(min_dims=2, max_dims=2, max_side=9),
+    elements=st.floats(-100, 100, width=32, allow_subnormal=False),
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    arrays.arrays(
-        np.float32,
-        arrays.array_shapes(min_dims=2, max_dims=2, max_side=9),
-        elements=st.floats(-100, 100, width=32),
-    )
-)
-def test_a_quantized_weight_is_within_half_a_step(weight_OI: np.ndarray) -> None:
+@given(matrices)
+def test_a_quantized_weight_is_within_half_a_step_and_saturates_no_sum(
+    weight_OI: np.ndarray,
+) -> None:
+    """x86 CPUs without VNNI add the products of two adjacent inputs in 16 bits."""
     int8_IO, scale_O = quantize(weight_OI)
     assert int8_IO.dtype == np.int8
     assert int8_IO.shape == weight_OI.shape[::-1]
-    assert int8_IO.min(initial=0) >= -127
     restored_OI = (int8_IO * scale_O.astype(np.float64)).T
     assert (np.abs(restored_OI - weight_OI) <= scale_O[:, None] * 0.501 + 1e-40).all()
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    arrays.arrays(
-        np.float32,
-        arrays.array_shapes(min_dims=2, max_dims=2, max_side=9),
-        elements=st.floats(-100, 100, width=32, allow_subnormal=False),
-    )
-)
-def test_no_activation_saturates_a_16_bit_sum_of_two_products(weight_OI: np.ndarray) -> None:
-    int8_IO, _ = quantize(weight_OI)
     even_IO = np.pad(int8_IO.astype(np.int64), ((0, len(int8_IO) % 2), (0, 0)))
     largest = 255 * np.maximum(even_IO[::2], 0) + 255 * np.maximum(even_IO[1::2], 0)
     smallest = 255 * np.minimum(even_IO[::2], 0) + 255 * np.minimum(even_IO[1::2], 0)
     assert largest.max() < 2**15
     assert smallest.min() >= -(2**15)
+
+
+def test_the_scale_is_the_smallest_that_fits_127_steps() -> None:
+    weight_OI = np.array([[127, -2, 3], [0, 0, 0], [100, 154, -1], [1, 2, -254]], np.float32)
+    int8_IO, scale_O = quantize(weight_OI)
+    assert scale_O.tolist() == [1, 0, 2, 2]
+    assert int8_IO.T.tolist() == [[127, -2, 3], [0, 0, 0], [50, 77, 0], [0, 1, -127]]
+
+
+def test_only_outlier_channels_are_smoothed() -> None:
+    assert smoothing(np.array([1.0, 2.0, 8.0])).tolist() == [1, 1, 0.5]
+    assert smoothing(np.array([0.0, 0.0, 8.0])).tolist() == [1, 1, 1]
+
+
+@pytest.fixture
+def wide_checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint whose feed-forward part has an outlier channel, as [CLS] has in trained ones."""
+    model = write_checkpoint(tmp_path / "checkpoint", CONFIG)
+    with torch.no_grad():
+        model.get_parameter("albert.encoder.ffns.0.up.bias")[0] = 50.0
+        model.get_parameter("albert.encoder.ffns.0.down.weight")[:, 0] /= 50.0
+    save_checkpoint(model, tmp_path / "checkpoint")
+    write_tokenizer(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("precision", "fp32_parts", "tolerance"),
+    [
+        *(("int8", (), 0.2), ("int8", ("heads", "attention"), 0.5)),
+        *(("int8", get_args(Part), 1e-4), ("fp16", ("ffn",), 0.02)),
+    ],
+)
+def test_a_lower_precision_rounds_only_the_matrices_of_its_parts(
+    wide_checkpoint: Path,
+    tmp_path: Path,
+    precision: Precision,
+    fp32_parts: tuple[Part, ...],
+    tolerance: float,
+) -> None:
+    exported = export_bundle(
+        wide_checkpoint, tmp_path / "bundle", precision=precision, keep_fp32=fp32_parts
+    )
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert exported.unused == []
+    assert (bundle.manifest.precision, bundle.manifest.kept_fp32) == (precision, sorted(fp32_parts))
+    assert bundle.manifest.parity["encoder"] < tolerance
+    stored = load_file(bundle.weights_file)
+    restore_weights(bundle.weights_file, tmp_path / "restored")
+    restored = load_file(tmp_path / "restored")
+    for name, original in load_file(wide_checkpoint / "model.safetensors").items():
+        part = part_of(name)
+        if part is None or part in fp32_parts:
+            np.testing.assert_array_equal(stored[name], original)
+            assert name + SCALE_SUFFIX not in stored
+        elif precision == "fp16":
+            np.testing.assert_array_equal(stored[name], original.astype(np.float16))
+        else:
+            assert stored[name].dtype == np.int8
+            half_step = 0.501 * stored[name + SCALE_SUFFIX][:, None]
+            half_step = half_step * stored.get(name + SMOOTHING_SUFFIX, np.float32(1))
+            assert (np.abs(restored[name] - original) <= half_step).all(), name
+
+
+def test_a_product_in_int8_rounds_nothing_but_its_inputs(
+    wide_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Each row has its own scale; inputs of whole steps give torch's logits."""
+    bundle = export_bundle(wide_checkpoint, tmp_path / "bundle", precision="int8").bundle
+    restore_weights(bundle.weights_file, tmp_path / "model.safetensors")
+    shutil.copy(wide_checkpoint / "config.json", tmp_path)
+    rng = np.random.default_rng(0)
+    steps_RI = rng.integers(-127, 128, (5, CONFIG.hidden_size))
+    steps_RI[:, 0] = [127, -127, 127, -127, 0]
+    steps_RI[4] = 0
+    scale_R1 = rng.uniform(1e-4, 1e-3, (5, 1))
+    factors_I = load_file(bundle.weights_file)[f"albert.pooler.weight{SMOOTHING_SUFFIX}"]
+    rows_RI = (steps_RI * scale_R1 / factors_I).astype(np.float32)
+    with torch.inference_mode():
+        expected = load_checkpoint(tmp_path).logits("sentence-order", torch.from_numpy(rows_RI))
+    got = run_head(bundle.folder, "sentence-order", rows_RI)
+    np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
 
 
 _ANSWER: Final = """
@@ -99,35 +171,15 @@ inputs = [
 ]
 np.savez(result, x=x_RI, sums=np.concatenate(sums), *engine.run(inputs))
 """
-
-
 needs_emulation: Final = pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="emulates an x86-64 CPU"
 )
 
 
-def without_vnni() -> list[str]:
-    """The command that emulates a CPU with AVX2 and neither AVX-512 nor VNNI."""
-    return [needs_program("qemu-x86_64", package="qemu-user"), "-cpu", "Haswell"]
-
-
-@pytest.mark.extended
-@needs_emulation
-def test_int8_is_exported_without_labels_on_a_cpu_without_vnni(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "checkpoint", CONFIG, tasks=("text-classification",))
-    export = [sys.executable, "-m", "export", "--precision", "int8", str(tmp_path / "checkpoint")]
-    differences = []
-    for prefix, name in (([], "here"), (without_vnni(), "emulated")):
-        program = [*prefix, *export, str(tmp_path / name)]
-        done = subprocess.run(program, cwd=ROOT, check=True, capture_output=True, text=True)
-        _, _, printed = done.stdout.partition("mean difference of probabilities")
-        differences.append(float(printed.split()[-1]))
-    assert 0 < differences[0] < 0.2
-    assert differences[1] == pytest.approx(differences[0], abs=1e-3)
-
-
 @needs_emulation
 def test_int8_is_as_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
+    """The emulated CPU has AVX2, and neither AVX-512 nor VNNI."""
+    haswell = [needs_program("qemu-x86_64", package="qemu-user"), "-cpu", "Haswell"]
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(checkpoint, replace(CONFIG, sharing="attention"))
     weight_OI = np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32)
@@ -135,7 +187,7 @@ def test_int8_is_as_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
     onnx.save(integer_product(int8_IO), tmp_path / "product.onnx")
     bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8").bundle.folder
     here, emulated = tmp_path / "here.npz", tmp_path / "emulated.npz"
-    for prefix, result in (([], here), (without_vnni(), emulated)):
+    for prefix, result in (([], here), (haswell, emulated)):
         files = map(str, (tmp_path / "product.onnx", bundle, result))
         program = [*prefix, sys.executable, "-c", _ANSWER, *files]
         subprocess.run(program, cwd=ROOT, check=True, capture_output=True)
@@ -164,87 +216,3 @@ def integer_product(int8_IO: np.ndarray) -> onnx.ModelProto:
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-@pytest.mark.parametrize("kept", [*((part,) for part in get_args(Part)), get_args(Part)])
-def test_a_part_that_is_kept_is_the_checkpoints_own(
-    checkpoint: Path, tmp_path: Path, kept: tuple[Part, ...]
-) -> None:
-    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8", keep_fp32=kept).bundle
-    assert bundle.manifest.kept_fp32 == sorted(kept)
-    original, written = (
-        load_file(folder / "model.safetensors") for folder in (checkpoint, bundle.folder)
-    )
-    for name, array in original.items():
-        if part_of(name) in kept:
-            np.testing.assert_array_equal(written[name], array)
-            assert name + SCALE_SUFFIX not in written
-        elif part_of(name):
-            assert written[name].dtype == np.int8
-    assert (bundle.manifest.parity["encoder"] < 1e-4) == (len(kept) == len(get_args(Part)))
-
-
-@pytest.mark.parametrize(
-    ("precision", "worst"),
-    [
-        ("fp32", 1e-5),
-        ("fp16", 0.02),
-        ("int8", 0.5),
-    ],
-)
-def test_a_bundle_of_each_precision_computes_what_torch_does(
-    checkpoint: Path, tmp_path: Path, precision: str, worst: float
-) -> None:
-    full = tmp_path / "full"
-    export_bundle(checkpoint, full)
-    exported = export_bundle(checkpoint, tmp_path / precision, precision=precision)
-    bundle = Bundle.open(tmp_path / precision)
-    assert bundle.manifest.precision == precision
-    assert exported.unused == []
-    sample = ragged(CONFIG)
-    expected, got = run_encoder(full, sample), run_encoder(bundle.folder, sample)
-    difference = np.abs(expected - got)[sample.is_real]
-    assert difference.max() < worst
-    if precision != "fp32":
-        assert difference.max() > 1e-5
-
-
-def test_a_weight_over_fp16s_largest_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    model = write_checkpoint(checkpoint, CONFIG)
-    with torch.no_grad():
-        dict(model.named_parameters())["albert.encoder.ffns.0.up.weight"][0, 0] = 70000.0
-    save_checkpoint(model, checkpoint)
-    with pytest.raises(ExportError, match=r"over 65504.*--keep-fp32 ffn"):
-        export_bundle(checkpoint, tmp_path / "bundle", precision="fp16")
-    assert not (tmp_path / "bundle").exists()
-
-
-@pytest.mark.parametrize("wrong", ["scale gone", "scale too long", "not turned"])
-def test_an_int8_weight_without_its_scale_is_no_bundle(
-    checkpoint: Path, tmp_path: Path, wrong: str
-) -> None:
-    write_weights(read_source(checkpoint), tmp_path / "weights", "int8", (), {})
-    stored = read_header(tmp_path / "weights")
-    name = f"{LAYER}.ffn.weight"
-    if wrong == "scale gone":
-        del stored[name + SCALE_SUFFIX]
-    elif wrong == "scale too long":
-        stored[name + SCALE_SUFFIX] = replace(stored[name + SCALE_SUFFIX], shape=(129,))
-    else:
-        stored[name] = replace(stored[name], shape=stored[name].shape[::-1])
-    with pytest.raises(BundleCorruptError, match=r"ffn\.weight"):
-        check_shapes(stored, expected_shapes(CONFIG, {}))
-
-
-def test_an_outlier_channel_does_not_take_the_scale_from_the_others(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    """As the hidden states of [CLS] have one, here those of all tokens."""
-    model = write_checkpoint(checkpoint, CONFIG)
-    unit = dict(model.named_parameters())
-    with torch.no_grad():
-        unit["albert.encoder.ffns.0.up.bias"][0] = 50.0
-        unit["albert.encoder.ffns.0.down.weight"][:, 0] /= 50.0
-    save_checkpoint(model, checkpoint)
-    bundle = export_bundle(checkpoint, tmp_path / "bundle", precision="int8").bundle
-    assert bundle.manifest.parity["encoder"] < 0.2

@@ -1,11 +1,9 @@
-"""Folders of `sentence-transformers`: the bundle gives the vectors that they give."""
+"""Folders of `sentence-transformers`: the bundle answers as the library does."""
 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,10 @@ from training.model.checkpoint import load_checkpoint, save_checkpoint
 TEXTS = ["Heathrow is an airport.", "The airport was opened in 1946, and is west of London. " * 2]
 
 
-def _as_sentence_model(checkpoint: Path, folder: Path, vectors: SentenceVectors) -> Path:
+def write_sentence_model(checkpoint: Path, folder: Path, vectors: SentenceVectors) -> Path:
     shutil.copytree(checkpoint, folder)
     write_sentence_vectors(vectors, folder, hidden_size=24)
     return folder
-
-
-def _encode(folder: Path) -> Any:
-    library = pytest.importorskip("sentence_transformers", reason="pip install --group dev")
-    return library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -49,18 +42,30 @@ def _encode(folder: Path) -> Any:
 def test_vectors_are_those_of_sentence_transformers(
     real_checkpoint: Path, tmp_path: Path, vectors: SentenceVectors
 ) -> None:
-    """Of the checkpoint, of the bundle, and of what version 6 saves of it."""
-    source = _as_sentence_model(real_checkpoint, tmp_path / "source", vectors)
-    expected = _encode(source)
-    library = pytest.importorskip("sentence_transformers")
-    library.SentenceTransformer(str(source), device="cpu").save(str(tmp_path / "saved"))
+    """From the folder, from one that version 6 saves of it, and from an encoder's subfolder."""
+    library = pytest.importorskip("sentence_transformers", reason="pip install --group dev")
 
-    for folder in (source, tmp_path / "saved"):
+    def encode(folder: Path) -> Any:
+        return library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+
+    source = write_sentence_model(real_checkpoint, tmp_path / "source", vectors)
+    expected = encode(source)
+    library.SentenceTransformer(str(source), device="cpu").save(str(tmp_path / "saved"))
+    inner = Path(shutil.copytree(source, tmp_path / "nested")) / "0_Transformer"
+    inner.mkdir()
+    for file in [*inner.parent.glob("*.json"), *inner.parent.glob("*.safetensors")]:
+        if file.name != "modules.json":
+            file.rename(inner / file.name)
+    modules = json.loads((source / "modules.json").read_text())
+    modules[0]["path"] = inner.name
+    (inner.parent / "modules.json").write_text(json.dumps(modules))
+
+    for folder in (source, tmp_path / "saved", inner.parent):
         bundle = export_bundle(folder, tmp_path / f"bundle-of-{folder.name}").bundle
         with AlbertClient.local(bundle.folder, num_threads=1) as albert:
             answers = albert.feature_extraction(TEXTS, truncation=True)
         np.testing.assert_allclose(answers, expected, atol=1e-4)
-        np.testing.assert_allclose(_encode(bundle.folder), expected, atol=1e-5)
+        np.testing.assert_allclose(encode(bundle.folder), expected, atol=1e-5)
         assert bundle.manifest.sentence_vectors == vectors
 
 
@@ -87,45 +92,22 @@ def test_a_cross_encoder_is_a_classifier_of_pairs(
     np.testing.assert_allclose([answer[0].score for answer in answers], expected, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def bundle(real_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of normalised vectors of [CLS], for texts of at most 16 tokens."""
-    folder = tmp_path_factory.mktemp("sentences")
+def test_every_request_for_embeddings_has_the_models_settings_as_defaults(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    """The model gives normalised vectors of [CLS], for texts of at most 16 tokens."""
     vectors = SentenceVectors(pooling="cls", normalize=True, max_length=16)
-    source = _as_sentence_model(real_checkpoint, folder / "source", vectors)
-    return export_bundle(source, folder / "bundle", precision="int8").bundle.folder
-
-
-@pytest.fixture
-def albert(bundle: Path) -> Iterator[AlbertClient]:
-    with AlbertClient.local(bundle, num_threads=1) as client:
-        yield client
-
-
-def test_a_requests_own_parameters_win(albert: AlbertClient) -> None:
-    own = albert.feature_extraction(TEXTS[0], pooling="mean", normalize=False)
-    tokens = np.array(albert.token_features(TEXTS[0]))
-
-    np.testing.assert_allclose(own, tokens.mean(0), atol=1e-5)
-    first = albert.feature_extraction(TEXTS[0])
-    np.testing.assert_allclose(first, tokens[0] / np.linalg.norm(tokens[0]), atol=1e-5)
-
-
-def test_a_text_of_more_tokens_is_cut_only_if_the_caller_says_so(
-    albert: AlbertClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(TextTooLongError, match="at most 16"):
-        albert.feature_extraction(TEXTS[1])
-    with caplog.at_level(logging.WARNING, "albert_serve.client.transport"):
-        albert.feature_extraction(TEXTS[1], truncation=True)
-    assert "tokens were cut off" in caplog.text
-    assert len(albert.token_features(TEXTS[1])) > 16
-
-
-def test_every_way_to_embed_has_the_models_form(
-    albert: AlbertClient, bundle: Path, tmp_path: Path
-) -> None:
-    expected = albert.feature_extraction(TEXTS[0])
+    source = write_sentence_model(real_checkpoint, tmp_path / "source", vectors)
+    bundle = export_bundle(source, tmp_path / "bundle", precision="int8").bundle.folder
+    with AlbertClient.local(bundle, num_threads=1) as albert:
+        expected = albert.feature_extraction(TEXTS[0])
+        own = albert.feature_extraction(TEXTS[0], pooling="mean", normalize=False)
+        tokens = np.array(albert.token_features(TEXTS[0]))
+        with pytest.raises(TextTooLongError, match="at most 16"):
+            albert.feature_extraction(TEXTS[1])
+        assert len(albert.feature_extraction(TEXTS[1], truncation=True)) == 24
+        assert len(albert.token_features(TEXTS[1])) > 16
+        [task] = [task for task in albert.info().tasks if task.name == "feature-extraction"]
     transport = LocalTransport(bundle, RuntimeOptions(num_threads=1))
     with httpx.Client(transport=transport, base_url="http://local") as client:
         openai = client.post("/v1/embeddings", json={"input": TEXTS[0]}).json()["data"][0]
@@ -134,29 +116,9 @@ def test_every_way_to_embed_has_the_models_form(
     score = ["score", "--task", "feature-extraction", "--bundle", str(bundle)]
     assert main([*score, str(rows), str(scored)]) == 0
 
+    np.testing.assert_allclose(expected, tokens[0] / np.linalg.norm(tokens[0]), atol=1e-5)
+    np.testing.assert_allclose(own, tokens.mean(0), atol=1e-5)
     np.testing.assert_allclose(openai["embedding"], expected, atol=1e-5)
     np.testing.assert_allclose(json.loads(scored.read_text())["output"], expected, atol=1e-5)
-    (task,) = [task for task in albert.info().tasks if task.name == "feature-extraction"]
     assert task.sentence_vectors is not None
-    assert task.sentence_vectors.model_dump() == {
-        "pooling": "cls", "normalize": True, "max_length": 16,
-    }  # fmt: skip
-
-
-def test_the_encoder_may_stand_in_a_folder_of_its_own(
-    real_checkpoint: Path, tmp_path: Path
-) -> None:
-    vectors = SentenceVectors(pooling="max", max_length=32)
-    source = _as_sentence_model(real_checkpoint, tmp_path / "source", vectors)
-    inner = source / "0_Transformer"
-    inner.mkdir()
-    for file in [*source.glob("*.json"), *source.glob("*.safetensors")]:
-        if file.name != "modules.json":
-            file.rename(inner / file.name)
-    modules = json.loads((source / "modules.json").read_text())
-    modules[0]["path"] = inner.name
-    (source / "modules.json").write_text(json.dumps(modules))
-
-    manifest = export_bundle(source, tmp_path / "bundle").bundle.manifest
-
-    assert manifest.sentence_vectors == vectors
+    assert task.sentence_vectors.max_length == 16

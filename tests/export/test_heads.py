@@ -1,0 +1,304 @@
+"""The heads of a bundle: classifiers, their data, and the tasks that are exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from albert_serve.bundle.manifest import (
+    Bundle,
+    Precision,
+    Quality,
+    head_name,
+    read_manifest,
+)
+from albert_serve.bundle.weights import TaskName
+from albert_serve.client import AlbertClient
+from albert_serve.errors import BundleCorruptError
+from albert_serve.tasks.description import read_quality
+from export.__main__ import main
+from export.config import ExportError
+from export.selection import select_tasks
+from export.source import read_source
+from tests.export.exporting import (
+    ALL_TASKS,
+    change_config,
+    export_bundle,
+    randomize,
+    write_checkpoint,
+)
+from training.model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from training.model.heads import AlbertForTasks
+from training.model.provenance import record_stage
+
+pytestmark = pytest.mark.process
+
+Capture = pytest.CaptureFixture[str]
+TEXTS: Final = "text-classification"
+
+
+# Names that end as weights of the encoder do, whose matrices are stored in lower precision.
+HEADS: Final = (TEXTS, f"{TEXTS}/query", f"{TEXTS}/ffn")
+
+
+@pytest.fixture(scope="module")
+def classifiers(real_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small checkpoint with classifiers of two, three and one outputs, and their labels."""
+    source = load_checkpoint(real_checkpoint)
+    model = AlbertForTasks(source.config, {**source.tasks, HEADS[1]: 3, HEADS[2]: 1})
+    randomize(model)
+    folder = tmp_path_factory.mktemp("heads") / "checkpoint"
+    labels = {
+        "id2label": {"0": "negative", "1": "positive"},
+        "albert_default_head": "sentiment",
+        "albert_heads": {"query": {"id2label": {"0": "a", "1": "b", "2": "c"}}},
+    }
+    save_checkpoint(model.eval(), folder, tokenizer_from=real_checkpoint, extra_config=labels)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifiers_bundle(classifiers: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export_bundle(classifiers, tmp_path_factory.mktemp("bundles") / "heads").bundle
+
+
+def test_each_classifier_has_a_graph_labels_parity_and_fp32_weights(
+    classifiers: Path, classifiers_bundle: Bundle, tmp_path: Path
+) -> None:
+    manifest = classifiers_bundle.manifest
+    heads = manifest.heads_of(TEXTS)
+    assert {head_name(head, entry): entry.labels for head, entry in heads.items()} == {
+        "sentiment": ["negative", "positive"],
+        "query": ["a", "b", "c"],
+        "ffn": ["LABEL_0"],
+    }
+    assert heads[HEADS[2]].problem_type == "multi_label_classification"
+    assert classifiers_bundle.head_file(HEADS[1]).name == "text-classification-query.onnx"
+    assert manifest.parity.keys() == manifest.cuda_parity.keys() == {*manifest.heads, "encoder"}
+    bundle = export_bundle(classifiers, tmp_path / "int8", precision="int8").bundle
+    tensors = load_file(bundle.weights_file)
+    assert all(t.dtype == torch.float32 for name, t in tensors.items() if name.startswith("heads."))
+
+
+def test_a_bundle_in_fp32_is_a_checkpoint_of_all_heads(
+    classifiers: Path, classifiers_bundle: Bundle
+) -> None:
+    folder = classifiers_bundle.folder
+    assert read_source(folder).heads == classifiers_bundle.manifest.heads
+    torch.testing.assert_close(
+        *(load_checkpoint(checkpoint).state_dict() for checkpoint in (folder, classifiers))
+    )
+
+
+def test_each_classifier_is_measured_on_its_own_data(classifiers: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + "a good day\t1\nno\t0\n" * 4)
+    (tmp_path / "three.csv").write_text("text,name\n" + "a good day,a\nno,b\nyes,c\n" * 4)
+    figures = {"accuracy": 0.25, "texts": 12}
+    named = {f"text_classification/query_{name}": value for name, value in figures.items()}
+    (tmp_path / "evaluation.json").write_text(json.dumps(named))
+    target = tmp_path / "bundle"
+    words = [str(classifiers), str(target), "--evaluation", str(tmp_path / "evaluation.json")]
+    words += ["--task", "SST-2", "--data", str(tmp_path), "--force"]
+    words += ["--head", "query", "--text-classification", str(tmp_path / "three.csv")]
+
+    assert main([*words, "--label-column", "name"]) == 0
+
+    manifest = read_manifest(target)
+    measured = {head: entry.quality for head, entry in manifest.heads.items() if entry.quality}
+    assert {head: (quality.metric, quality.data) for head, quality in measured.items()} == {
+        HEADS[0]: ("accuracy", ["dev.tsv"]),
+        HEADS[1]: ("accuracy", ["three.csv"]),
+    }
+    quality = read_quality(manifest, HEADS[1])
+    assert quality is not None
+    assert (quality.metric, quality.percent, quality.count) == ("accuracy", 25.0, 12)
+
+
+def test_an_entity_classifier_is_measured_in_entity_f1(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = load_checkpoint(real_checkpoint, {"token-classification": 3})
+    randomize(model)
+    labels = {"id2label": {"0": "O", "1": "B-PER", "2": "I-PER"}}
+    folder = tmp_path / "checkpoint"
+    save_checkpoint(model.eval(), folder, tokenizer_from=real_checkpoint, extra_config=labels)
+    file = tmp_path / "test.conll"
+    file.write_text("Ada B-PER\nKing I-PER\ncame O\n\nShe O\nleft O\n\n" * 20)
+    words = [str(folder), str(tmp_path / "bundle"), "--token-classification", str(file)]
+    assert main(words) == 0
+    head = read_manifest(tmp_path / "bundle").heads["token-classification"]
+    assert head.labels == ["O", "B-PER", "I-PER"]
+    assert head.quality is not None
+    assert (head.quality.metric, head.quality.data) == ("entity F1", ["test.conll"])
+    assert (head.quality.bundle, head.quality.count) == (head.quality.torch, 40)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({"sentiment": {"graph": "a.onnx", "num_outputs": 1}}, "two heads are named sentiment"),
+        ({"../a": {"graph": "a.onnx", "num_outputs": 1}}, "should match pattern"),
+        ({"a": {"graph": "missing.onnx", "num_outputs": 3}}, "missing.onnx"),
+        ({"a": {"graph": "encoder.onnx", "num_outputs": 3}}, "no heads.a.classifier.weight"),
+    ],
+)
+def test_a_manifest_whose_heads_are_wrong_is_rejected(
+    classifiers_bundle: Bundle, tmp_path: Path, heads: dict[str, object], message: str
+) -> None:
+    shutil.copytree(classifiers_bundle.folder, tmp_path / "bundle")
+    file = tmp_path / "bundle/manifest.json"
+    content = json.loads(file.read_text())
+    content["heads"] |= {f"{TEXTS}/{name}": entry for name, entry in heads.items()}
+    file.write_text(json.dumps(content))
+    with pytest.raises(BundleCorruptError, match=message):
+        Bundle.open(tmp_path / "bundle", verify="size")
+
+
+def test_a_manifest_of_version_2_is_read(classifiers_bundle: Bundle, tmp_path: Path) -> None:
+    """In it, the entry of the default classifier contains the others."""
+    shutil.copytree(classifiers_bundle.folder, tmp_path / "bundle")
+    file = tmp_path / "bundle/manifest.json"
+    content = json.loads(file.read_text()) | {"format_version": 2}
+    content["tasks"] = heads = content.pop("heads")
+    named = {name: heads.pop(f"{TEXTS}/{name}") for name in ("query", "ffn")}
+    heads[TEXTS] |= {"head": heads[TEXTS].pop("name"), "heads": named}
+    quality = Quality(metric="F1", torch=90.5, bundle=90.0, count=200)
+    content["quality"] = {TEXTS: quality.model_dump()}
+    file.write_text(json.dumps(content))
+    read = Bundle.open(tmp_path / "bundle").manifest.heads
+    assert read[TEXTS].quality == quality
+    read[TEXTS] = classifiers_bundle.manifest.heads[TEXTS]
+    assert read == classifiers_bundle.manifest.heads
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id2label": {"0": "a", "1": 7}}, "each by a text"),
+        ({"albert_heads": {"query": {"id2label": {"0": "a"}}}}, "names 1 labels"),
+        ({"albert_heads": 3}, "albert_heads of config.json is 3"),
+        ({"albert_default_head": "a/b"}, "albert_default_head of config.json is 'a/b'"),
+    ],
+)
+def test_labels_that_do_not_fit_are_rejected(
+    classifiers: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    folder = Path(shutil.copytree(classifiers, tmp_path / "checkpoint"))
+    change_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read_source(folder)
+
+
+def trained(
+    checkpoint: Path, folder: Path, tasks: list[str], previous: float | None = None
+) -> Path:
+    """Copy the checkpoint; its last run trained these tasks.
+
+    Args:
+        previous: the accuracy of masked tokens in percent before that run; after it, it is 13.5.
+    """
+    shutil.copytree(checkpoint, folder)
+    stage: dict[str, Any] = {"tasks": tasks}
+    if previous is not None:
+        figure = {"metric": "accuracy", "percent": previous, "count": 900, "data": "wiki.jsonl"}
+        stage["before"] = {"fill-mask": figure}
+        figures = {"masked_accuracy": 0.135, "masked_tokens": 900, "masked_data": "wiki.jsonl"}
+        (folder / "evaluation.json").write_text(json.dumps(figures))
+    record_stage(folder, "albert-serve finetune", stage)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("last", "previous", "requested", "measured", "expected", "reason"),
+    [
+        (None, None, [], [], ALL_TASKS, ""),
+        (
+            ["text-classification/topic"],
+            40.0,
+            [],
+            [],
+            [TEXTS],
+            "did not train it: accuracy 40.0 % before it, 13.5 % after it",
+        ),
+        (["fill-mask"], 15.0, [], [], ["fill-mask"], ""),  # loses a tenth
+        (["fill-mask"], 15.1, [], [], [], "lost 11 % of its"),
+        (["fill-mask"], 15.1, [], ["fill-mask"], ["fill-mask"], ""),
+        (["fill-mask"], 0.0, [], [], ["fill-mask"], ""),
+        (["fill-mask"], None, ["sentence-order"], [], ["sentence-order"], "not among --tasks"),
+    ],
+)
+def test_the_tasks_are_those_trained_last_measured_or_requested(
+    real_checkpoint: Path,
+    tmp_path: Path,
+    last: list[str] | None,
+    previous: float | None,
+    requested: list[TaskName],
+    measured: list[TaskName],
+    expected: list[str],
+    reason: str,
+) -> None:
+    folder = real_checkpoint
+    if last is not None:
+        folder = trained(real_checkpoint, tmp_path / "checkpoint", last, previous)
+    source, omitted = select_tasks(read_source(folder), requested, measured)
+    assert set(source.tasks) == set(expected)
+    assert set(omitted) == set(ALL_TASKS) - set(expected)
+    assert reason in omitted.get("fill-mask", "")
+    with pytest.raises(ExportError, match="--tasks token-classification"):
+        select_tasks(source, ["token-classification"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_an_omitted_task_has_no_graph_and_no_unused_weights(
+    real_checkpoint: Path, tmp_path: Path, precision: Precision
+) -> None:
+    folder = trained(real_checkpoint, tmp_path / "checkpoint", [TEXTS])
+    exported = export_bundle(folder, tmp_path / "bundle", precision=precision)
+    assert list(exported.bundle.manifest.tasks) == [TEXTS]
+    assert set(exported.left_out) == set(ALL_TASKS) - {TEXTS}
+    assert exported.unused == []
+    assert not (tmp_path / "bundle/fill-mask.onnx").exists()
+    assert ("predictions.bias" in load_file(exported.bundle.weights_file)) == (precision == "fp32")
+
+
+def test_a_checkpoint_of_embeddings_alone_answers_them(
+    real_checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = trained(real_checkpoint, tmp_path / "checkpoint", [])
+    assert main([str(folder), str(tmp_path / "bundle")]) == 0
+    assert "the bundle has no head" in capsys.readouterr().err
+    with AlbertClient.local(tmp_path / "bundle", num_threads=1) as albert:
+        assert [task.name for task in albert.info().tasks] == ["feature-extraction"]
+        assert len(albert.feature_extraction(["It rained.", "It was a run."])) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda folder: change_config(folder, albert_sentence_task="sop"), set(ALL_TASKS)),
+        (
+            lambda folder: change_config(folder, albert_sentence_task="nsp"),
+            set(ALL_TASKS) - {"sentence-order"},
+        ),
+        (
+            lambda folder: [
+                write_checkpoint(folder, tasks=("fill-mask", "multiple-choice")),
+                change_config(folder, architectures=["AlbertForMultipleChoice"]),
+            ],
+            {"fill-mask"},
+        ),
+    ],
+    ids=["sop", "nsp", "multiple choice"],
+)
+def test_a_head_that_is_not_served_is_omitted(
+    checkpoint: Path, target: Path, change: Callable[[Path], Any], expected: set[str]
+) -> None:
+    change(checkpoint)
+    assert set(export_bundle(checkpoint, target).bundle.manifest.tasks) == expected

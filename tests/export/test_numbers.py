@@ -1,0 +1,286 @@
+"""The graphs compute what torch and `transformers` do, over weights that they do not contain."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from albert_serve.bundle.manifest import Precision
+from albert_serve.bundle.weights import (
+    expected_shapes,
+    read_header,
+)
+from albert_serve.config import AlbertConfig, preset
+from albert_serve.runtime.engine import Engine
+from albert_serve.settings import shipped_bundle
+from albert_serve.tasks.base import EncoderInput
+from albert_serve.tokenizer import AlbertTokenizer
+from export.graph import CUDA_FORM, Compute
+from export.models import build_encoder
+from tests.albert_serve.support import ROOT, served
+from tests.export.exporting import (
+    ALL_TASKS,
+    TINY,
+    export_bundle,
+    external_tensors,
+    is_real,
+    ragged,
+    randomize,
+    run_encoder,
+    run_head,
+    write_checkpoint,
+    write_tokenizer,
+)
+from training.conversion.weight_files import restore_weights
+from training.model.albert import ModelInputs
+from training.model.checkpoint import save_checkpoint
+from training.model.heads import AlbertForTasks, head_sizes
+
+pytestmark = pytest.mark.process
+
+
+def hf_logits(model: Any) -> dict[str, Any]:
+    """Return the logits of a model of `transformers` for the ragged batch, by the head's name."""
+    batch = ragged(TINY)
+    ids, types, mask = map(torch.from_numpy, (batch.ids, batch.types, is_real(batch).astype(int)))
+    with torch.inference_mode():
+        outputs = model(input_ids=ids, token_type_ids=types, attention_mask=mask)
+    if "last_hidden_state" in outputs:
+        return {"": outputs.last_hidden_state}
+    if "prediction_logits" in outputs:
+        return {"fill-mask": outputs.prediction_logits, "sentence-order": outputs.sop_logits}
+    if "start_logits" in outputs:
+        logits = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
+        return {"question-answering": logits}
+    heads = {
+        "AlbertForMaskedLM": "fill-mask",
+        "AlbertForTokenClassification": "token-classification",
+    }
+    return {heads.get(type(model).__name__, "text-classification"): outputs.logits}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "activation"),
+    [
+        *(("AlbertModel", "gelu_new"), ("AlbertForPreTraining", "gelu_new")),
+        *(("AlbertForMaskedLM", "gelu_new"), ("AlbertForMaskedLM", "gelu")),
+        ("AlbertForSequenceClassification", "gelu_new"),
+        *(("AlbertForQuestionAnswering", "gelu"), ("AlbertForTokenClassification", "gelu_new")),
+    ],
+)
+def test_logits_are_those_of_transformers(tmp_path: Path, class_name: str, activation: str) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    # The head for sentence order of `transformers` has an output for each label, ours has two.
+    labels = ["bad", "middling", "good"][: 2 if "Question" in class_name else 3]
+    config = transformers.AlbertConfig(
+        **{**TINY.to_hf(), "hidden_act": activation, "id2label": dict(enumerate(labels))}
+    )
+    model = getattr(transformers, class_name)(config).eval()
+    randomize(model)
+    model.save_pretrained(checkpoint)
+    write_tokenizer(checkpoint)
+    tensors = load_file(checkpoint / "model.safetensors")
+    if class_name == "AlbertForMaskedLM":  # old versions store the tied matrix twice
+        copy = tensors["albert.embeddings.word_embeddings.weight"]
+        twice = {**tensors, "predictions.decoder.weight": copy}
+        save_file(twice, checkpoint / "model.safetensors", {"format": "pt"})
+
+    exported = export_bundle(checkpoint, tmp_path / "bundle")
+
+    if class_name != "AlbertModel":
+        assert exported.unused == []
+        assert load_file(tmp_path / "bundle/model.safetensors").keys() == tensors.keys()
+    hidden, real = run_encoder(tmp_path / "bundle", ragged(TINY)), is_real(ragged(TINY))
+    for head, expected in hf_logits(model).items():
+        rows = real if expected.ndim == 3 else np.s_[:, 0]
+        got = run_head(tmp_path / "bundle", head, hidden[rows]) if head else hidden[rows]
+        expected = expected.numpy()[rows] if expected.ndim == 3 else expected.numpy()
+        expected = expected[:, :2] if head == "sentence-order" else expected
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_an_fp32_bundle_is_a_checkpoint_of_transformers(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    bundle = export_bundle(real_checkpoint, tmp_path / "bundle").bundle
+    text = "the [MASK] of the city"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bundle.folder)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(bundle.folder).eval()
+    encoded = tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        logits = model(**encoded).logits[0]
+
+    ids = AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids
+    assert ids == encoded["input_ids"][0].tolist()
+    mask = ids.index(tokenizer.mask_token_id)
+    masked = EncoderInput(ids=ids, types=[0] * len(ids), task="fill-mask", rows=[mask])
+    (got,) = Engine.open(bundle).run([masked])
+    np.testing.assert_allclose(got[0], logits[mask].numpy(), atol=1e-4)
+
+
+def test_a_checkpoint_of_google_computes_what_tensorflow_did(
+    real_checkpoint: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "albert_base"
+    shutil.copytree(ROOT / "tests/data/albert_tensorflow", source)
+    shutil.copy(real_checkpoint / "spiece.model", source / "30k-clean.model")
+
+    bundle = export_bundle(source, tmp_path / "bundle").bundle
+
+    assert bundle.manifest.provenance["checkpoint"] == "albert_base"
+    assert bundle.manifest.heads.keys() == {"fill-mask", "sentence-order"}
+    outputs = np.load(source / "outputs.npz")
+    inputs = [
+        EncoderInput(ids=ids.tolist(), types=types.tolist(), task="sentence-order", rows=[0])
+        for ids, types in zip(outputs["ids"], outputs["types"], strict=True)
+    ]
+    logits = torch.from_numpy(np.concatenate(Engine.open(bundle).run(inputs)))
+    np.testing.assert_allclose(logits.log_softmax(-1), outputs["order"], atol=1e-5)
+
+
+CONFIGS: Final = {
+    "one-group": TINY,
+    "uneven-groups": replace(TINY, num_groups=3),
+    "group-a-layer": replace(TINY, num_groups=4),
+    "groups-of-inner-layers": replace(TINY, num_groups=2, num_inner_layers=2),
+    "sharing-attention": replace(TINY, sharing="attention"),
+    "sharing-ffn-inner-layers": replace(TINY, sharing="ffn", num_inner_layers=2),
+    "sharing-none": replace(TINY, sharing="none"),
+    "one-layer": replace(TINY, num_layers=1),
+    "e-equals-h": replace(TINY, embedding_size=24),
+    "one-head": replace(TINY, num_heads=1),
+    "exact-gelu": replace(TINY, activation="gelu"),
+    "large-epsilon": replace(TINY, layer_norm_eps=0.1),
+    "few-positions": replace(TINY, max_positions=8, num_token_types=3),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_hidden_states_are_torchs_whatever_the_padding(
+    config: AlbertConfig, tmp_path: Path
+) -> None:
+    """Each weight of the config is one range of the file."""
+    model = write_checkpoint(tmp_path / "checkpoint", config, tasks=())
+    export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
+    batch, other = ragged(config), ragged(config, seed=2)
+    real = is_real(batch)
+    ids, types, lengths = map(torch.from_numpy, (batch.ids, batch.types, batch.lengths))
+    with torch.inference_mode():
+        expected = model(ModelInputs(ids=ids, types=types, lengths=lengths)).numpy()
+
+    got = run_encoder(tmp_path / "bundle", batch)
+
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got[real], expected[real], atol=1e-5)
+    padded = replace(
+        batch,
+        ids=np.where(real, batch.ids, other.ids),
+        types=np.where(real, batch.types, other.types),
+    )
+    np.testing.assert_array_equal(run_encoder(tmp_path / "bundle", padded)[real], got[real])
+    references = external_tensors(tmp_path / "bundle/encoder.onnx")
+    assert references.keys() == expected_shapes(config, {}).keys()
+    assert len(set(references.values())) == len(references)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(("compute", "tolerance"), [("fp32", 2e-6), ("fp16", 0.004)])
+def test_the_version_for_cuda_computes_the_same(
+    precision: Precision, compute: Compute, tolerance: float, tmp_path: Path
+) -> None:
+    """On the CPU, which has the same operators; the weights are those of the bundle."""
+    config = replace(TINY, num_groups=2)
+    write_checkpoint(tmp_path / "checkpoint", config, tasks=())
+    exported = export_bundle(tmp_path / "checkpoint", tmp_path / "b", precision=precision)
+    folder = exported.bundle.folder
+    stored = read_header(folder / "model.safetensors")
+    onnx.save(build_encoder(config, stored, replace(CUDA_FORM, compute=compute)), folder / "c.onnx")
+    restored = tmp_path / "restored"
+    restored.mkdir()
+    restore_weights(folder / "model.safetensors", restored / "model.safetensors")
+    plain = build_encoder(config, read_header(restored / "model.safetensors"))
+    onnx.save(plain, restored / "encoder.onnx")
+    batch = ragged(config)
+    real = is_real(batch)
+
+    got = run_encoder(folder, batch, graph="c.onnx")
+
+    np.testing.assert_allclose(got[real], run_encoder(restored, batch)[real], atol=tolerance)
+    assert external_tensors(folder / "c.onnx") == external_tensors(folder / "encoder.onnx")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_graphs_refer_to_each_weight_by_its_one_range(
+    checkpoint: Path, tmp_path: Path, precision: Precision
+) -> None:
+    folder = export_bundle(checkpoint, tmp_path / "bundle", precision=precision).bundle.folder
+    stored = read_header(folder / "model.safetensors")
+    for file in folder.glob("*.onnx"):
+        references = external_tensors(file)
+        ranges = {name: (stored[name].offset, stored[name].num_bytes) for name in references}
+        assert references == ranges
+        assert len(set(references.values())) == len(references)
+
+
+@pytest.mark.parametrize(
+    ("precision", "compute", "low", "high"),
+    [
+        ("fp32", "fp16", 2e-4, 0.06),
+        ("fp16", "bf16", 2e-3, 0.3),
+        ("int8", "fp32", 0, 1e-5),
+    ],
+)
+def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
+    checkpoint: Path,
+    tmp_path: Path,
+    precision: Precision,
+    compute: Compute,
+    low: float,
+    high: float,
+) -> None:
+    target = tmp_path / "bundle"
+    bundle = export_bundle(checkpoint, target, precision=precision, cuda_precision=compute).bundle
+    assert bundle.manifest.cuda_precision == compute
+    parity = bundle.manifest.cuda_parity
+    assert parity.keys() == {"encoder", *ALL_TASKS}
+    assert all(low < value < high for value in parity.values()), parity
+    cuda_graphs = {name for name in bundle.manifest.files if name.endswith(".cuda.onnx")}
+    in_int8 = ("fill-mask", "sentence-order", "text-classification")
+    own = {f"{task}.cuda.onnx" for task in in_int8} if precision == "int8" else set()
+    assert cuda_graphs == {"encoder.cuda.onnx", *own}
+    assert not (target / ".emulated.onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["large", "xlarge", "xxlarge"])
+def test_a_size_of_the_paper_answers_over_http_as_in_torch(name: str, tmp_path: Path) -> None:
+    """Its bundle has the weights once."""
+    torch.manual_seed(0)
+    # With a standard deviation of 0.02 the answer would hardly depend on the text.
+    config = preset(name, initializer_range=preset(name).hidden_size ** -0.5)
+    task, text = "text-classification", "The river rises in the mountains and flows to the sea."
+    model = AlbertForTasks(config, head_sizes(config, (task,))).eval()
+    save_checkpoint(model, tmp_path / "checkpoint", tokenizer_from=shipped_bundle())
+    bundle = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").bundle
+    ids = torch.tensor([AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids])
+    with torch.inference_mode():
+        hidden_BSH = model.albert(ModelInputs(ids=ids, types=torch.zeros_like(ids)))
+        expected = model.logits(task, hidden_BSH[:, 0]).softmax(-1)[0].tolist()
+    del model
+    assert bundle.weights_file.samefile(tmp_path / "checkpoint/model.safetensors")
+    files = [file for file in bundle.folder.iterdir() if file.is_file()]
+    assert sum(file.stat().st_size for file in files if file != bundle.weights_file) < 3e6
+    with served(bundle.folder, tmp_path) as service:
+        reply = httpx.post(f"{service.url}/{task}", json={"inputs": text}, timeout=300)
+    scores = {answer["label"]: answer["score"] for answer in reply.json()[0]}
+    assert [scores["LABEL_0"], scores["LABEL_1"]] == pytest.approx(expected, abs=1e-4)
