@@ -123,7 +123,7 @@ def read_source(folder: Path) -> Source:
             else entry
             for head, entry in entries.items()
         }
-    names = _check_weights(folder / WEIGHTS_FILE, stored, config, entries)
+    names = _check_weights(stored, config, entries)
     _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
     return Source(
         folder=folder,
@@ -191,8 +191,6 @@ def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.
 
 
 def _check_files(folder: Path) -> None:
-    if not (folder / WEIGHTS_FILE).is_file():
-        raise ExportError(f"{folder / WEIGHTS_FILE} is not there; {folder} has no weights")
     if not (folder / TOKENIZER_FILE).is_file():
         raise ExportError(
             f"{folder} has neither {TOKENIZER_FILE} nor spiece.model nor vocab.txt; copy one of "
@@ -222,17 +220,11 @@ def _read_heads(hf: Mapping[str, Any], heads: Mapping[Task, int]) -> dict[str, H
 
 
 def _check_weights(
-    file: Path,
-    stored: Mapping[str, StoredTensor],
-    config: AlbertConfig,
-    heads: Mapping[str, HeadEntry],
+    stored: Mapping[str, StoredTensor], config: AlbertConfig, heads: Mapping[str, HeadEntry]
 ) -> list[str]:
     """Check that all weights are there, fp32 and of the right shape; return their stored names."""
     expected = needed_shapes(config, heads)
     names = [stored_name(name, stored) for name in expected]
-    other_types = sorted({stored[name].dtype for name in names if name in stored} - {"F32"})
-    if other_types:
-        raise ExportError(f"{file} holds {', '.join(other_types)}; only F32 is exported")
     check_shapes(stored, expected)
     return names
 

@@ -97,7 +97,9 @@ def test_a_bundle_in_fp32_is_a_checkpoint_of_all_heads(
     )
 
 
-def test_each_classifier_is_measured_on_its_own_data(classifiers: Path, tmp_path: Path) -> None:
+def test_each_classifier_is_measured_on_its_own_data(
+    classifiers: Path, tmp_path: Path, capsys: Capture
+) -> None:
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + "a good day\t1\nno\t0\n" * 4)
     (tmp_path / "three.csv").write_text("text,name\n" + "a good day,a\nno,b\nyes,c\n" * 4)
     figures = {"accuracy": 0.25, "texts": 12}
@@ -116,6 +118,9 @@ def test_each_classifier_is_measured_on_its_own_data(classifiers: Path, tmp_path
         HEADS[0]: ("accuracy", ["dev.tsv"]),
         HEADS[1]: ("accuracy", ["three.csv"]),
     }
+    _, _, printed = capsys.readouterr().out.partition("labelled data")
+    figures_of = measured[HEADS[0]]
+    assert f"{figures_of.torch:.2f} {figures_of.bundle:.2f} accuracy (8)" in printed
     quality = read_quality(manifest, HEADS[1])
     assert quality is not None
     assert (quality.metric, quality.percent, quality.count) == ("accuracy", 25.0, 12)
@@ -197,19 +202,20 @@ def test_labels_that_do_not_fit_are_rejected(
 
 
 def trained(
-    checkpoint: Path, folder: Path, tasks: list[str], previous: float | None = None
+    checkpoint: Path, folder: Path, tasks: list[str], previous: tuple[float, int] | None = None
 ) -> Path:
     """Copy the checkpoint; its last run trained these tasks.
 
     Args:
-        previous: the accuracy of masked tokens in percent before that run; after it, it is 13.5.
+        previous: accuracy of masked tokens in percent before that run, and their number. After
+            it, the accuracy is 13.5 % of 900.
     """
     shutil.copytree(checkpoint, folder)
     stage: dict[str, Any] = {"tasks": tasks}
     if previous is not None:
-        figure = {"metric": "accuracy", "percent": previous, "count": 900, "data": "wiki.jsonl"}
+        figure = {"metric": "accuracy", "percent": previous[0], "count": previous[1]}
         stage["before"] = {"fill-mask": figure}
-        figures = {"masked_accuracy": 0.135, "masked_tokens": 900, "masked_data": "wiki.jsonl"}
+        figures = {"masked_accuracy": 0.135, "masked_tokens": 900}
         (folder / "evaluation.json").write_text(json.dumps(figures))
     record_stage(folder, "albert-serve finetune", stage)
     return folder
@@ -221,16 +227,17 @@ def trained(
         (None, None, [], [], ALL_TASKS, ""),
         (
             ["text-classification/topic"],
-            40.0,
+            (40.0, 900),
             [],
             [],
             [TEXTS],
             "did not train it: accuracy 40.0 % before it, 13.5 % after it",
         ),
-        (["fill-mask"], 15.0, [], [], ["fill-mask"], ""),  # loses a tenth
-        (["fill-mask"], 15.1, [], [], [], "lost 11 % of its"),
-        (["fill-mask"], 15.1, [], ["fill-mask"], ["fill-mask"], ""),
-        (["fill-mask"], 0.0, [], [], ["fill-mask"], ""),
+        (["fill-mask"], (15.0, 900), [], [], ["fill-mask"], ""),  # loses a tenth
+        (["fill-mask"], (15.1, 900), [], [], [], "lost 11 % of its"),
+        (["fill-mask"], (15.1, 800), [], [], ["fill-mask"], ""),
+        (["fill-mask"], (15.1, 900), [], ["fill-mask"], ["fill-mask"], ""),
+        (["fill-mask"], (0.0, 900), [], [], ["fill-mask"], ""),
         (["fill-mask"], None, ["sentence-order"], [], ["sentence-order"], "not among --tasks"),
     ],
 )
@@ -238,7 +245,7 @@ def test_the_tasks_are_those_trained_last_measured_or_requested(
     real_checkpoint: Path,
     tmp_path: Path,
     last: list[str] | None,
-    previous: float | None,
+    previous: tuple[float, int] | None,
     requested: list[TaskName],
     measured: list[TaskName],
     expected: list[str],
@@ -273,7 +280,9 @@ def test_a_checkpoint_of_embeddings_alone_answers_them(
 ) -> None:
     folder = trained(real_checkpoint, tmp_path / "checkpoint", [])
     assert main([str(folder), str(tmp_path / "bundle")]) == 0
-    assert "the bundle has no head" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "the bundle has no head" in error
+    assert "fill-mask" in error
     with AlbertClient.local(tmp_path / "bundle", num_threads=1) as albert:
         assert [task.name for task in albert.info().tasks] == ["feature-extraction"]
         assert len(albert.feature_extraction(["It rained.", "It was a run."])) == 2
@@ -298,7 +307,8 @@ def test_a_checkpoint_of_embeddings_alone_answers_them(
     ids=["sop", "nsp", "multiple choice"],
 )
 def test_a_head_that_is_not_served_is_omitted(
-    checkpoint: Path, target: Path, change: Callable[[Path], Any], expected: set[str]
+    checkpoint: Path, change: Callable[[Path], Any], expected: set[str]
 ) -> None:
     change(checkpoint)
-    assert set(export_bundle(checkpoint, target).bundle.manifest.tasks) == expected
+    bundle = export_bundle(checkpoint, checkpoint.with_name("bundle")).bundle
+    assert set(bundle.manifest.tasks) == expected

@@ -204,7 +204,8 @@ def test_the_version_for_cuda_computes_the_same(
     exported = export_bundle(tmp_path / "checkpoint", tmp_path / "b", precision=precision)
     folder = exported.bundle.folder
     stored = read_header(folder / "model.safetensors")
-    onnx.save(build_encoder(config, stored, replace(CUDA_FORM, compute=compute)), folder / "c.onnx")
+    version = replace(CUDA_FORM, compute=compute)
+    onnx.save(build_encoder(config, stored, version), folder / "c.onnx")
     restored = tmp_path / "restored"
     restored.mkdir()
     restore_weights(folder / "model.safetensors", restored / "model.safetensors")
@@ -217,6 +218,9 @@ def test_the_version_for_cuda_computes_the_same(
 
     np.testing.assert_allclose(got[real], run_encoder(restored, batch)[real], atol=tolerance)
     assert external_tensors(folder / "c.onnx") == external_tensors(folder / "encoder.onnx")
+    for graph, operators in (("c.onnx", (True, False)), ("encoder.onnx", (False, True))):
+        content = (folder / graph).read_bytes()
+        assert (b"SkipLayerNormalization" in content, b"Loop" in content) == operators
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

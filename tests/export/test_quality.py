@@ -81,6 +81,14 @@ def test_one_weight_that_differs_is_found(
         check_parity(parity, 1e-4, advice="")
 
 
+def test_parity_is_a_fraction_of_the_largest_value(tiny: Path, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path)
+    with torch.no_grad():
+        model.get_parameter("heads.fill-mask.decoder.bias").add_(1000.0)
+    parity = measure_cpu_parity(tiny / "bundle", read_source(tiny / "checkpoint").heads, model)
+    assert parity["fill-mask"] == pytest.approx(1, abs=0.05)
+
+
 @pytest.mark.parametrize(("compute", "limit"), [("fp32", 1e-4), ("fp16", 0.06), ("bf16", 0.3)])
 def test_the_default_limits_of_parity_are_those_documented(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, compute: Compute, limit: float
@@ -203,6 +211,45 @@ def test_each_wrong_answer_costs_its_share(
 
 
 @pytest.mark.parametrize(
+    ("problem", "labels", "logits", "metric", "percent", "scores"),
+    [
+        (
+            "multi_label_classification",
+            ["a;b", "a", ""],
+            [[1, 1], [1, 1], [-1, -1]],
+            "subset accuracy",
+            200 / 3,
+            [1, 0, 1],
+        ),
+        ("regression", ["1", "2", "4"], [[0], [3], [9]], "Pearson", 100, [-1, -1, -5]),
+        ("regression", ["1", "2", "4"], [[0], [0], [0]], "Pearson", 0, [-1, -2, -4]),
+    ],
+)
+def test_labelled_texts_are_scored_by_the_metric_of_their_problem(
+    source: Source,
+    tmp_path: Path,
+    problem: ProblemType,
+    labels: list[str],
+    logits: list[list[int]],
+    metric: str,
+    percent: float,
+    scores: list[float],
+) -> None:
+    file = tmp_path / "dev.csv"
+    file.write_text(
+        "text,label\n" + "".join(f"text {n},{label}\n" for n, label in enumerate(labels))
+    )
+    entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["a", "b"], problem_type=problem)
+    separator = ";" if problem == "multi_label_classification" else None
+    config = replace(DEFAULTS, text_classification=(file,), label_separator=separator)
+    data = read_labelled_data(config, replace(source, heads={TEXTS: entry}))[TEXTS]
+    outputs = iter(np.array(logits, np.float32)[:, None])
+    scored = data.measure(FixedLogits(lambda _: next(outputs)))
+    assert (data.metric, scored.percent) == (metric, pytest.approx(percent))
+    assert list(scored.scores) == pytest.approx(scores)
+
+
+@pytest.mark.parametrize(
     ("problem", "in_torch", "in_bundle", "difference"),
     [
         ("single_label_classification", [30, 0, 0], [0, 30, 0], 1),
@@ -253,6 +300,9 @@ def test_the_first_100_lines_are_compared_up_to_64_tokens(
     masked = by_task["fill-mask"][0]
     assert masked.rows == list(range(1, 64, 8))
     assert [masked.ids[row] for row in masked.rows] == [tokenizer.mask_id] * 8
+    question = by_task["question-answering"][0]
+    first_words = "0 rivers of the city 0 rivers of"
+    assert question.types.count(0) == len(tokenizer.encode(first_words).ids)
 
 
 def test_int8_of_a_trained_model_is_exported_without_labels(

@@ -62,6 +62,8 @@ REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
         [],
         f"{FFN}.weight and 1 more hold NaN or infinite",
     ),
+    "one not finite": (weights(**{f"{FFN}.bias": NOT_FINITE["bias"]}), [], f"{FFN}.bias hold NaN"),
+    "a file": (lambda folder: folder.with_name("bundles").touch(), [], "cannot be written"),
     "fp16": (
         weights(**{f"{FFN}.weight": one_weight(-65505)}),
         ["--precision", "fp16", "--cuda-precision", "fp32"],
@@ -118,7 +120,7 @@ def test_what_cannot_be_exported(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
-    assert not target.parent.exists() or list(target.parent.iterdir()) == []
+    assert not target.parent.is_dir() or list(target.parent.iterdir()) == []
 
 
 def test_fp16_stores_its_largest_number_and_a_tokenizer_may_be_smaller(checkpoint: Path) -> None:
