@@ -1,4 +1,4 @@
-"""The default model, in `models/` and in the wheel: card, metrics, examples and versions."""
+"""The default model, in `models/` and in the package: card, metrics, examples and versions."""
 
 from __future__ import annotations
 
@@ -122,24 +122,6 @@ def test_the_packaged_bundle_rejects_off_topic_questions_as_the_one_in_models_do
             )
     assert sum(rejected[0]) > 0.95 * len(questions)
     assert rejected[0] == rejected[1]
-
-
-@pytest.mark.extended
-def test_the_wheel_serves_its_own_bundle(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-    subprocess.run([*build, tmp_path / "dist"], cwd=ROOT, check=True, capture_output=True)
-    [wheel] = (tmp_path / "dist").glob("*.whl")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
-    subprocess.run([*install, tmp_path / "site", wheel], check=True, capture_output=True)
-    environment = {**clean_environment(tmp_path), "PYTHONPATH": str(tmp_path / "site")}
-    with running_service(environment, tmp_path, ("albert_serve", "serve")) as service:
-        info = httpx.get(f"{service.url}/info").json()
-        request = {"inputs": "She was [MASK] in London in 1950.", "parameters": {"top_k": 1}}
-        [best] = httpx.post(f"{service.url}/fill-mask", json=request, timeout=30).json()
-    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert [info["version"]] == [wheel.name.split("-")[1]] == cited
-    assert info["precision"] == "int8"
-    assert best["token_str"] == "born"
 
 
 @pytest.mark.extended

@@ -151,15 +151,12 @@ def test_a_checkpoint_of_google_computes_what_tensorflow_did(
 CONFIGS: Final = {
     "one-group": TINY,
     "uneven-groups": replace(TINY, num_groups=3),
-    "group-a-layer": replace(TINY, num_groups=4),
     "groups-of-inner-layers": replace(TINY, num_groups=2, num_inner_layers=2),
     "sharing-attention": replace(TINY, sharing="attention"),
     "sharing-ffn-inner-layers": replace(TINY, sharing="ffn", num_inner_layers=2),
     "sharing-none": replace(TINY, sharing="none"),
     "one-layer": replace(TINY, num_layers=1),
     "e-equals-h": replace(TINY, embedding_size=24),
-    "one-head": replace(TINY, num_heads=1),
-    "exact-gelu": replace(TINY, activation="gelu"),
     "large-epsilon": replace(TINY, layer_norm_eps=0.1),
     "few-positions": replace(TINY, max_positions=8, num_token_types=3),
 }
