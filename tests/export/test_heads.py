@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ from tests.export.exporting import (
     write_checkpoint,
 )
 from training.model.checkpoint import load_checkpoint, save_checkpoint
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, Task
 from training.model.provenance import record_stage
 
 pytestmark = pytest.mark.process
@@ -249,26 +248,23 @@ def test_a_checkpoint_of_embeddings_alone_answers_them(
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("tasks", "key", "value", "expected"),
     [
-        (lambda folder: change_config(folder, albert_sentence_task="sop"), set(ALL_TASKS)),
+        (ALL_TASKS, "albert_sentence_task", "sop", set(ALL_TASKS)),
+        (ALL_TASKS, "albert_sentence_task", "nsp", set(ALL_TASKS) - {"sentence-order"}),
         (
-            lambda folder: change_config(folder, albert_sentence_task="nsp"),
-            set(ALL_TASKS) - {"sentence-order"},
-        ),
-        (
-            lambda folder: [
-                write_checkpoint(folder, tasks=("fill-mask", "multiple-choice")),
-                change_config(folder, architectures=["AlbertForMultipleChoice"]),
-            ],
+            ("fill-mask", "multiple-choice"),
+            "architectures",
+            ["AlbertForMultipleChoice"],
             {"fill-mask"},
         ),
     ],
     ids=["sop", "nsp", "multiple choice"],
 )
 def test_a_head_that_is_not_served_is_omitted(
-    checkpoint: Path, change: Callable[[Path], Any], expected: set[str]
+    tmp_path: Path, tasks: tuple[Task, ...], key: str, value: object, expected: set[str]
 ) -> None:
-    change(checkpoint)
-    bundle = export_bundle(checkpoint, checkpoint.with_name("bundle")).bundle
+    write_checkpoint(tmp_path / "checkpoint", tasks=tasks)
+    change_config(tmp_path / "checkpoint", **{key: value})
+    bundle = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").bundle
     assert set(bundle.manifest.tasks) == expected

@@ -239,13 +239,14 @@ def test_labelled_texts_are_scored_by_the_metric_of_their_problem(
     file.write_text(
         "text,label\n" + "".join(f"text {n},{label}\n" for n, label in enumerate(labels))
     )
-    entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["a", "b"], problem_type=problem)
-    separator = ";" if problem == "multi_label_classification" else None
+    names, separator = (["score"], None) if problem == "regression" else (["a", "b"], ";")
+    entry = HeadEntry(graph="a.onnx", num_outputs=len(names), labels=names, problem_type=problem)
     config = replace(DEFAULTS, text_classification=(file,), label_separator=separator)
     data = read_labelled_data(config, replace(source, heads={TEXTS: entry}))[TEXTS]
     outputs = iter(np.array(logits, np.float32)[:, None])
     scored = data.measure(FixedLogits(lambda _: next(outputs)))
-    assert (data.metric, scored.percent) == (metric, pytest.approx(percent))
+    assert data.metric == metric
+    assert scored.percent == pytest.approx(percent)
     assert list(scored.scores) == pytest.approx(scores)
 
 
@@ -272,16 +273,16 @@ def test_a_difference_is_one_of_probabilities(
     alone = replace(source, heads={TEXTS: entry})
     file = tmp_path / "mine.txt"
     file.write_text("It rained.\nWe stayed in.\n\nThe sun came out.")
-    runners = [
+    torch_runner, bundle_runner = (
         FixedLogits(lambda _, logits=logits: np.array([logits], np.float32))  # type: ignore[misc]
         for logits in (in_torch, in_bundle)
-    ]
-    compared = compare(alone, tokenizer, *runners, {}, [file])
+    )
+    compared = compare(alone, tokenizer, torch_runner, bundle_runner, {}, [file])
     assert compared.differences == {TEXTS: pytest.approx(difference, abs=1e-6)}
     assert compared.texts == ["mine.txt"]
     file.write_text(" \n")
     with pytest.raises(ExportError, match=r"mine\.txt"):
-        compare(alone, tokenizer, *runners, {}, [file])
+        compare(alone, tokenizer, torch_runner, bundle_runner, {}, [file])
 
 
 def test_the_first_100_lines_are_compared_up_to_64_tokens(

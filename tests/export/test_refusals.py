@@ -39,10 +39,11 @@ def text(name: str, content: str) -> Change:
 
 
 def only(*tasks: Any) -> Change:
-    return lambda folder: [
-        write_checkpoint(folder, tasks=tasks),
-        change_config(folder, architectures=["AlbertForMultipleChoice"]),
-    ]
+    def change(folder: Path) -> None:
+        write_checkpoint(folder, tasks=tasks)
+        change_config(folder, architectures=["AlbertForMultipleChoice"])
+
+    return change
 
 
 def one_weight(value: float) -> torch.Tensor:
