@@ -24,7 +24,6 @@ from itertools import count
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import RLock
-from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
@@ -32,9 +31,7 @@ import torch
 from tqdm import tqdm
 
 from training.data.preparation import prepare
-from training.loop import validation
 from training.loop.step import Run, StepResult
-from training.model.albert import Albert
 
 Fate: TypeAlias = Callable[[], None]
 
@@ -224,17 +221,6 @@ def before_step(number: int, happens: Fate) -> None:
     patch.object(Run, "step", step).start()
 
 
-def in_validation(happens: Fate) -> None:
-    """Something happens when the run begins to be measured on held-out text."""
-
-    def measure(*arguments: Any, **named: Any) -> Any:
-        happens()
-        return original(*arguments, **named)
-
-    original = validation.measure
-    patch("training.loop.validation.measure", measure).start()
-
-
 def spoil(attempts: Container[int]) -> None:
     """The model computes nothing finite in these attempts at a step, counted from 1."""
     original, numbers = Run.step, count(1)
@@ -248,29 +234,6 @@ def spoil(attempts: Container[int]) -> None:
         finally:
             hook.remove()
 
-    patch.object(Run, "step", step).start()
-
-
-def lack_memory(most_rows: int) -> None:
-    """The device has the memory for so many rows at a time, and no more."""
-
-    def refuse(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        if isinstance(module, Albert) and module.training and len(given[0].ids) > most_rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    torch.nn.modules.module.register_module_forward_pre_hook(refuse)
-
-
-def count_time(step_s: float) -> None:
-    """The clock of the run stands still but for each attempt at a step, which takes so long."""
-    original, attempts = Run.step, [0]
-
-    def step(run: Run, done: float) -> StepResult:
-        attempts[0] += 1
-        return original(run, done)
-
-    clock = SimpleNamespace(monotonic=lambda: attempts[0] * step_s)
-    patch("training.loop.progress.time", clock).start()
     patch.object(Run, "step", step).start()
 
 

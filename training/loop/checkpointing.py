@@ -38,7 +38,7 @@ class Checkpoints:
     """The checkpoints in a run's folder."""
 
     folder: Path
-    num_kept: int = 2
+    num_kept: int
 
     def save(
         self,

@@ -51,8 +51,6 @@ class Progress:
     def restore(self, *, step: int, elapsed_s: float) -> None:
         """Restore a saved state."""
         self.step, self.elapsed_s = step, elapsed_s
-        if self._started is not None:
-            self.start_clock()
 
     @property
     def seconds(self) -> float:

@@ -28,8 +28,9 @@ class Muon(torch.optim.Muon):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
+        *,
+        lr: float,
+        weight_decay: float,
         precision: PrecisionName = "auto",
     ) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")

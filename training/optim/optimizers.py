@@ -183,7 +183,9 @@ def build_optimizers(
     if not matrices:
         return Optimizers(adamws)
     groups = [{"params": matrices, "peak_lr": settings.lr}]
-    return Optimizers([Muon(groups, settings.lr, decay, precision), *adamws])
+    return Optimizers(
+        [Muon(groups, lr=settings.lr, weight_decay=decay, precision=precision), *adamws]
+    )
 
 
 def _split_pooled(
@@ -203,7 +205,7 @@ def _pooled_parameters(model: AlbertForTasks) -> Iterator[nn.Parameter]:
             yield from head.output.parameters()
 
 
-def _adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float = 0.01) -> Optimizer:
+def _adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float) -> Optimizer:
     """Build AdamW with bias correction; norms and biases are not decayed."""
     # A fused step is one pass over memory: a third to an eighth of the time on a CPU, identical to
     # the bit with any number of threads.

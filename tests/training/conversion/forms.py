@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from albert_serve.errors import BundleCorruptError
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import CheckpointError, load_checkpoint
 
@@ -89,16 +91,19 @@ def wrapped(prefix: str) -> Damage:
     return wrap
 
 
+def written(name: str, content: str | bytes) -> Damage:
+    """A file of the folder has this content."""
+    content = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(content)
+
+
 def truncated(name: str, num_bytes: int) -> Damage:
-    def cut(folder: Path) -> None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:num_bytes])
-
-    return cut
+    return lambda folder: os.truncate(folder / name, num_bytes)
 
 
-def assert_refused(folder: Path, message: str, error: type[Exception] = CheckpointError) -> None:
+def assert_refused(folder: Path, message: str) -> None:
     """The checkpoint cannot be opened and loaded, for the reason in the message, which names it."""
-    refused = pytest.raises(error, match=message)
+    refused = pytest.raises((CheckpointError, BundleCorruptError), match=message)
     with refused as caught, open_checkpoint(folder) as checkpoint:
         load_checkpoint(checkpoint.folder)
     assert str(folder) in str(caught.value)

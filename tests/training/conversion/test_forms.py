@@ -1,11 +1,13 @@
-"""Checkpoints of every form come out as one, TensorFlow's too, and bad ones are refused."""
+"""Checkpoints of every form come out as one, for every command; bad ones are refused."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from albert_serve.errors import BundleCorruptError
+from albert_serve.bundle.sentence_vectors import (
+    SentenceVectors,
+    read_sentence_vectors,
+    write_sentence_vectors,
+)
 from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.support import ROOT
@@ -27,6 +33,7 @@ from tests.training.conversion.forms import (
     assert_refused,
     take_weights,
     truncated,
+    written,
 )
 from tests.training.support import (
     REPOSITORY,
@@ -36,15 +43,26 @@ from tests.training.support import (
     hf_logits,
     hf_model,
     our_logits,
+    our_model,
     ragged,
 )
+from training.commands import convert, finetune, pretrain
 from training.conversion.source import open_checkpoint
 from training.conversion.tensor_bundle import TensorBundle
 from training.conversion.tensorflow import load_tensorflow_weights
 from training.conversion.weight_files import write_from_int8
+from training.loop.step import Run
+from training.loop.trainer import Saver
 from training.model.albert import ModelInputs
-from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, read_weights
+from training.model.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    read_config,
+    read_weights,
+    save_checkpoint,
+)
 from training.model.labels import read_labels
+from training.model.provenance import read_stages
 
 
 @pytest.fixture
@@ -131,12 +149,9 @@ def write_pickle(content: Any) -> Damage:
     return write
 
 
-def truncated_pickle(num_bytes: int) -> Damage:
-    def cut(folder: Path) -> None:
-        as_pickle(folder)
-        truncated("pytorch_model.bin", num_bytes)(folder)
-
-    return cut
+def half_a_pickle(folder: Path) -> None:
+    as_pickle(folder)
+    os.truncate(folder / "pytorch_model.bin", 5000)
 
 
 def change_index(change: Callable[[dict[str, Any]], Any]) -> Damage:
@@ -153,67 +168,40 @@ def place_all(file: str) -> Damage:
     return change_index(lambda index: {"weight_map": dict.fromkeys(index["weight_map"], file)})
 
 
-def write_header(num_bytes: int, header: bytes) -> Damage:
-    def write(folder: Path) -> None:
-        content = num_bytes.to_bytes(8, "little") + header
-        (folder / "model.safetensors").write_bytes(content)
-
-    return write
-
-
-def write_text(name: str, text: str) -> Damage:
-    def write(folder: Path) -> None:
-        (folder / name).write_text(text)
-
-    return write
-
-
 def as_adapter(folder: Path) -> None:
     (folder / "config.json").rename(folder / "adapter_config.json")
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
 
 
+WEIGHTS = "model.safetensors"
 # Four bytes belong to no tensor.
 GAP = json.dumps({"x": {"dtype": "F16", "shape": [2], "data_offsets": [4, 8]}}).encode()
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0"
+TWICE = {"n.gamma": torch.zeros(3), "n.weight": torch.zeros(3)}
+UNTIED = {
+    "albert.embeddings.word_embeddings.weight": torch.zeros(3, 2),
+    "predictions.decoder.weight": torch.ones(3, 2),
+}
 BAD: dict[str, tuple[Damage, str]] = {
-    "no weights": (lambda folder: take_weights(folder) and None, "has no weights: no model.safet"),
-    "a login page": (write_text("model.safetensors", "\n<!DOCTYPE html>"), "s is a web page"),
-    "a pointer": (
-        write_text("spiece.model", "version https://git-lfs.github.com/spec/v1\noid sha256:0"),
-        "spiece.model is a pointer of Git LFS",
-    ),
-    "not a number": (write_pickle({"x": torch.tensor([0.0, torch.nan])}), ".bin: x holds NaN"),
+    "no weights": (take_weights, "has no weights: no model.safet"),
+    "a login page": (written(WEIGHTS, "\n<!DOCTYPE html>"), "s is a web page"),
+    "a pointer": (written("spiece.model", POINTER), "spiece.model is a pointer of Git LFS"),
+    "infinite": (write_pickle({"x": torch.tensor([0.0, torch.inf])}), ".bin: x holds NaN"),
     "an adapter": (as_adapter, r"is an adapter \(LoRA, PEFT\).*merge_and_unload"),
-    "half a pickle": (truncated_pickle(5000), "cannot be read as weights alone.*complete"),
-    "a training state": (
-        write_pickle({"state_dict": {"a": torch.zeros(2)}, "step": 3}),
-        "weights by name; save only the state_dict",
-    ),
-    "whole numbers": (write_pickle({"x": torch.zeros(3, dtype=torch.int8)}), "not floating point"),
-    "two of one": (
-        write_pickle({"n.gamma": torch.zeros(3), "n.weight": torch.zeros(3)}),
-        "two weights that are n.weight",
-    ),
-    "an untied decoder": (
-        write_pickle(
-            {
-                "albert.embeddings.word_embeddings.weight": torch.zeros(3, 2),
-                "predictions.decoder.weight": torch.ones(3, 2),
-            }
-        ),
-        "is not the word embeddings; ALBERT ties the two",
-    ),
-    "a gap between weights": (
-        write_header(len(GAP), GAP + bytes(8)),
-        "is damaged: .*; download it again",
-    ),
-    "an index of another kind": (change_index(lambda index: [1]), "is not an index of weights"),
+    "half a pickle": (half_a_pickle, "cannot be read as weights alone.*complete"),
+    "a training state": (write_pickle({"a": {"b": torch.zeros(2)}}), "save only the state_dict"),
+    "a list": (write_pickle([torch.zeros(2)]), "save only the state_dict"),
+    "whole numbers": (write_pickle({"x": torch.zeros(3).int()}), "not floating point"),
+    "two of one": (write_pickle(TWICE), "two weights that are n.weight"),
+    "an untied decoder": (write_pickle(UNTIED), "is not the word embeddings"),
+    "a gap": (written(WEIGHTS, len(GAP).to_bytes(8, "little") + GAP + bytes(8)), "is damaged: .*"),
+    "half of the weights": (truncated(WEIGHTS, 5000), "its header describes"),
+    "a long header": (written(WEIGHTS, (2**40).to_bytes(8, "little")), f"has {2**40} bytes"),
+    "a long index": (change_index(lambda _: " " * (16 << 20)), "is not an index of weights"),
+    "another index": (change_index(lambda _: [1]), "is not an index of weights"),
     "an index of a secret": (place_all("/etc/passwd"), r"names '/etc/passwd'; it must be a \.bin"),
-    "a shard that is missing": (place_all("pytorch_model-00003.bin"), "is missing; pytorch_mod"),
-    "a weight that is missing": (
-        place_all("pytorch_model-00001-of-00002.bin"),
-        "names .*, which none of its files has",
-    ),
+    "no shard": (place_all("pytorch_model-00003.bin"), "is missing; pytorch_mod"),
+    "no weight": (place_all("pytorch_model-00001-of-00002.bin"), "none of its files has"),
 }
 
 
@@ -221,18 +209,6 @@ BAD: dict[str, tuple[Damage, str]] = {
 def test_bad_checkpoints_are_refused(folder: Path, damage: Damage, message: str) -> None:
     damage(folder)
     assert_refused(folder, message)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (truncated("model.safetensors", 5000), "its header describes"),
-        (write_header(2**40, b"{}"), f"its header has {2**40} bytes"),
-    ],
-)
-def test_bad_safetensors_are_refused(folder: Path, damage: Damage, message: str) -> None:
-    damage(folder)
-    assert_refused(folder, message, BundleCorruptError)
 
 
 PAIR = ("It rained all night.", "The match was put off.")
@@ -342,7 +318,7 @@ BAD_ARCHIVES: dict[str, tuple[Damage, str]] = {
     "half an index": (truncated(INDEX, 2000), "does not end like a table; is it complete"),
     "no data": (lambda files: (files / DATA).unlink(), "00000-of-00001 is missing"),
     "half the data": (truncated(DATA, 50000), "is truncated: .* is not in it"),
-    "no configuration": (write_text(CONFIG, "{"), "albert_config.json cannot be read"),
+    "no configuration": (written(CONFIG, "{"), "albert_config.json cannot be read"),
 }
 
 
@@ -369,3 +345,93 @@ def test_no_damage_to_an_index_is_worse_than_an_error(archive: Path, seed: int) 
             assert bundle.read(name).nbytes <= (archive / DATA).stat().st_size
         except CheckpointError:
             continue
+
+
+VECTORS = SentenceVectors(pooling="cls", normalize=True, max_length=20)
+
+
+@pytest.fixture(scope="module")
+def old(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of sentences as old ones are on the hub: a pickle, and `spiece.model` alone."""
+    folder = tmp_path_factory.mktemp("hub") / "albert-old"
+    shutil.copytree(pretrained / "checkpoint", folder)
+    write_sentence_vectors(VECTORS, folder, hidden_size=32)
+    as_pickle(folder)
+    (folder / "tokenizer.json").unlink()
+    return folder
+
+
+@pytest.mark.process
+def test_runs_begin_with_an_old_checkpoint_and_outlive_its_converted_folder(
+    old: Path,
+    labelled: Path,
+    easy_corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As where something cleans the folder of temporary files during a long run."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    num_removed = 0
+
+    def save(saver: Saver, run: Run) -> None:
+        nonlocal num_removed
+        for folder in (tmp_path / "temporary").glob("albert-*"):
+            shutil.rmtree(folder)
+            num_removed += 1
+        save_run(saver, run)
+
+    save_run = Saver.save
+    monkeypatch.setattr(Saver, "save", save)
+    given = ["--initialize-from", str(old), "--length", "32", "--device", "cpu", "--steps", "1"]
+    texts = ["--text-classification", str(labelled), "--labels", "bad", "good"]
+    corpus = ["--corpus", str(easy_corpus), "--batch-size", "4", "--no-compile"]
+    assert pretrain.main([*given[2:], *corpus, "--output", str(tmp_path / "new")]) == 1
+    assert "new weights need a --tokenizer" in capsys.readouterr().err
+    for main, data in ((finetune.main, texts), (pretrain.main, corpus)):
+        output = tmp_path / main.__module__
+        for _ in range(2):  # the same command goes on, although the converted folder is another
+            assert main([*given, *data, "--output", str(output)]) == 0
+        checkpoint = output / "checkpoint"
+        assert (checkpoint / "spiece.model").read_bytes() == (old / "spiece.model").read_bytes()
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            assert (checkpoint / name).is_file()
+        assert convert.main([str(checkpoint), str(output / "converted")]) == 0
+        for folder in (checkpoint, output / "converted"):
+            assert read_sentence_vectors(folder) == VECTORS
+            first, second = read_stages(folder)
+            assert first["program"] == "albert-serve pretrain"
+            assert "albert-old" in json.dumps(second)
+    assert num_removed == 4
+
+
+@torch.no_grad()
+def test_conversion_repeats_what_transformers_cannot_share(tmp_path: Path, vocab_dir: Path) -> None:
+    tasks = ("fill-mask", "sentence-order", "text-classification")
+    ours = our_model(replace(TINY, sharing="attention"), tasks)
+    names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
+    save_checkpoint(ours, tmp_path / "ours", tokenizer_from=vocab_dir, extra_config=names)
+    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new" / "theirs")]) == 0
+    theirs = hf_load("AlbertForSequenceClassification", tmp_path / "new" / "theirs").double()
+    assert theirs.config.num_hidden_groups == 4
+    assert theirs.config.id2label == {0: "bad", 1: "fair", 2: "good"}
+    expected = hf_logits(theirs, ragged())
+    logits = our_logits(ours.double(), ragged())
+    assert_close({task: logits[task] for task in expected}, expected)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "new" / "theirs" / name).is_file()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["theirs"]
+
+
+def test_a_conversion_that_fails_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path / "ours")
+    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "ours")]) == 1
+    assert "ours is there already; name a new folder" in capsys.readouterr().err
+    file = tmp_path / "ours" / "spiece.model"
+    file.write_bytes(b"no vocabulary")
+    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1
+    assert f"{file} cannot be read as a SentencePiece model" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]

@@ -15,6 +15,7 @@ import pytest
 from tests.training.conversion.forms import as_pickle, as_pickles
 from tests.training.conversion.hub_server import Hub, Repository, serve
 from tests.training.support import TINY, hf_model, our_model
+from training.conversion.source import open_checkpoint
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.process
@@ -55,7 +56,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in folder.iterdir()}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hub(models: dict[str, Path]) -> Iterator[Hub]:
     repositories = {
         "albert/both": Repository({"main": models["both"], "v1": models["older"]}),
@@ -66,17 +67,16 @@ def hub(models: dict[str, Path]) -> Iterator[Hub]:
         yield hub
 
 
-def run(
-    arguments: list[str], hub: Hub, cwd: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, with a cache of its own there."""
-    given = {**hub.environment(cwd / "cache"), "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, timeout=300)
-
-
 def open_all(hub: Hub, cwd: Path, *references: str, **environment: str) -> list[dict[str, Any]]:
-    ended = run(["-c", _OPEN, *references], hub, cwd, **environment)
+    """Open the references in a Python process in a folder, with a cache of its own there."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _OPEN, *references],
+        cwd=cwd,
+        env={**hub.environment(cwd / "cache"), "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
@@ -90,52 +90,50 @@ def bias(folder: Path) -> float:
 def test_models_of_each_form_and_revision(
     hub: Hub, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    commit = hub.repositories["albert/both"].commit("v1")
-    results = open_all(
-        hub,
-        tmp_path,
-        *("albert/both", "albert/both@v1", f"albert/both@{commit}"),
-        *("albert/pickle", "albert/pickles"),
-    )
-    main = hub.repositories["albert/both"].commit("main")
-    assert [result["name"] for result in results] == [
-        f"albert/both@{main}",
-        f"albert/both@{commit}",
-        f"albert/both@{commit}",
-        f"albert/pickle@{main}",
-        f"albert/pickles@{main}",
-    ]
-    assert results[0]["bias"] == bias(models["both"])
-    assert results[1]["bias"] == results[2]["bias"] == bias(models["older"])
-    assert len({result["bias"] for result in results}) == 4
-    # Each once, and of the forms of one model only one.
-    assert len(hub.downloads) == len(set(hub.downloads))
-    assert not [path for path in hub.downloads if path.startswith("/albert/both") and "bin" in path]
+    """Each file is loaded once, of a model with both forms of weights one, of another none.
 
-
-def test_weights_that_cannot_be_read_are_an_error_of_one_line(hub: Hub, tmp_path: Path) -> None:
-    assert "name" in open_all(hub, tmp_path, "albert/pickles")[0]
-    (snapshot,) = (tmp_path / "cache" / "hub" / "models--albert--pickles" / "snapshots").iterdir()
-    (snapshot / "pytorch_model-00002-of-00002.bin").unlink()
-    cases = {
-        "albert/pickles": "which lacks pytorch_model-00002-of-00002.bin; ",
+    What cannot be read is an error of one line.
+    """
+    main, commit = map(hub.repositories["albert/both"].commit, ("main", "v1"))
+    names = {
+        "albert/both": f"albert/both@{main}",
+        "albert/both@v1": f"albert/both@{commit}",
+        f"albert/both@{commit}": f"albert/both@{commit}",
+        "albert/pickle": f"albert/pickle@{main}",
+        "albert/pickles": f"albert/pickles@{main}",
+    }
+    errors = {
+        "./albert/both": "./albert/both is a local path, and there is no such folder",
         "albert/bert": "config.json of albert/bert: model_type is 'bert'; only 'albert'",
         "albert/flax": "has no weights that can be read: neither model.safetensors nor pytorch_m",
         "albert/other": "has no config.json: it is not a model of transformers",
+        "a/b/c": "a/b/c is not a local folder, and cannot be a model of the Hugging Face Hub",
     }
-    (half,) = open_all(hub, tmp_path, "albert/pickles", HF_HUB_OFFLINE="1")
-    others = open_all(hub, tmp_path, *list(cases)[1:])
-    for result, (reference, message) in zip([half, *others], cases.items(), strict=True):
+    opened = open_all(hub, tmp_path, *names, *errors)
+    assert [result["name"] for result in opened[: len(names)]] == list(names.values())
+    for result, (reference, message) in zip(opened[len(names) :], errors.items(), strict=True):
         assert message in result["error"], reference
         assert "\n" not in result["error"]
-    assert not [path for path in hub.downloads if path.startswith("/albert/bert/") and
-                "model" in path.rpartition("/")[2]]  # fmt: skip
+    assert opened[0]["bias"] == bias(models["both"])
+    assert opened[1]["bias"] == opened[2]["bias"] == bias(models["older"])
+    assert len({result["bias"] for result in opened[: len(names)]}) == 4
+    assert len(hub.downloads) == len(set(hub.downloads))
+    both, bert = (
+        [path.rpartition("/")[2] for path in hub.downloads if path.startswith(f"/albert/{name}/")]
+        for name in ("both", "bert")
+    )
+    assert "model.safetensors" in both
+    assert not any("bin" in name for name in both)
+    assert not any("model" in name for name in bert)
+
+    (snapshot,) = (tmp_path / "cache" / "hub" / "models--albert--pickles" / "snapshots").iterdir()
+    (snapshot / "pytorch_model-00002-of-00002.bin").unlink()
+    (half,) = open_all(hub, tmp_path, "albert/pickles", HF_HUB_OFFLINE="1")
+    assert "which lacks pytorch_model-00002-of-00002.bin; " in half["error"]
 
 
-def test_a_folder_wins_over_a_model(hub: Hub, tmp_path: Path) -> None:
-    """The Hub has a model of the same name."""
-    (result,) = open_all(hub, tmp_path, "./albert/both")
-    assert result["error"].startswith("./albert/both is a local path, and there is no such folder")
+def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(our_model(TINY, ("sentence-order",)), tmp_path / "albert" / "both")
-    assert open_all(hub, tmp_path, "albert/both")[0]["name"] == "both"
-    assert not hub.requests
+    monkeypatch.chdir(tmp_path)
+    with open_checkpoint("albert/both") as checkpoint:
+        assert (checkpoint.folder, checkpoint.name) == (Path("albert/both"), "both")

@@ -56,18 +56,14 @@ def flip_a_byte(checkpoint: Path) -> None:
     file.write_bytes(content)
 
 
+Capture = pytest.CaptureFixture[str]
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "a byte": (flip_a_byte, "model.safetensors has changed since it was written"),
     "truncated": (lambda path: os.truncate(path / "state.pt", 100), "state.pt has changed since"),
     "no hashes": (lambda path: (path / "hashes.json").unlink(), "No such file or directory"),
-    "no hash of the state": (
-        lambda path: (path / "hashes.json").write_text("{}"),
-        "hashes.json does not name state.pt",
-    ),
+    "a list": (lambda path: (path / "hashes.json").write_text("[1]"), "list"),
+    "no hash": (lambda path: (path / "hashes.json").write_text("{}"), "does not name state.pt"),
 }
-
-
-Capture = pytest.CaptureFixture[str]
 
 
 def write_model(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,8 +30,22 @@ from tests.training.support import (
     ragged,
 )
 from training.finetuning.model import with_config
-from training.model.checkpoint import CheckpointError, find_tasks, load_checkpoint, save_checkpoint
+from training.model.checkpoint import (
+    CheckpointError,
+    find_tasks,
+    label_keys,
+    load_checkpoint,
+    save_checkpoint,
+)
 from training.model.hf_names import parameters
+from training.model.labels import (
+    default_name,
+    find_head,
+    labels_config,
+    read_labels,
+    read_temperature,
+    with_temperatures,
+)
 from training.model.provenance import read_stages
 
 pytestmark = pytest.mark.process
@@ -47,6 +62,7 @@ def test_a_checkpoint_goes_to_transformers_and_comes_from_it(
     save_checkpoint(ours, tmp_path / "ours")
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["architectures"] == [class_name]
+    assert (tmp_path / "ours" / "model.safetensors").stat().st_mode & 0o777 == 0o644
     theirs = hf_load(class_name, tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs")
     again = load_checkpoint(tmp_path / "theirs").eval()
@@ -117,18 +133,61 @@ def test_a_bare_backbone_of_transformers_is_loaded(tmp_path: Path) -> None:
 
 
 def test_heads_that_the_file_lacks_start_fresh(tmp_path: Path) -> None:
+    """And those of another number of outputs, and those that shall."""
     model = our_model(TINY, ("fill-mask", "text-classification"))
     save_checkpoint(model, tmp_path)
-    loaded = load_checkpoint(
-        tmp_path, {"text-classification": 5, "question-answering": 2, "fill-mask": 50}
-    )
-    ours, theirs = parameters(loaded), parameters(model)
+    tasks = {"text-classification": 5, "question-answering": 2, "fill-mask": 50}
+    ours, theirs = parameters(load_checkpoint(tmp_path, tasks)), parameters(model)
     for name in ours.keys() & theirs.keys() - {"classifier.weight", "classifier.bias"}:
         assert torch.equal(ours[name], theirs[name]), name
     assert ours["classifier.weight"].shape == (5, 24)
     for name in ("classifier", "qa_outputs"):
         assert not ours[f"{name}.bias"].any()
         assert ours[f"{name}.weight"].abs().max() <= 0.04 + 1e-6
+    renewed = load_checkpoint(tmp_path, new_heads=("text-classification",))
+    assert renewed.tasks == model.tasks
+    assert not parameters(renewed)["classifier.bias"].any()
+    assert torch.equal(parameters(renewed)["predictions.bias"], theirs["predictions.bias"])
+
+
+MOOD = "text-classification/mood"
+
+
+def test_labels_and_temperatures_are_those_of_each_classifier() -> None:
+    records = {
+        "text-classification": label_keys(["bad", "good"]),
+        MOOD: label_keys(["a", "b", "c"], multi_label=True),
+    }
+    config = labels_config(records, "tone")
+    assert read_temperature(config, MOOD) == 1
+    config = with_temperatures(config, {"text-classification": 1.5, MOOD: 0.5})
+    assert default_name(config) == "tone"
+    assert [find_head(config, records, name) for name in ("tone", "mood")] == list(records)
+    with pytest.raises(CheckpointError, match="has no classifier 'default'; it has tone, mood"):
+        find_head(config, records, "default")
+    assert read_labels(config, 2) == (["bad", "good"], "single_label_classification")
+    assert read_labels(config, 3, MOOD) == (["a", "b", "c"], "multi_label_classification")
+    assert [read_temperature(config, head) for head in records] == [1.5, 0.5]
+    assert read_labels({}, 2) == (["LABEL_0", "LABEL_1"], "single_label_classification")
+    assert read_labels({}, 1) == (["LABEL_0"], "multi_label_classification")
+    assert read_labels(label_keys(["score"]), 1).problem == "regression"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"albert_temperature": 0}, "albert_temperature of config.json is 0"),
+        ({"albert_temperature": math.inf}, "albert_temperature of config.json is inf"),
+        ({"albert_temperature": "1"}, "albert_temperature of config.json is '1'"),
+        ({"albert_default_head": "a b"}, "albert_default_head of config.json is 'a b'"),
+        ({"id2label": {"0": "a", "2": "b"}}, 'must name "0" to "1"'),
+        ({"id2label": {"0": "a", "1": 2}}, 'must name "0" to "1"'),
+        ({"problem_type": "ranking"}, "problem_type is 'ranking'"),
+    ],
+)
+def test_bad_labels_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_temperature(keys, "text-classification"), default_name(keys), read_labels(keys, 2)
 
 
 def test_the_architecture_tells_a_choice_from_a_regression(tmp_path: Path) -> None:
@@ -181,40 +240,27 @@ def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
 
 LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0.attention.query.bias"
 NORM = "albert.embeddings.LayerNorm.bias"
+EXTRA = {LAYER.format(1): torch.zeros(1)}
+
+
+def put_config(content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "config.json").write_text(content)
+
+
 CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read"),
-    "config a list": (lambda f: (f / "config.json").write_text("[]"), "is not a JSON object"),
+    "too large": (put_config("{}".ljust((16 << 20) + 1)), r"config\.json cannot be read"),
+    "a list": (put_config("[]"), "is not a JSON object"),
     "other model": (change_config(model_type="bert"), "config.json of .*: model_type is 'bert'"),
-    "truncated": (
-        lambda f: os.truncate(f / "model.safetensors", 5000),
-        "safetensors cannot be read: .*is it complete",
-    ),
-    "far wider": (
-        change_config(hidden_size=12_000_000),
-        r"has shape \(24, \d+\); its config.json asks for \(12000000",
-    ),
-    "architectures": (change_config(architectures=[1, {}]), r"architectures .* is \[1, {}\], not"),
+    "truncated": (lambda f: os.truncate(f / "model.safetensors", 5000), "s cannot be read: .*"),
+    "far wider": (change_config(hidden_size=12_000_000), r"has shape \(24, \d+\).*\(12000000"),
+    "architectures": (change_config(architectures=[1, {}]), r"architectures .* is \[1, {}\]"),
     "other heads": (change_config(architectures=["Reranker"]), "Reranker, which none of the tasks"),
-    "not a number": (
-        change_weights(lambda tensors: tensors[NORM][1].fill_(float("-inf"))),
-        "model.safetensors: albert.*LayerNorm.bias holds NaN or infinite",
-    ),
-    "no query": (
-        change_weights(lambda tensors: tensors.pop(LAYER.format(0))),
-        "has no .*attention.query.bias",
-    ),
-    "a layer too many": (
-        change_weights(lambda tensors: tensors.update({LAYER.format(1): torch.zeros(1)})),
-        "has albert.*groups.1.*, for which its config.json has no place",
-    ),
-    "half a head": (
-        change_weights(lambda tensors: tensors.pop("predictions.dense.weight")),
-        "has no predictions.dense.weight",
-    ),
-    "half a pooler": (
-        change_weights(lambda tensors: tensors.pop("albert.pooler.bias")),
-        "has no albert.pooler.bias",
-    ),
+    "infinite": (change_weights(lambda w: w[NORM][1].fill_(-math.inf)), "LayerNorm.bias holds NaN"),
+    "no query": (change_weights(lambda w: w.pop(LAYER.format(0))), "has no .*query.bias"),
+    "extra layer": (change_weights(lambda w: w.update(EXTRA)), "has albert.*groups.1.*, for which"),
+    "half a head": (change_weights(lambda w: w.pop("predictions.dense.weight")), "has no predic"),
+    "half a pooler": (change_weights(lambda w: w.pop("albert.pooler.bias")), "has no albert.pool"),
 }
 
 
@@ -237,23 +283,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"not saved: .*ffn.weight hold.*not finite"):
         save_checkpoint(model, tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-def test_a_save_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here the disk fails as the new content is forced onto it."""
-    save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path)
-    before = (tmp_path / "model.safetensors").read_bytes()
-
-    def fail(_: int) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="no space left"):
-        save_checkpoint(our_model(TINY, ("fill-mask",), seed=5), tmp_path)
-    assert (tmp_path / "model.safetensors").read_bytes() == before
-    load_checkpoint(tmp_path)
 
 
 def test_stages_are_those_of_a_bundle_s_manifest_or_of_a_list(tmp_path: Path) -> None:

@@ -165,7 +165,9 @@ def test_each_head_looks_at_one_neighbour(model: AlbertForTasks) -> None:
         query, key = (
             part(x_bsh).unflatten(-1, (4, -1)).transpose(1, 2) for part in (block.query, block.key)
         )
-        seen = (query @ key.transpose(-1, -2)).argmax(-1)[:, :, 2:-2]
-        offsets = seen - torch.arange(2, 30)
+        scores_bnss = query @ key.transpose(-1, -2) / 32**0.5
+        weights_bnss, seen_bns = scores_bnss.softmax(-1).max(-1)
+        offsets = seen_bns[:, :, 2:-2] - torch.arange(2, 30)
         for head, expected in enumerate((-1, 1, -2, 2)):
             assert (offsets[:, head] == expected).float().mean() > 0.9
+            assert 0.7 < weights_bnss[:, head, 2:-2].mean() < 0.9
