@@ -67,16 +67,17 @@ def hub(models: dict[str, Path]) -> Iterator[Hub]:
         yield hub
 
 
+def run(
+    arguments: list[str], hub: Hub, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with a cache of its own there."""
+    given = {**hub.environment(cwd / "cache"), "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, timeout=300)
+
+
 def open_all(hub: Hub, cwd: Path, *references: str, **environment: str) -> list[dict[str, Any]]:
-    """Open the references in a Python process in a folder, with a cache of its own there."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _OPEN, *references],
-        cwd=cwd,
-        env={**hub.environment(cwd / "cache"), "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = run(["-c", _OPEN, *references], hub, cwd, **environment)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 

@@ -14,8 +14,9 @@ from unittest.mock import patch
 
 import torch
 
+from albert_serve.config import AlbertConfig
 from tests.training.support import TINY, our_model
-from training.data.batch import ExampleBatch, MicroBatch
+from training.data.batch import ExampleBatch
 from training.loop.distributed import World
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
 from training.loop.early_stopping import BestValidation
@@ -71,13 +72,13 @@ class Stub:
     # After the creation of the run's `Saver`, whose first time is that of the real clock.
     now_s: float = field(default_factory=lambda: math.ceil(time.monotonic()) + 60.0)
 
-    def step(self) -> Sequence[MicroBatch]:
+    def step(self) -> Sequence[ExampleBatch]:
         self.num_taken += 1
         self.before.get(self.num_taken, lambda: None)()
         self.now_s += self.step_s
         generator = torch.Generator().manual_seed(self.num_taken)
         ids_BS = torch.randint(5, 50, (8, 8), generator=generator)
-        return [micro_batch(part) for part in ids_BS.split([3, 5])]
+        return [micro_batch(part) for part in (ids_BS[:3], ids_BS[3:])]
 
     def state(self) -> list[int]:
         return [self.num_taken]
@@ -121,6 +122,7 @@ def train(
     budget_s: float | None = None,
     validate_every: int = 0,
     selection: BestValidation | None = None,
+    config: AlbertConfig = CONFIG,
     clip_norm: float = 1.0,
     precision: PrecisionName = "fp32",
     **options: Any,
@@ -128,7 +130,7 @@ def train(
     """Train the stub's run, or resume it; at 0 it is never validated. `options`: of its folder."""
     stub = stub or Stub()
     run = build_run(
-        our_model(CONFIG, (TASK,)).train(),
+        our_model(config, (TASK,)).train(),
         Mixture(streams=[stub], weights=[1.0], loss_weights={}),
         {TASK: stub.loss},
         replace(HYPERPARAMETERS, clip_norm=clip_norm),

@@ -127,7 +127,7 @@ def test_patience_ends_a_run_and_a_larger_one_goes_on(tmp_path: Path, capsys: Ca
 
 @pytest.mark.parametrize("end", [{"num_steps": 3}, {"num_steps": None, "budget_s": 1.5}])
 def test_the_end_is_validated_also_where_its_step_was_skipped(
-    tmp_path: Path, end: dict[str, float | None]
+    tmp_path: Path, end: dict[str, Any]
 ) -> None:
     """A run that is shorter than the time between validations has a best checkpoint."""
     train(

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from tests.training.loop.stub import Killed, Stub, kill, train
+from tests.training.loop.stub import CONFIG, TASK, Killed, Stub, kill, train
 from tests.training.processes import (
     all_of,
     before_step,
@@ -33,11 +34,12 @@ from tests.training.support import (
     checkpoint_state,
     equal,
     moved,
+    our_model,
     read_metrics,
     same_weights,
 )
 from training.errors import RunError
-from training.loop.metrics import MetricsWriter
+from training.loop.metrics import MetricsWriter, describe
 from training.loop.progress import Progress, is_known_run
 from training.model.checkpoint import read_weights
 from training.model.provenance import read_stages
@@ -133,6 +135,24 @@ def test_reports_are_means_since_the_last_one(tmp_path: Path, whole: Path) -> No
     for name in ("text-classification/loss", "text-classification/accuracy", "grad_norm"):
         means = [(each[n][name] + each[n + 1][name]) / 2 for n in range(0, 8, 2)]
         assert [line[name] for line in pairs] == pytest.approx(means, rel=1e-4)
+
+
+def test_the_gradient_is_that_of_the_mean_loss_of_all_micro_batches(tmp_path: Path) -> None:
+    config = replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
+    train(tmp_path, config=config, num_steps=1)
+    model, stub = our_model(config, (TASK,)).train(), Stub()
+    losses = [stub.loss(model, batch)[TASK].loss for batch in stub.step()]
+    mean = torch.stack(losses).sum() / 8
+    mean.backward()  # type: ignore[no-untyped-call]
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    (line,) = read_metrics(tmp_path)
+    assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert line["text-classification/loss"] == pytest.approx(mean.item(), rel=1e-4)
+
+
+def test_the_bar_shows_losses_accuracies_and_speed() -> None:
+    figures = {"fill-mask/loss": 2.34567, "fill-mask/accuracy": 0.125, "tokens_per_s": 1234.5}
+    assert describe({"lr_factor": 1.0, **figures}) == "masked 2.346 12.5%, 1,234 tokens/s"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
