@@ -108,6 +108,8 @@ def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharin
     expected = parameters(model)
     assert stored.keys() == expected.keys() == parameters(loaded).keys()
     assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
+    backbone = [t.numel() for name, t in stored.items() if name.startswith("albert.")]
+    assert sum(backbone) == config.num_backbone_params
     for name, parameter in parameters(loaded).items():
         assert torch.equal(parameter, expected[name])
     if sharing in ("all", "none"):

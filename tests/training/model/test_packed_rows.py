@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import get_args
 
 import pytest
@@ -136,34 +136,25 @@ def test_attention_within_bounds_is_that_of_the_mask(
     assert_close_to_scale(masked, read_gradients(config, real))
 
 
-@pytest.mark.parametrize(
-    ("has_varlen", "is_autocast", "dropout", "is_training", "is_within_bounds"),
-    [
-        (True, True, 0.0, True, True),
-        (True, True, 0.1, False, True),
-        (True, True, 0.1, True, False),  # the kernel has no dropout
-        (True, False, 0.0, True, False),  # nor products of fp32
-        (False, True, 0.0, True, False),
-    ],
-)
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_gpu_attends_within_bounds_where_its_kernel_can(
-    monkeypatch: pytest.MonkeyPatch,
-    has_varlen: bool,
-    is_autocast: bool,
-    dropout: float,
-    is_training: bool,
-    is_within_bounds: bool,
+    monkeypatch: pytest.MonkeyPatch, dropout: float, is_training: bool
 ) -> None:
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: is_autocast and kind == "cuda")
+    """The kernel has no dropout, and no products of fp32."""
     model = Albert(replace(TINY, attention_dropout=dropout)).train(is_training)
-    model.has_varlen = has_varlen
     batch, _ = packed(ROWS, 16)
-    mask = model._attention_mask(batch)
-    assert isinstance(mask, CumulativeLengths if is_within_bounds else Tensor)
-    if isinstance(mask, CumulativeLengths):
-        assert batch.packing is not None
-        assert mask.bounds is batch.packing.bounds
-        assert mask.longest == 16
+    assert batch.packing is not None
+    for has_varlen, autocast in product((False, True), ("cuda", "cpu")):
+        monkeypatch.setattr(torch, "is_autocast_enabled", autocast.__eq__)
+        model.has_varlen = has_varlen
+        mask = model._attention_mask(batch)
+        if has_varlen and autocast == "cuda" and not (is_training and dropout):
+            assert isinstance(mask, CumulativeLengths)
+            assert mask.bounds is batch.packing.bounds
+            assert mask.longest == 16
+        else:
+            assert isinstance(mask, Tensor)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
