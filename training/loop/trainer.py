@@ -157,18 +157,16 @@ class Trainer:
         validate_every: steps between validations.
         validates_start: whether the weights are validated before the first step.
         compiles: whether the first step compiles the model, which takes minutes.
-        sequel: how to go on after a signal, for the user.
     """
 
     run: Run
     saver: Saver
     metrics: MetricsWriter | None
     report_every: int
-    validation: Validation | None = None
-    validate_every: int = 1
-    validates_start: bool = False
-    compiles: bool = False
-    sequel: str = "the same command resumes it"
+    validation: Validation | None
+    validate_every: int
+    validates_start: bool
+    compiles: bool
 
     def train(self) -> int:
         """Train until the run is done or stopped by a signal, and save it.
@@ -238,7 +236,7 @@ class Trainer:
         if stopped_by is None:
             self._report_selection(bar, decision.done)
             return 0
-        self._tell(bar, f"stopped at {decision.done:.1%}; {self.sequel}")
+        self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
         return 128 + stopped_by
 
     def _compile(self, done: float, bar: tqdm[Any]) -> StepResult:

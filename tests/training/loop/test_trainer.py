@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -41,6 +43,7 @@ from tests.training.support import (
 from training.errors import RunError
 from training.loop.metrics import MetricsWriter, describe
 from training.loop.progress import Progress, is_known_run
+from training.loop.step import Mixture
 from training.model.checkpoint import read_weights
 from training.model.provenance import read_stages
 from training.optim.optimizers import Schedule
@@ -150,6 +153,13 @@ def test_the_gradient_is_that_of_the_mean_loss_of_all_micro_batches(tmp_path: Pa
     assert line["text-classification/loss"] == pytest.approx(mean.item(), rel=1e-4)
 
 
+def test_streams_are_drawn_by_their_weights() -> None:
+    streams, rng = [Stub(name="often"), Stub(name="seldom")], np.random.default_rng(0)
+    mixture = Mixture(streams=streams, weights=[3.0, 1.0], loss_weights={})
+    names = Counter(mixture.draw(rng).name for _ in range(4000))
+    assert names["often"] == pytest.approx(3000, abs=100)
+
+
 def test_the_bar_shows_losses_accuracies_and_speed() -> None:
     figures = {"fill-mask/loss": 2.34567, "fill-mask/accuracy": 0.125, "tokens_per_s": 1234.5}
     assert describe({"lr_factor": 1.0, **figures}) == "masked 2.346 12.5%, 1,234 tokens/s"
@@ -254,6 +264,17 @@ def test_progress_is_that_of_the_nearer_end() -> None:
     assert Progress(num_steps=10, budget_s=None, step=12).done == 1.0
     with pytest.raises(RunError, match="--steps or --budget"):
         Progress(num_steps=None, budget_s=None)
+
+
+def test_a_checkpoint_of_another_run_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, num_steps=1, config=replace(CONFIG, sharing="none"))
+    with pytest.raises(RunError, match=r"other options: its model has no albert.*groups\.1\."):
+        train(tmp_path, config=replace(CONFIG, sharing="none", num_layers=2))
+    monkeypatch.setattr("training.loop.step._STATE_VERSION", 3)
+    with pytest.raises(RunError, match="version"):
+        train(tmp_path, config=replace(CONFIG, sharing="none"))
 
 
 def test_a_folder_of_another_run_is_rejected(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -130,6 +131,20 @@ def test_it_predicts_the_corpus_frequencies(model: AlbertForTasks) -> None:
     predicted = logits.softmax(-1).mean(0)
     entropy = -(smoothed * smoothed.log()).sum()
     assert -(smoothed * predicted.log()).sum() < 1.1 * entropy
+
+
+@torch.no_grad()
+def test_words_and_positions_have_equal_norms_in_separate_halves(model: AlbertForTasks) -> None:
+    """Positions are sinusoids, from 2 radians a position to half a turn over all."""
+    words, positions = (
+        part.weight for part in (model.albert.embeddings.word, model.albert.embeddings.position)
+    )
+    assert positions.norm(dim=1) == pytest.approx(np.full(32, 0.4), rel=1e-5)
+    assert 0.3 < words.norm(dim=1).mean() < 0.4
+    assert not words[:, :32].any()
+    assert not positions[:, 32:].any()
+    assert positions[1, 0] == pytest.approx(0.1 * math.sin(2.0))
+    assert positions[16, 31].abs() < 1e-6
 
 
 @torch.no_grad()
