@@ -61,7 +61,7 @@ def test_rows_are_read_as_answers_are_taken(scripted: MakeService) -> None:
     answers = client.stream("sentence-order", endless())
     assert numbers_of(list(itertools.islice(answers, 300))) == list(range(300))
     answers.close()
-    assert 300 <= num_read <= 300 + 6 * 32
+    assert 300 <= num_read <= 14 * 32
     assert service.max_open == 2
     assert set(map(len, service.sent)) == {32}
 
@@ -75,7 +75,7 @@ def refusing(*bad: int) -> Answer:
 
 
 def test_a_refused_row_ends_the_stream_after_the_answers_before_it(scripted: MakeService) -> None:
-    client, _ = scripted(refusing(45, 50), max_items=100)
+    client, _ = scripted(refusing(45, 50, 70), max_items=100)
     taken: list[Any] = []
     with pytest.raises(InvalidInputError, match=r"^inputs\[45\]: bad$") as caught:
         taken.extend(client.stream("sentence-order", pairs(200)))
@@ -84,7 +84,7 @@ def test_a_refused_row_ends_the_stream_after_the_answers_before_it(scripted: Mak
 
 
 def test_errors_take_the_places_of_refused_rows(scripted: MakeService) -> None:
-    bad = {0, 45, 46, 60, 199}
+    bad = {0, 45, 46, 63, 64, 199}
     rows: list[Any] = pairs(200)
     rows[100] = {"text": "100"}
     client, _ = scripted(refusing(*bad), max_items=7)
@@ -151,34 +151,32 @@ def test_nothing_is_sent_after_a_stream_is_closed(scripted: MakeService, kind: s
     assert (service.num_cancelled > 0) == (kind == "async")
 
 
-@pytest.mark.parametrize("form", ["plain", "asynchronous"])
-def test_other_tasks_run_while_rows_are_read(form: str) -> None:
-    num_turns = 0
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_other_tasks_run_while_rows_are_read(is_plain: bool) -> None:
     turns = []
-
-    async def take_turns() -> None:
-        nonlocal num_turns
-        while True:
-            num_turns += 1
-            await asyncio.sleep(0)
 
     def rows() -> Iterator[dict[str, str]]:
         for pair in pairs(200):
-            turns.append(num_turns)
+            turns.append(next(num_turns))
             yield pair
 
     async def async_rows() -> AsyncIterator[dict[str, str]]:
         for row in rows():
             yield row
 
+    async def take_turns() -> None:
+        while next(num_turns):
+            await asyncio.sleep(0)
+
     async def run() -> list[int]:
         http = Scripted(orders, max_items=100).http_client("async")
-        other = asyncio.create_task(take_turns())
-        source = rows() if form == "plain" else async_rows()
         async with AsyncAlbertClient(URL, http_client=http) as client:
+            other = asyncio.create_task(take_turns())
+            source = rows() if is_plain else async_rows()
             answers = [answer async for answer in client.stream("sentence-order", source)]
-        other.cancel()
+            other.cancel()
         return numbers_of(answers)
 
+    num_turns = itertools.count(1)
     assert asyncio.run(run()) == list(range(200))
-    assert len(set(turns)) == 200
+    assert all(second - first > 1 for first, second in itertools.pairwise(turns))

@@ -106,13 +106,17 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _content(file).removesuffix("\n").split("\n") if line]
 
 
+def read_any(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of any format and compression."""
+    return read_jsonl(file) if ".jsonl" in file.suffixes else read_table(file)
+
+
 def _content(file: Path) -> str:
     """The text of a file; pyarrow knows the other compressions by the name."""
     if file.suffix == ".xz":
         return lzma.decompress(file.read_bytes()).decode()
     with pyarrow.input_stream(str(file)) as stream:
-        content: bytes = stream.read()
-    return content.decode()
+        return str(stream.read(), "utf-8")
 
 
 def texts(count: int) -> list[dict[str, Any]]:
@@ -121,8 +125,3 @@ def texts(count: int) -> list[dict[str, Any]]:
         {"id": number, "text": "" if number % 29 == 7 else f"text {number}"}
         for number in range(count)
     ]
-
-
-def read_any(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file of any format and compression."""
-    return read_jsonl(file) if ".jsonl" in file.suffixes else read_table(file)

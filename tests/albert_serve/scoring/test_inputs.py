@@ -1,4 +1,4 @@
-"""The files of a job: which are read, which rows they have, and what ends the job."""
+"""The files of a job: which are read, their formats and rows, and what ends the job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import random
+import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,18 @@ from typing import Any
 
 import pyarrow
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import dataset, parquet
 
-from albert_serve.errors import ConfigError, InvalidInputError
+from albert_serve.errors import InvalidInputError
+from albert_serve.scoring.answers import SCORED_TASKS, answer_columns
+from albert_serve.scoring.inputs import RowBatch
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
+from albert_serve.scoring.rows import RowReader
 from tests.albert_serve.scoring.jobs import (
+    SUFFIXES,
     HashScorer,
     labels_of,
     read_any,
@@ -73,18 +80,19 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         score(inputs, tmp_path / f"{name}.csv")
         ids[name] = [row["id"] for row in read_table(tmp_path / f"{name}.csv")]
     assert ids == {"folder": ["1", "0", "2"], "glob": ["1", "0"], "files": ["0", "1"]}
-    score([folder], tmp_path / "shard.csv", shard=(1, 2))
-    assert [row["id"] for row in read_table(tmp_path / "shard.csv")] == ["0"]
+    for shard, expected in (((0, 2), ["1", "2"]), ((2, 3), ["2"])):
+        score([folder], tmp_path / "shard.csv", shard=shard)
+        assert [row["id"] for row in read_table(tmp_path / "shard.csv")] == expected
     with pytest.raises(InvalidInputError, match="no file matches"):
         score([f"{folder}/*.parquet"], tmp_path / "none.csv")
     with pytest.raises(InvalidInputError, match="3 input files cannot be 4 shards"):
         score([folder], tmp_path / "none.csv", shard=(0, 4))
     with pytest.raises(InvalidInputError, match=r"the input names \S+/b\.csv 2 times"):
         score([folder, f"{folder}/deeper/../b.csv"], tmp_path / "none.csv")
-    with pytest.raises(ConfigError, match=r"the delimiter is '\|\|'; give one character"):
-        ScoreOptions(delimiter="||")
     with pytest.raises(InvalidInputError, match=r"none\.csv does not exist\.$"):
         score([folder / "none.csv"], tmp_path / "none.csv")
+    with pytest.raises(InvalidInputError, match="also the input"):
+        score(folder / "b.csv", folder / "b.csv")
 
 
 def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
@@ -105,12 +113,9 @@ def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
     assert [row["a"] for row in read_table(tmp_path / "mixed.csv")] == ["1", "1"]
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/a.csv", "file:///tmp/a.csv", "hf://d/*.csv"])
-def test_an_address_is_refused(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source = write_jsonl(tmp_path / "in.jsonl", texts(1))
+    source, address = write_jsonl(tmp_path / "in.jsonl", texts(1)), "s3://bucket/a.csv"
     jobs: list[tuple[Path | str, Path | str]]
     jobs = [(address, "out.csv"), (source, address), (source, Path(address))]
     for input_, output in jobs:
@@ -171,14 +176,14 @@ def test_binary_text_is_read_as_text(tmp_path: Path) -> None:
         score(source, output)
 
 
-@pytest.mark.parametrize("content", ["text,label\na,b\n", "a film\n", '"a"\n'])
-def test_rows_of_an_unnamed_format_are_not_guessed(content: str, tmp_path: Path) -> None:
-    (tmp_path / "in").write_text(content)
+def test_rows_of_an_unnamed_format_are_not_guessed(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.write_text('"a"\n')
     with pytest.raises(InvalidInputError, match=r"does not begin with a JSON .*--input-format csv"):
-        score(tmp_path / "in", tmp_path / "out.jsonl")
-    assert [file.name for file in tmp_path.iterdir()] == ["in"]
-    (tmp_path / "in").write_text('{"text": "a"}\nno JSON\n')
-    assert score(tmp_path / "in", tmp_path / "out.jsonl").num_errors == 1
+        score(source, tmp_path / "out.jsonl")
+    assert list(tmp_path.iterdir()) == [source]
+    source.write_text('{"text": "a"}\nno JSON\n')
+    assert score(source, tmp_path / "out.jsonl").num_errors == 1
 
 
 @pytest.mark.parametrize(
@@ -257,15 +262,15 @@ def test_columns_with_names_of_the_answer_are_kept_beside_it(suffix: str, tmp_pa
     assert "labels" not in scored
 
 
-@pytest.mark.parametrize("names", [("premise", "hypothesis"), ("Sentence1", "sentence2")])
-def test_columns_are_those_that_training_knows(names: tuple[str, str], tmp_path: Path) -> None:
-    scorer = HashScorer()
-    parquet.write_table(
-        pyarrow.table([["a", "b"], ["c", None]], names=names), tmp_path / "in.parquet"
-    )
-    score_files(scorer, [tmp_path / "in.parquet"], tmp_path / "out.jsonl")
-    items = [request.inputs for request in scorer.requests]
-    assert [(item.text, item.text_pair) for item in items] == [("a", "c"), ("b", None)]
+def test_columns_are_those_that_training_knows(tmp_path: Path) -> None:
+    pair = pyarrow.table([["a", "b"], ["c", None]], names=["premise", "hypothesis"])
+    parquet.write_table(pair, tmp_path / "in.parquet")
+    rows = [{"Sentence1": "a", "sentence2": "c"}, {"Sentence1": "b", "sentence2": ""}]
+    for source in (tmp_path / "in.parquet", write_csv(tmp_path / "in.csv", rows)):
+        scorer = HashScorer()
+        score_files(scorer, [source], tmp_path / "out.jsonl")
+        items = [request.inputs for request in scorer.requests]
+        assert [(item.text, item.text_pair) for item in items] == [("a", "c"), ("b", None)]
 
 
 def test_json_arrays_and_folders_of_datasets_are_read(tmp_path: Path) -> None:
@@ -278,29 +283,24 @@ def test_json_arrays_and_folders_of_datasets_are_read(tmp_path: Path) -> None:
     assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object"
     with pytest.raises(InvalidInputError, match="Arrow is read only; name the output"):
         score(tmp_path / "in.json", tmp_path / "out.arrow")
+    score(tmp_path / "saved", f"{tmp_path}/out/")
+    assert read_table(tmp_path / "out/part-000000.parquet")[2]["text"] == "c"
 
 
 def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_bytes(b"\xef\xbb\xbfid,text\n1,a\n2\n3,b,c\n\n4,\xff\n")
-    score(source, tmp_path / "out.csv")
-    rows = [line.split(b",") for line in (tmp_path / "out.csv").read_bytes().splitlines()]
-    assert [row[0] for row in rows] == [b"id", b"1", b"2", b"3", b"4"]
-    errors = [row["error"] for row in read_jsonl(to_jsonl(source, tmp_path)) if "error" in row]
-    assert errors[:2] == [
-        "line 3 has 1 fields; the header has 2 (delimiter ','; --delimiter sets another)",
-        "line 4 has 3 fields; the header has 2 (delimiter ','; --delimiter sets another)",
-    ]
-    assert rows[4][1].decode() == "\N{REPLACEMENT CHARACTER}"
-    assert errors[2].startswith("line 6: the column 'text' is not UTF-8; convert the file")
+    score(source, tmp_path / "out.jsonl")
+    first, *rows, last = read_jsonl(tmp_path / "out.jsonl")
+    assert "error" not in first
+    assert [row["id"] for row in (first, *rows, last)] == ["1", "2", "3", "4"]
+    for row, start in zip(rows, ("line 3 has 1 fields", "line 4 has 3 fields"), strict=True):
+        assert row["error"].startswith(f"{start}; the header has 2 (delimiter ','; --delimiter")
+    assert last["text"] == "\N{REPLACEMENT CHARACTER}"
+    assert last["error"].startswith("line 6: the column 'text' is not UTF-8; convert the file")
 
 
-def to_jsonl(source: Path, folder: Path) -> Path:
-    score(source, folder / "errors.jsonl")
-    return folder / "errors.jsonl"
-
-
-@pytest.mark.parametrize("cut", [0, 4, 200, -1, -9, -100])
+@pytest.mark.parametrize("cut", [0, 200, -1, -100])
 def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["a"] * 99}), tmp_path / "whole.parquet")
     source = tmp_path / "in.parquet"
@@ -310,11 +310,21 @@ def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
     assert not (tmp_path / "out.csv.parts").exists()
 
 
-def test_text_of_parquet_that_is_not_utf8_ends_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (b"b\xffbb", "the columns text hold a value that cannot"),
+        (b"bbbc", r"in\.parquet is damaged or incomplete: .*CRC"),
+    ],
+)
+def test_damage_inside_a_parquet_file_ends_the_job(
+    damaged: bytes, message: str, tmp_path: Path
+) -> None:
     table, source = pyarrow.table({"text": ["a", "bbbb", "c"]}), tmp_path / "in.parquet"
-    parquet.write_table(table, source, compression="none", use_dictionary=False)
-    source.write_bytes(source.read_bytes().replace(b"bbbb", b"b\xffbb"))
-    with pytest.raises(InvalidInputError, match="the columns text hold a value that cannot"):
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    parquet.write_table(table, source, write_page_checksum=damaged == b"bbbc", **options)
+    source.write_bytes(source.read_bytes().replace(b"bbbb", damaged))
+    with pytest.raises(InvalidInputError, match=message):
         score(source, tmp_path / "out.csv")
 
 
@@ -352,14 +362,17 @@ def test_damage_in_the_middle_keeps_the_parts_before(
 
 
 def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"id": i, "text": "x"} for i in range(1100)]
-    source = write_jsonl(tmp_path / "in.jsonl", [*rows, {"text": "y", "more": 1}])
+    rows: list[dict[str, Any]] = [{"id": i, "text": "x"} for i in range(1023)]
+    known = {"text": "y", "more": 1}
     for suffix in ("csv", "parquet"):
-        with pytest.raises(InvalidInputError, match=r"line 1101 has a column 'more'.*--keep"):
+        source = write_jsonl(tmp_path / "in.jsonl", [*rows, known, known])
+        assert score(source, tmp_path / f"out.{suffix}").num_errors == 0
+        source = write_jsonl(tmp_path / "in.jsonl", [*rows, rows[0], known])
+        with pytest.raises(InvalidInputError, match=r"line 1025 has a column 'more'.*--keep"):
             score(source, tmp_path / f"out.{suffix}")
-    source = write_jsonl(tmp_path / "types.jsonl", [*rows, {"text": "y", "id": "a17"}])
+    source = write_jsonl(tmp_path / "types.jsonl", [*rows, *rows[:9], {"text": "y", "id": "a17"}])
     first_error = score(source, tmp_path / "types.parquet").first_error
-    assert str(first_error).startswith("line 1101: the column 'id' holds a value that is not int64")
+    assert str(first_error).startswith("line 1033: the column 'id' holds a value that is not int64")
     mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"id": 1, "text": "x"}, {"id": "a"}])
     with pytest.raises(InvalidInputError, match="'id' has values of different types"):
         score(mixed, tmp_path / "mixed.parquet")
@@ -378,16 +391,13 @@ def test_the_parts_of_jobs_are_no_input(tmp_path: Path) -> None:
     for name in ["b.parts/part-000000.jsonl", "_parts.jsonl", ".c.jsonl", "a.jsonl"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(folder / name, [{"id": name, "text": "x"}])
-    whole: list[Path | str] = [folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"]
-    for number, inputs in enumerate(whole):
-        output = tmp_path / f"{number}.jsonl"
-        score([inputs], output)
-        assert [row["id"] for row in read_jsonl(output)] == ["a.jsonl"]
-    for inputs in whole[::2]:
+    for pattern in (folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"):
+        score([pattern], tmp_path / "out.jsonl")
+        assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["a.jsonl"]
+    for pattern in (folder, f"{folder}/**/*.jsonl"):
         for _ in range(2):
-            assert score([inputs], f"{folder}/out/").num_rows == 1
-    score([f"{folder}/b.parts/*.jsonl"], tmp_path / "asked.jsonl")
-    assert len(read_jsonl(tmp_path / "asked.jsonl")) == 1
+            assert score([pattern], f"{folder}/out/").num_rows == 1
+    assert score([f"{folder}/b.parts/*.jsonl"], tmp_path / "out.jsonl").num_rows == 1
 
 
 def test_null_parameters_of_a_structure_are_those_of_the_job(tmp_path: Path) -> None:
@@ -397,13 +407,6 @@ def test_null_parameters_of_a_structure_are_those_of_the_job(tmp_path: Path) -> 
     scorer = HashScorer()
     score_files(scorer, [source], output, ScoreOptions(parameters={"top_k": 1}))
     assert [request.parameters.top_k for request in scorer.requests] == [1, 2]
-
-
-def test_the_input_is_no_output(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", texts(1))
-    with pytest.raises(InvalidInputError, match="also the input"):
-        score(source, source)
-    assert read_jsonl(source) == texts(1)
 
 
 @pytest.mark.parametrize("end", [b"", b'\n{"id": 1, "text": "a"}\n'])
@@ -427,10 +430,87 @@ def test_a_line_without_end_is_a_rows_error(end: bytes, tmp_path: Path) -> None:
     assert peak < 60 << 20
 
 
-def test_a_page_whose_checksum_is_wrong_is_damaged(tmp_path: Path) -> None:
-    table, source = pyarrow.table({"text": ["a", "bbbb"]}), tmp_path / "in.parquet"
-    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
-    parquet.write_table(table, source, write_page_checksum=True, **options)
-    source.write_bytes(source.read_bytes().replace(b"bbbb", b"bbbc"))
-    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete: .*CRC"):
-        score(source, tmp_path / "out.csv")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+# A name with a tab or a line break is not read back from TSV.
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\t\n"), min_size=1, max_size=8
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[dict[str, str]]:
+    reserved = {"inputs", "parameters", *answer_columns("text-classification", {}), "output"}
+    names = draw(st.lists(NAMES.filter(lambda name: name not in reserved), max_size=3, unique=True))
+    columns = list(dict.fromkeys(["text", *names]))
+    row = st.fixed_dictionaries(dict.fromkeys(columns, TEXTS))
+    return draw(st.lists(row, min_size=1, max_size=5))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(max_examples=40, deadline=None)
+@given(rows=tables())
+def test_rows_are_read_as_they_were_written(suffix: str, rows: list[dict[str, str]]) -> None:
+    options = ScoreOptions(keep=list(rows[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_jsonl(Path(folder) / "in.jsonl", rows)
+        table, again = Path(folder) / f"rows{suffix}", Path(folder) / "again.jsonl"
+        score_files(HashScorer(), [source], table, options)
+        score_files(HashScorer(), [table], again, options)
+        scored = read_jsonl(again)
+    assert [{name: values[name] for name in rows[0]} for values in scored] == rows
+
+
+ANSWER = {"answer": "a", "score": 0.5, "start": 0, "end": 1}
+FILLED = {"score": 0.5, "token": 3, "token_str": "a", "sequence": "a b"}
+
+
+@pytest.mark.parametrize(
+    ("task", "output", "columns"),
+    [
+        (
+            "fill-mask",
+            [FILLED],
+            {"token_str": "a", "score": 0.5, "sequence": "a b", "predictions": [[FILLED]]},
+        ),
+        ("fill-mask", [[FILLED], [FILLED]], {"predictions": [[FILLED], [FILLED]]}),
+        ("fill-mask", [[]], {"predictions": [[]]}),
+        ("question-answering", [ANSWER, {}], {**ANSWER, "answers": [ANSWER, {}]}),
+        ("text-classification", [], {"labels": []}),
+        ("sentence-order", {"in_order": 0.5}, {"in_order": 0.5}),
+        ("token-classification", [{"word": "a"}], {"entities": [{"word": "a"}]}),
+        ("feature-extraction", [0.5, 1.0], {"embedding": [0.5, 1.0]}),
+        ("feature-extraction", [[[0.5], [1.0]]], {"token_embeddings": [[0.5], [1.0]]}),
+    ],
+)
+def test_answers_have_columns(task: str, output: Any, columns: dict[str, Any]) -> None:
+    assert SCORED_TASKS[task].to_columns(output) == columns
+    assert set(columns) <= set(SCORED_TASKS[task].columns)
+
+
+def test_times_of_parquet_are_iso_8601_elsewhere(tmp_path: Path) -> None:
+    times = [
+        (pyarrow.timestamp("ns"), -1, "1969-12-31T23:59:59.999999999"),
+        (pyarrow.timestamp("ns", "UTC"), 1, "1970-01-01T00:00:00.000000001Z"),
+        (pyarrow.timestamp("ns", "Europe/Berlin"), 1, "1970-01-01T01:00:00.000000001+01:00"),
+        (pyarrow.time64("ns"), 86_399 * 10**9 + 1, "23:59:59.000000001"),
+        (pyarrow.duration("ns"), 90_000 * 10**9, "P1DT1H"),
+        (pyarrow.timestamp("s"), 1, "1970-01-01T00:00:01"),
+    ]
+    columns = {str(kind): pyarrow.array([value, None], kind) for kind, value, _ in times}
+    table = pyarrow.table({"text": ["a", "b"], **columns})
+    parquet.write_table(table, tmp_path / "in.parquet", version="2.6", store_schema=True)
+    for suffix, empty in ((".jsonl", None), (".csv", "")):
+        score(tmp_path / "in.parquet", tmp_path / f"out{suffix}")
+        first, second = read_any(tmp_path / f"out{suffix}")
+        assert [first[str(kind)] for kind, _, _ in times] == [text for *_, text in times]
+        assert [second[str(kind)] for kind, _, _ in times] == [empty] * len(times)
+
+
+def test_lists_of_a_csv_are_json() -> None:
+    reader = RowReader("sentence-order", ScoreOptions(), in_table=False)
+    cells = ['["It rained.", "We stayed in."]', "It rained."]
+    batch = RowBatch(values=[{"sentences": cell} for cell in cells], is_text=True)
+    sentences: Any = reader.request(batch, 0).inputs
+    assert sentences.sentences == ["It rained.", "We stayed in."]
+    with pytest.raises(InvalidInputError, match=r'is not a JSON list such as \["a", "b"\]: '):
+        reader.request(batch, 1)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
 from pyarrow import dataset, parquet
+from tqdm import tqdm
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.errors import (
@@ -59,13 +62,13 @@ def stop(source: Path, output: Path | str, num_parts: int, **options: Any) -> No
 
 
 def test_a_csv_has_the_columns_of_the_answer_beside_its_own(tmp_path: Path) -> None:
-    rows = [{"id": "1", "review": 'a "fine", long\nfilm', "stars": "5"}]
-    rows.append({"id": "2", "review": "", "stars": ""})
+    rows = [{"id": "1", "review": 'a "fine", long\nfilm', "parameters": "5"}]
+    rows.append({"id": "2", "review": "", "parameters": ""})
     source = write_csv(tmp_path / "in.csv", rows)
     score(source, tmp_path / "out.csv", columns={"text": "review"}, parameters={"top_k": None})
     fine, empty = read_table(tmp_path / "out.csv")
     labels = labels_of(rows[0]["review"])
-    assert list(fine)[:6] == ["id", "review", "stars", "label", "score", "labels"]
+    assert list(fine)[:6] == ["id", "review", "parameters", "label", "score", "labels"]
     assert {name: fine[name] for name in rows[0]} == rows[0]
     assert (fine["label"], float(fine["score"])) == (labels[0]["label"], labels[0]["score"])
     assert json.loads(fine["labels"]) == labels
@@ -106,8 +109,13 @@ def test_a_stopped_job_goes_on_and_has_each_row_once_in_order(suffix: str, tmp_p
     assert not output.exists()
     summary = score(source, output, part_rows=9)
     assert read_any(output) == read_any(whole)
-    assert (summary.num_rows, summary.num_resumed_rows) == (100, 81)
-    assert summary.errors_by_type == expected.errors_by_type
+    assert (summary.num_rows, summary.num_resumed_rows, summary.num_parts) == (100, 81, 12)
+    for name in ("num_errors", "num_tokens", "errors_by_type", "first_error", "num_parts"):
+        assert getattr(summary, name) == getattr(expected, name)
+    assert summary.rows_per_s == 19 / summary.duration_s
+    assert summary.tokens_per_s == 36 / summary.duration_s  # two of each row that has no error
+    if suffix == ".parquet":
+        assert parquet.ParquetFile(output).num_row_groups == 1
     assert {file.name for file in tmp_path.iterdir()} == {"in.jsonl", whole.name, output.name}
 
 
@@ -143,61 +151,81 @@ def test_what_a_killed_job_left_of_a_part_is_written_again(tmp_path: Path) -> No
         assert read_any(tmp_path / "out.csv") == read_any(tmp_path / "whole.csv")
 
 
-def test_a_folder_holds_the_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_folder_holds_the_parts(kind: str, tmp_path: Path) -> None:
     source = write_csv(tmp_path / "in.csv", texts(25))
-    stop(source, f"{tmp_path}/out/", 1, part_rows=10, output_format="parquet")
+    options: dict[str, Any] = {"part_rows": 10, "output_format": kind}
+    stop(source, f"{tmp_path}/out/", 1, **options)
     assert not (tmp_path / "out/_SUCCESS").exists()
-    summary = score(source, f"{tmp_path}/out/", part_rows=10, output_format="parquet")
+    summary = score(source, f"{tmp_path}/out/", **options)
     names = sorted(file.name for file in (tmp_path / "out").iterdir())
-    parts = [f"part-{number:06}.parquet" for number in range(3)]
+    parts = [f"part-{number:06}.{kind}" for number in range(3)]
     assert names == ["_SUCCESS", "_manifest.json", "_parts.jsonl", *parts]
-    read = dataset.dataset(tmp_path / "out").to_table()
-    assert read.column("id").to_pylist() == [str(number) for number in range(25)]
+    read = dataset.dataset(tmp_path / "out", format=kind).to_table()
+    assert [int(number) for number in read.column("id").to_pylist()] == list(range(25))
     assert summary.num_parts == 3
-    again = score(source, f"{tmp_path}/out/", part_rows=10, output_format="parquet")
+    again = score(source, f"{tmp_path}/out/", **options)
     assert again.num_resumed_rows == 25
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "revision", "what"),
     [
-        ({"parameters": {"top_k": 1}}, "parameters is not"),
-        ({"keep": ["id"], "columns": {"text": "id"}}, "columns and keep are not"),
+        ({"parameters": {"top_k": 1}}, "1", "parameters is not"),
+        ({"keep": ["id"], "columns": {"text": "id"}}, "1", "columns and keep are not"),
+        ({"truncation": False}, "1", "truncation is not"),
+        ({"has_quotes": False}, "1", "quotes is not"),
+        ({}, "2", "the model is not"),
     ],
 )
 def test_a_changed_job_is_refused_unless_it_is_restarted(
-    change: dict[str, Any], what: str, tmp_path: Path
+    change: dict[str, Any], revision: str, what: str, tmp_path: Path
 ) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
     stop(source, output, 2, part_rows=10)
-    options = {"part_rows": 10, **change}
-    with pytest.raises(ChangedJobError, match=what):
-        score(source, output, **options)
+    scorer, options = HashScorer(revision), {"part_rows": 10, **change}
+    with pytest.raises(ChangedJobError, match=f"{what} what the parts in .* --restart"):
+        score_files(scorer, [source], output, ScoreOptions(**options))
     assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) == 2
-    summary = score(source, output, restart=True, **options)
+    summary = score_files(scorer, [source], output, ScoreOptions(restart=True, **options))
     assert (summary.num_rows, summary.num_resumed_rows) == (40, 0)
 
 
+def replace_by_link(file: Path, target: Path) -> None:
+    file.unlink()
+    file.symlink_to(target)
+
+
+def replace_by_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("file", "damage"),
     [
-        lambda folder: (folder / "_parts.jsonl").write_text("{}\n"),
-        lambda folder: (folder / "_parts.jsonl").write_text("[" * 100_000 + "\n"),
-        lambda folder: (folder / "_parts.jsonl").write_text('{"num_rows": "all"}\n'),
-        lambda folder: replace_by_link(folder / "_parts.jsonl", Path("/dev/zero")),
-        lambda folder: replace_by_link(folder / "part-000001.csv", folder / "part-000000.csv"),
-        lambda folder: (folder / "part-000000.csv").unlink(),
-        lambda folder: os.truncate(folder / "part-000001.csv", 40),
-        lambda folder: swap_digits(folder / "part-000001.csv"),
-        lambda folder: (folder / "_manifest.json").write_text("[" * 100_000),
-        lambda folder: replace_by_pipe(folder / "_manifest.json"),
+        ("_parts.jsonl", lambda file: file.write_text("{}\n")),
+        ("_parts.jsonl", lambda file: file.write_text("[" * 100_000 + "\n")),
+        ("_parts.jsonl", lambda file: file.write_text(file.read_text().replace(": 10", ': "10"'))),
+        ("_parts.jsonl", lambda file: replace_by_link(file, Path("/dev/zero"))),
+        ("part-000001.csv", lambda file: replace_by_link(file, file.with_name("part-000000.csv"))),
+        ("part-000000.csv", Path.unlink),
+        ("part-000001.csv", lambda file: os.truncate(file, 40)),
+        ("part-000001.csv", lambda file: file.write_text(file.read_text().replace("t 1", "t 2"))),
+        ("_manifest.json", lambda file: file.write_text("[" * 100_000)),
+        ("_manifest.json", lambda file: file.write_text('{"format_version": 5}')),
+        ("_manifest.json", lambda file: file.write_text(file.read_text().replace(": 5,", ": 4,"))),
+        ("_manifest.json", replace_by_pipe),
     ],
 )
-def test_damaged_parts_are_refused(damage: Callable[[Path], object], tmp_path: Path) -> None:
+def test_damaged_parts_are_refused(
+    file: str, damage: Callable[[Path], object], tmp_path: Path
+) -> None:
     source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
     stop(source, output, 2, part_rows=10)
-    damage(tmp_path / "out.csv.parts")
-    with pytest.raises(ChangedJobError, match=r"is not as a job writes it: .* --restart"):
+    damage(tmp_path / "out.csv.parts" / file)
+    message = r"(is not as a job writes it: .*|is of another version; )--restart"
+    with pytest.raises(ChangedJobError, match=message):
         score(source, output, part_rows=10)
     assert score(source, output, part_rows=10, restart=True).num_resumed_rows == 0
 
@@ -218,42 +246,12 @@ def test_a_part_that_lost_its_end_during_the_job_is_refused(output: str, tmp_pat
     assert not (tmp_path / "out/_SUCCESS").exists()
 
 
-def swap_digits(file: Path) -> None:
-    """Change a file's content, and not its size."""
-    file.write_text(file.read_text().replace("text 1", "text 2"))
-
-
-def replace_by_link(file: Path, target: Path) -> None:
-    file.unlink()
-    file.symlink_to(target)
-
-
-def replace_by_pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
-
-
-def test_a_changed_input_or_model_is_refused(tmp_path: Path) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
-    stop(source, output, 2, part_rows=10)
-    with pytest.raises(ChangedJobError, match="the model is not"):
-        score_files(HashScorer("2"), [source], output, ScoreOptions(part_rows=10))
-    write_jsonl(source, texts(39))
-    with pytest.raises(ChangedJobError, match=r"the input is not what the parts in .* --restart"):
-        score(source, output, part_rows=10)
-
-
-def replace_with_more(source: Path) -> None:
-    other = write_csv(source.with_name("other.csv"), texts(50))
-    os.replace(other, source)
-
-
 def append_a_row(source: Path) -> None:
     with source.open("ab") as stream:
         stream.write(b"50,more\n")
 
 
-@pytest.mark.parametrize("change", [replace_with_more, append_a_row, Path.unlink])
+@pytest.mark.parametrize("change", [append_a_row, Path.unlink])
 def test_an_input_that_changes_during_the_job_ends_it(
     change: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -295,6 +293,8 @@ def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
         score(source, output, errors="fail", part_rows=2)
     with pytest.raises(TooManyErrorsError, match="2 rows are in error; 1 are allowed"):
         score(source, output, max_errors=1, part_rows=2)
+    with pytest.raises(TooManyErrorsError, match="1 rows are in error; the first: the text is"):
+        score(source, output, max_errors=0, part_rows=2)
     assert not output.exists()
     summary = score(source, output, max_errors=3, part_rows=2)
     assert summary.num_resumed_rows == 2
@@ -302,16 +302,45 @@ def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
     assert summary.first_error == "the text is empty"
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
-def test_an_empty_table_has_its_columns(suffix: str, tmp_path: Path) -> None:
+def test_an_empty_table_has_its_columns(tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_text("id,text\n")
-    output = tmp_path / f"out{suffix}"
-    score(source, output)
-    if suffix == ".parquet":
-        assert parquet.read_schema(output).names[:3] == ["id", "text", "label"]
-    else:
-        assert output.read_text().startswith("id,text,label" if suffix == ".csv" else "")
+    for suffix in (".csv", ".parquet", ".jsonl"):
+        score(source, tmp_path / f"out{suffix}")
+    assert parquet.read_schema(tmp_path / "out.parquet").names[:3] == ["id", "text", "label"]
+    assert (tmp_path / "out.csv").read_text().startswith("id,text,label")
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_a_part_has_up_to_4_mib_and_a_row_group_many_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": "a" * (1 << 20)}] * 9
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
+    assert score(source, output, keep=[]).num_parts == 3
+    monkeypatch.setattr("albert_serve.scoring.output._GROUP_ROWS", 6)
+    score(source, output, keep=[], part_rows=3)
+    file = parquet.ParquetFile(output).metadata
+    assert [file.row_group(group).num_rows for group in range(file.num_row_groups)] == [6, 3]
+
+
+def test_the_progress_is_that_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Any] = []
+
+    @contextmanager
+    def bar(title: str, **options: Any) -> Iterator[Any]:
+        bars.append(tqdm(desc=title, file=io.StringIO(), **options))
+        yield bars[-1]
+
+    monkeypatch.setattr("albert_serve.scoring.job.progress_bar", bar)
+    for name in ("a.parquet", "b.parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(texts(100)), tmp_path / name)
+    size = (tmp_path / "a.parquet").stat().st_size
+    pattern: Any = f"{tmp_path}/?.parquet"
+    stop(pattern, tmp_path / "out.csv", 5, part_rows=40)
+    assert (bars[0].total, bars[0].n) == (2 * size, size + int(size * 0.4))  # of four parts
+    score(pattern, tmp_path / "out.csv", part_rows=40)
+    assert (bars[1].initial, bars[1].n) == (2 * size * 180 // 200, 2 * size)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".parquet"])
@@ -332,18 +361,6 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(suffix: str, tmp_path: Path)
     assert not output.exists()
     assert score(source, output, **options).num_resumed_rows > 0
     assert read_any(output) == read_any(whole)
-
-
-def test_a_job_from_a_pipe_leaves_its_folder(tmp_path: Path) -> None:
-    source, output = tmp_path / "in.jsonl", tmp_path / "out"
-    os.mkfifo(source)
-    writing = threading.Thread(target=write_jsonl, args=(source, texts(30)))
-    writing.start()
-    score(source, f"{output}/", part_rows=10)
-    writing.join()
-    parts = sorted(output.glob("part-*"))
-    assert (output / "_SUCCESS").exists()
-    assert [row["id"] for part in parts for row in read_jsonl(part)] == list(range(30))
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -372,21 +389,34 @@ def test_a_value_that_parquet_cannot_hold_is_the_error_of_its_row(tmp_path: Path
     assert (right["m"], right["n"], right["empty"]) == ({"a": 1}, 1, "x")
     assert (wrong["m"], wrong["n"], wrong["empty"]) == ({"a": None}, None, None)
     assert "line 2: the column 'n' holds a value that is not int64" in wrong["error"]
-    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "m": {}}])
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "m": [{}], "n": None}])
     assert score(source, output).num_errors == 1
-    assert read_table(output)[0]["m"] is None
+    [row] = read_table(output)
+    assert (row["m"], row["n"]) == (None, None)
+    assert parquet.read_schema(output).field("n").type == pyarrow.string()
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
-    source, output = write_jsonl(tmp_path / "in.jsonl", texts(1)), tmp_path / "pipe"
-    os.mkfifo(output)
+@pytest.mark.parametrize("output", ["pipe", "out/"])
+def test_pipes_are_read_and_written_to(output: str, tmp_path: Path) -> None:
+    source, pipe = tmp_path / "in.jsonl", tmp_path / "pipe"
     arrived: list[str] = []
-    reader = threading.Thread(target=lambda: arrived.append(output.read_text()))
-    reader.start()
-    score(source, output)
-    reader.join(timeout=10)
-    assert stat.S_ISFIFO(output.lstat().st_mode)
-    assert json.loads(arrived[0])["id"] == 0
+    for file in (source, pipe):
+        os.mkfifo(file)
+    others = [threading.Thread(target=write_jsonl, args=(source, texts(30)), daemon=True)]
+    if output == "pipe":
+        others.append(threading.Thread(target=lambda: arrived.append(pipe.read_text())))
+    for thread in others:
+        thread.start()
+    summary = score(source, f"{tmp_path}/{output}", part_rows=10)
+    for thread in others:
+        thread.join(timeout=10)
+    if output == "out/":
+        assert (tmp_path / "out/_SUCCESS").exists()
+        arrived = [part.read_text() for part in sorted((tmp_path / "out").glob("part-*"))]
+    rows = [json.loads(line) for text in arrived for line in text.splitlines()]
+    assert [row["id"] for row in rows] == list(range(30))
+    assert summary.num_parts == 3
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
 def test_the_standard_output_is_written_to_wherever_it_goes(tmp_path: Path) -> None:

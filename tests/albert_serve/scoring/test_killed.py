@@ -1,17 +1,27 @@
-"""A job that is killed goes on with the same command, and has each row once, in order."""
+"""A job that is killed resumes with the same command, and has each row once, in order.
+
+As a program, it kills a job at each of its file operations, resumes it and compares the output:
+python -m tests.albert_serve.scoring.test_killed FOLDER SUFFIX STEP, where the suffix / is a folder
+of parts. Each run is a fork, so that it starts immediately. Prints the number of kills.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.albert_serve.scoring.jobs import read_table, write_jsonl
+from albert_serve.scoring.job import score_files
+from albert_serve.scoring.options import ScoreOptions
+from tests.albert_serve.scoring.jobs import HashScorer, read_any, read_table, texts, write_jsonl
 from tests.albert_serve.support import ROOT
 
 pytestmark = pytest.mark.process
@@ -28,8 +38,7 @@ pytestmark = pytest.mark.process
     ],
 )
 def test_killed_at_each_file_operation(suffix: str, step: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.albert_serve.scoring.kill_points"]
-    command += [str(tmp_path), suffix, str(step)]
+    command = [sys.executable, "-m", __name__, str(tmp_path), suffix, str(step)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10 / step
@@ -63,3 +72,59 @@ def test_sigterm_ends_after_the_part(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"320 rows, 0 with errors, {16 * len(entries)} from an earlier run" in done.stdout
     assert [row["id"] for row in read_table(output)] == [str(i) for i in range(320)]
+
+
+def rows_of(output: str) -> list[dict[str, Any]]:
+    """The rows of an output: a file, or a folder of complete parts."""
+    if not output.endswith("/"):
+        return read_any(Path(output))
+    assert (Path(output) / "_SUCCESS").exists()
+    return [row for part in sorted(Path(output).glob("part-*")) for row in read_any(part)]
+
+
+def run(folder: Path, output: str, kill_at: int | None) -> bool:
+    """Run the job in a process that is killed at one of its file operations; whether it ended."""
+    count = 0
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal count
+        is_of_job = event.startswith(("open", "os.", "shutil.")) and any(
+            str(folder) in str(argument) for argument in arguments
+        )
+        count += is_of_job
+        if is_of_job and count == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        sys.addaudithook(audit)
+        score_files(HashScorer(), [folder / "in.jsonl"], output, ScoreOptions(part_rows=20))
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -signal.SIGKILL), code
+    return code == 0
+
+
+def main(folder: Path, suffix: str, step: int) -> None:
+    write_jsonl(folder / "in.jsonl", texts(70))
+    assert run(folder, f"{folder}/whole{suffix}", None)
+    expected = rows_of(f"{folder}/whole{suffix}")
+    assert len(expected) == 70
+    output, num_kills = f"{folder}/out{suffix}", 0
+    file, parts = Path(output.rstrip("/")), Path(f"{output.rstrip('/')}.parts")
+    for kill_at in range(1, 10_000, step):
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.rmtree(parts, ignore_errors=True)
+        file.unlink(missing_ok=True)
+        if run(folder, output, kill_at):
+            break
+        num_kills += 1
+        run(folder, output, kill_at + 3)  # killed again a few operations later, unless it ends
+        assert run(folder, output, None)
+        assert rows_of(output) == expected, kill_at
+        assert not parts.exists(), kill_at
+    sys.stdout.write(f"{num_kills}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -84,20 +84,10 @@ def source(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-@pytest.fixture
-def expected(bundle_dir: Path, source: Path) -> list[dict[str, Any]]:
-    """The rows as they are scored in this process."""
-    scorer = AlbertScorer(bundle_dir, "text-classification", columns={"text": "review"})
-    rows: list[dict[str, Any]] = scorer(parquet.read_table(source)).to_pylist()
-    assert [row["error_type"] for row in rows] == ["invalid_input", *[None] * 8]
-    return rows
-
-
 @pytest.mark.parametrize("engine", ["ray", "spark"])
 def test_an_example_scores_a_folder(
     engine: str,
     source: Path,
-    expected: list[dict[str, Any]],
     bundle_dir: Path,
     tmp_path: Path,
     request: pytest.FixtureRequest,
@@ -108,16 +98,7 @@ def test_an_example_scores_a_folder(
     output = tmp_path / "scored"
     main(["--bundle", str(bundle_dir), "--column", "review", str(source), str(output)])
     scored = parquet.read_table(output).to_pylist()
-    assert sorted(scored, key=lambda row: row["id"]) == expected
-
-
-def test_frames_of_pandas_in_spark(
-    spark: Any, source: Path, expected: list[dict[str, Any]], bundle_dir: Path
-) -> None:
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-
-    frame = spark.read.parquet(str(source))
     scorer = AlbertScorer(bundle_dir, "text-classification", columns={"text": "review"})
-    schema = from_arrow_schema(scorer.schema(to_arrow_schema(frame.schema)))
-    rows = frame.mapInPandas(scorer.map, schema).collect()
-    assert [row.asDict(recursive=True) for row in rows] == expected
+    expected: list[dict[str, Any]] = scorer(parquet.read_table(source)).to_pylist()
+    assert [row["error_type"] for row in expected] == ["invalid_input", *[None] * 8]
+    assert sorted(scored, key=lambda row: row["id"]) == expected

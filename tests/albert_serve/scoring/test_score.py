@@ -1,22 +1,35 @@
-"""Batch scoring: every row its result, in order, whatever the other rows are."""
+"""Scorers of rows: each row has its result, in files, tables, iterators and pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+import polars
+import pyarrow
 import pytest
+from pyarrow import dataset, parquet
 
 from albert_serve.api.schemas import TextClassificationParameters
-from albert_serve.errors import EngineError
+from albert_serve.bundle.sentence_vectors import SentenceVectors
+from albert_serve.errors import BundleMissingError, EngineError, InvalidInputError, NotFoundError
+from albert_serve.scoring import AlbertScorer
+from albert_serve.scoring.dataset import score_dataset
+from albert_serve.scoring.errors import TooManyErrorsError
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
 from albert_serve.scoring.options import ScoreOptions
+from albert_serve.settings import CACHE_VARIABLE, RuntimeOptions
 from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
 from albert_serve.tasks.base import Runner
-from tests.albert_serve.scoring.jobs import read_jsonl, write_jsonl
+from tests.albert_serve.scoring.jobs import HashScorer, labels_of, read_jsonl, write_jsonl
 from tests.albert_serve.support import Answerer, TorchEngine
+
+pytestmark = pytest.mark.process
 
 
 class Watched(TorchEngine):
@@ -55,14 +68,13 @@ def score(engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path) -> Score:
 def test_rows_keep_their_order_and_their_ids(
     score: Score, answer: Answerer, task_setup: TaskSetup, sentences: list[str]
 ) -> None:
-    rows = [{"id": f"n{i}", "text": text, "rating": 3} for i, text in enumerate(sentences)]
+    rows = [{"id": i, "text": text, "rating": 3} for i, text in enumerate(sentences)]
     results = score("text-classification", rows, top_k=None)
     task = open_task("text-classification", task_setup)
-    expected = [answer(task.prepare(text, TextClassificationParameters())) for text in sentences]
-    assert results == [
-        {"id": row["id"], "output": [label.model_dump() for label in labels]}
-        for row, labels in zip(rows, expected, strict=True)
-    ]
+    for row, result in zip(rows, results, strict=True):
+        labels = answer(task.prepare(row["text"], TextClassificationParameters()))
+        expected = [label.model_dump() for label in labels]
+        assert result == {"id": row["id"], "output": expected}
 
 
 @pytest.mark.parametrize(
@@ -79,8 +91,9 @@ def test_bare_fields_and_inputs_are_the_same(
     task: str, item: dict[str, Any], fields: set[str], score: Score
 ) -> None:
     inputs: Any = item["text"] if list(item) == ["text"] else item
-    bare, one, several = score(task, [item, {"inputs": inputs}, {"inputs": [inputs, inputs]}])
-    assert bare == one
+    rows = [item, {"inputs": None, **item}, {"inputs": inputs}, {"inputs": [inputs, inputs]}]
+    bare, also_bare, one, several = score(task, rows)
+    assert bare == also_bare == one
     assert several["output"] == [one["output"]] * 2
     best = one["output"][0] if isinstance(one["output"], list) else one["output"]
     assert set(best) >= fields
@@ -129,57 +142,53 @@ def test_vectors_of_tokens_and_of_untrained_tasks_have_all_positions(
     assert answerer.text_length({}) == min(positions, 384) // 2
     assert answerer.text_length({"max_seq_len": 60}) == 30
     assert answerer.text_length({"max_seq_len": 60, "truncation": False}) == 56
+    assert answerer.text_length({"max_seq_len": 60, "max_question_len": 7}) == 7
+    short = replace(task_setup, sentence_vectors=SentenceVectors(max_length=9))
+    embedder = LocalScorer(engine, "feature-extraction", short, training=training)
+    assert embedder.text_length({}) == 9
+    assert embedder.text_length({"pooling": "none"}) == positions
+    assert LocalScorer(engine, "fill-mask", short).text_length({}) == positions
 
 
 def test_parts_of_token_vectors_are_smaller(
     engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
 ) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "run " * 100}] * 200)
     scorer = LocalScorer(engine, "feature-extraction", task_setup)
-    for pooling, num_parts in (("mean", 1), ("none", 2)):
+    for pooling, num_rows, num_parts in (("mean", 129, 1), ("none", 128, 1), ("none", 129, 2)):
+        source = write_jsonl(tmp_path / "in.jsonl", [{"text": "run " * 128}] * num_rows)
         options = ScoreOptions(parameters={"pooling": pooling}, keep=[])
-        summary = score_files(scorer, [source], tmp_path / pooling, options)
-        assert summary.num_parts == num_parts
+        output = tmp_path / f"{pooling}-{num_rows}.jsonl"
+        assert score_files(scorer, [source], output, options).num_parts == num_parts
 
 
 def test_a_bad_row_fails_alone(score: Score) -> None:
-    results = score(
-        "fill-mask",
-        [
-            {"text": "a [MASK]"},
-            "{not json",
-            "",
-            "[1]",
-            "NaN",
-            '{"id": 1e400, "text": "a [MASK]"}',
-            {"id": 7, "text": "no mask"},
-            {"id": None, "other": 1},
-            {"text": 5},
-            {"text": "a [MASK]", "parameters": {"top_k": 0}},
-            {"inputs": ["a [MASK]", "none"]},
-            {"id": "\ud800", "text": "\ud800 [MASK]"},
-            {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": False}},
-            {"text": ""},
-            {"text": "b [MASK]"},
-        ],
-    )
-    assert [row.get("error_type", "fine") for row in results] == [
-        "fine",
-        *["malformed"] * 4,
-        "no_mask",
-        *["invalid_input"] * 3,
-        "no_mask",
-        "invalid_input",
-        "too_long",
-        "no_mask",
-        "fine",
+    rows: list[tuple[object, str]] = [
+        ({"text": "a [MASK]"}, "fine"),
+        ("{not json", "malformed"),
+        ("", "skipped"),
+        ("[1]", "malformed"),
+        ("NaN", "malformed"),
+        ('{"id": 1e400, "text": "a [MASK]"}', "malformed"),
+        ({"id": 7, "text": "no mask"}, "no_mask"),
+        ({"id": None, "other": 1}, "invalid_input"),
+        ({"text": 5}, "invalid_input"),
+        ({"text": "a [MASK]", "parameters": {"top_k": 0}}, "invalid_input"),
+        ({"text": "a [MASK]", "parameters": 5}, "invalid_input"),
+        ({"inputs": ["a [MASK]", "none"]}, "no_mask"),
+        ({"id": "\ud800", "text": "\ud800 [MASK]"}, "invalid_input"),
+        ({"text": "[MASK] " + "a " * 300, "parameters": {"truncation": False}}, "too_long"),
+        ({"text": ""}, "no_mask"),
+        ({"text": "b [MASK]"}, "fine"),
     ]
+    results = score("fill-mask", [row for row, _ in rows])
+    expected = [kind for _, kind in rows if kind != "skipped"]
+    assert [row.get("error_type", "fine") for row in results] == expected
     assert results[1]["error"].startswith("line 2 is not JSON")
     assert results[2]["error"] == "line 4 is not a JSON object"
     assert results[5]["id"] == 7
     assert results[6]["error"] == "the row has neither inputs nor text"
-    assert results[9]["error"].startswith("inputs[1]: ")
-    assert results[10]["id"] == "\N{REPLACEMENT CHARACTER}"
+    assert results[10]["error"].startswith("inputs[1]: ")
+    assert results[11]["id"] == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_row_that_breaks_the_engine_fails_alone(
@@ -206,18 +215,149 @@ def test_rows_of_like_lengths_run_together_within_the_budget(
     assert len(watched.batches) < 30
 
 
-def test_parameters_of_the_row_come_before_those_of_the_job(score: Score) -> None:
-    rows = [{"text": "a [MASK]"}, {"text": "a [MASK]", "parameters": {"top_k": 3}}]
-    assert [len(row["output"]) for row in score("fill-mask", rows, top_k=2)] == [2, 3]
-
-
-def test_truncation_and_replacements_are_reported(score: Score) -> None:
-    [cut, replaced] = score(
-        "fill-mask",
-        [
-            {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": True}},
-            {"text": "a [MASK]", "parameters": {"targets": "supervolcanoes"}},
-        ],
-    )
+def test_notes_and_parameters_of_a_row_are_its_own(score: Score) -> None:
+    rows = [
+        {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": True}},
+        {"text": "a [MASK]", "parameters": {"targets": "supervolcanoes"}},
+        {"text": "a [MASK]", "parameters": {"top_k": 3}},
+    ]
+    cut, replaced, several = score("fill-mask", rows, top_k=2)
+    assert [len(row["output"]) for row in (cut, replaced, several)] == [2, 1, 3]
     assert cut["truncated_tokens"] > 0
     assert "its first piece" in replaced["warnings"][0]
+    assert several.keys() == {"output"}
+
+
+PARAMETERS: Final = {"top_k": 1, "truncation": False}
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def table(sentences: list[str]) -> pyarrow.Table:
+    texts = ["too long " * 300, *sentences[:7], sentences[0]]
+    return pyarrow.table({"id": range(9), "review": texts, "rating": [0.5] * 9})
+
+
+@pytest.fixture
+def scorer(bundle_dir: Path) -> AlbertScorer:
+    return AlbertScorer(
+        bundle_dir,
+        "text-classification",
+        parameters=PARAMETERS,
+        columns={"text": "review"},
+        keep=["id"],
+    )
+
+
+def test_a_batch_of_each_kind_has_the_columns_of_parquet(
+    table: pyarrow.Table, scorer: AlbertScorer, bundle_dir: Path, tmp_path: Path
+) -> None:
+    parquet.write_table(table, tmp_path / "in.parquet")
+    options = ScoreOptions(parameters=PARAMETERS, columns={"text": "review"}, keep=["id"])
+    engine = LocalScorer.open(bundle_dir, "text-classification", RuntimeOptions(num_threads=1))
+    score_files(engine, [tmp_path / "in.parquet"], tmp_path / "out.parquet", options)
+    expected = parquet.read_table(tmp_path / "out.parquet")
+    assert scorer.schema(table.schema) == expected.schema
+    assert scorer(table).equals(expected)
+    assert expected.column("error_type").to_pylist() == ["too_long", *[None] * 8]
+    assert pyarrow.Table.from_batches([scorer(table.to_batches()[0])]).equals(expected)
+    frame = scorer(table.to_pandas())
+    assert isinstance(frame, type(table.to_pandas()))
+    assert list(frame.columns) == expected.column_names
+    assert frame["label"].tolist()[1:] == expected.column("label").to_pylist()[1:]
+    arrays = scorer({name: np.asarray(table.column(name)) for name in table.column_names})
+    assert list(arrays) == expected.column_names
+    assert arrays["id"].tolist() == list(range(9))
+    assert arrays["labels"][1][0] == expected.column("labels").to_pylist()[1][0]
+
+
+def test_batches_are_read_as_their_answers_are(table: pyarrow.Table, scorer: AlbertScorer) -> None:
+    none = table.slice(0, 0)
+    batches = iter([table.to_batches()[0], none, none.to_pandas()])
+    scored = scorer.map(batches)
+    assert next(scored).num_rows == 9
+    empty = next(scored)
+    assert (empty.num_rows, empty.schema) == (0, scorer.schema(table.schema))
+    assert len(next(batches)) == 0  # which `scored` has not read
+
+
+def test_only_its_configuration_is_pickled(table: pyarrow.Table, scorer: AlbertScorer) -> None:
+    size = len(pickle.dumps(scorer))
+    expected = scorer(table)
+    content = pickle.dumps(scorer)
+    assert len(content) == size < 1000
+    again = pickle.loads(content)
+    assert again(table).equals(expected)
+
+
+def test_errors_of_a_worker_are_raised(
+    table: pyarrow.Table, bundle_dir: Path, tmp_path: Path
+) -> None:
+    task, columns = "text-classification", {"text": "review"}
+    with pytest.raises(InvalidInputError, match="parameters: top_k"):  # before a worker has it
+        AlbertScorer(bundle_dir, task, parameters={"top_k": 0})
+    with pytest.raises(InvalidInputError, match="no field 'review'"):
+        AlbertScorer(bundle_dir, task, columns={"review": "text"})
+    with pytest.raises(NotFoundError, match="no task 'spelling'"):
+        AlbertScorer(bundle_dir, "spelling")
+    with pytest.raises(InvalidInputError, match="has no column 'text'"):
+        AlbertScorer(bundle_dir, task).schema(table.schema)
+    with pytest.raises(BundleMissingError, match=r"^on \S+: .*nowhere"):
+        AlbertScorer(tmp_path / "nowhere", "fill-mask", columns=columns)(table)
+    with pytest.raises(NotFoundError, match=r"^on \S+: .* has no token-classification"):
+        AlbertScorer(bundle_dir, "token-classification", columns=columns)(table)
+    with pytest.raises(TooManyErrorsError, match="9 rows are in error; the first: "):
+        AlbertScorer(bundle_dir, "fill-mask", columns=columns, errors="fail")(table)
+
+
+def test_an_iterator_is_read_as_its_answers_are() -> None:
+    read = []
+
+    def rows() -> Iterator[object]:
+        for number in range(30):
+            read.append(number)
+            yield {"id": number, "text": f"text {number}"} if number else "a text"
+
+    scored = score_dataset(rows(), HashScorer(), ScoreOptions(part_rows=10))
+    assert read == []
+    assert next(scored) == {"text": "a text", "output": labels_of("a text")}
+    assert len(read) == 10
+    assert next(scored) == {"id": 1, "text": "text 1", "output": labels_of("text 1")}
+    assert len(list(scored)) == 28
+
+
+def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
+    table = pyarrow.table({"id": range(50), "review": [f"text {i % 7}" for i in range(50)]})
+    parquet.write_table(table, tmp_path / "one.parquet")
+    scorer = HashScorer()
+    options = ScoreOptions(
+        columns={"text": "review"}, keep=["id"], part_rows=8, parameters={"top_k": None}
+    )
+    tables = (table, table.to_reader(), dataset.dataset(tmp_path), table.to_pandas())
+    for data in (*tables, polars.from_arrow(table)):
+        reader = score_dataset(data, scorer, options)
+        assert reader.schema.names[:3] == ["id", "label", "score"]
+        scored = reader.read_all()
+        assert scored.column("id").num_chunks == 7  # of at most 8 rows
+        assert scored.column("id").to_pylist() == list(range(50))
+        expected = [labels_of(f"text {i % 7}") for i in range(50)]
+        assert scored.column("labels").to_pylist() == expected
+    assert len(scorer.texts) == 5 * 50
+
+
+def test_what_is_no_table_is_refused() -> None:
+    class Frame:
+        columns = ("text",)
+
+    for data in (Frame(), {"text": "a"}, "a"):
+        with pytest.raises(InvalidInputError, match="is neither rows nor a table"):
+            score_dataset(data, HashScorer())
+    binary = pyarrow.table({"text": pyarrow.chunked_array([[b"a", b"b"], [b"\xff"]])})
+    with pytest.raises(InvalidInputError, match=r"^row 3 or a later row: .* is binary"):
+        score_dataset(binary, HashScorer()).read_all()
+    with pytest.raises(InvalidInputError, match="the table has no column 'text'"):
+        score_dataset(pyarrow.table({"review": ["a"]}), HashScorer())
