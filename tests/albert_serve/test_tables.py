@@ -1,4 +1,4 @@
-"""Quotes between tabs are read as whoever wrote the file meant them."""
+"""The columns of a table; quotes between tabs are read as the writer of the file meant them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albert_serve.errors import InvalidInputError
 from albert_serve.tables import ReadOptions
+from albert_serve.tables.columns import LABELS, PAIRS, SINGLES, find_column, find_texts
 from albert_serve.tables.delimited import open_table
 from albert_serve.tables.formats import open_lines
 
@@ -62,3 +64,39 @@ def test_a_quoted_row_of_several_lines_is_one(tmp_path: Path) -> None:
     content = 'id\ttext\n1\t"One.\n\nTwo ""2""."\n2\tThree.\n'
     rows = [(1, ["id", "text"]), (2, ["1", 'One.\n\nTwo "2".']), (5, ["2", "Three."])]
     assert read(tmp_path / "a.tsv", content) == rows
+
+
+def test_a_quoted_field_between_tabs_has_at_most_1000_lines(tmp_path: Path) -> None:
+    for num_lines in (1000, 1001):
+        field = '"' + "\n" * num_lines + '"'
+        rows = read(tmp_path / "a.tsv", f"id\ttext\n1\t{field}\n2\tb\n")
+        assert (len(rows) == 3) is (num_lines == 1000)
+        assert rows[-1] == (num_lines + 3, ["2", "b"])
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "pair", "expected"),
+    [
+        (["question", "sentence"], None, None, ("question", "sentence")),
+        (["sentence2", "sentence1"], None, None, ("sentence1", "sentence2")),
+        (["id", " Text "], None, None, (" Text ", None)),
+        (["text", "text_pair", "note"], None, "note", ("text", "note")),
+        (["text", "note"], "note", None, ("note", None)),
+        (["text", "note"], "note", "text", ("note", "text")),
+        (["text", "note"], "note", "Note", None),
+        (["text", "note"], "none", None, None),
+        (["text"], None, "none", None),
+    ],
+)
+def test_texts_are_found_by_their_usual_or_requested_columns(
+    names: list[str], text: str | None, pair: str | None, expected: tuple[str, str | None] | None
+) -> None:
+    assert find_texts(names, [*PAIRS, *SINGLES], text, pair) == expected
+
+
+def test_a_column_is_found_by_its_first_usual_or_its_requested_name() -> None:
+    assert find_column(["score", "Category"], LABELS) == "Category"
+    assert find_column(["score", "Category"], LABELS, "SCORE") == "score"
+    assert find_column(["score"], LABELS, "label") is None
+    with pytest.raises(InvalidInputError, match="'Label' and 'LABEL' differ only in case"):
+        find_column(["Label", "LABEL"], LABELS)
