@@ -6,7 +6,10 @@ BACKEND ?= docker
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet
+PINNED := $(PIP) --constraint constraints.txt
+# Exactly these files, checked by their hashes.
+LOCKED := $(PIP) --no-deps --require-hashes --requirement
 
 .PHONY: help setup serve serve-gpu test test-gpu gpu-first-look test-extended test-fast test-slow fuzz bench-training bench-gpu bench-engine bench-serve bench-embeddings lock image-cpu image-gpu default-model notebooks client site dist release check format clean
 
@@ -19,15 +22,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 
-$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.serve: pyproject.toml requirements/serve.txt | $(BIN)/python
 	@echo "installing what serving needs ..."
-	$(PIP) --editable '.[score]'
+	$(LOCKED) requirements/serve.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.serve
+# The right build of torch depends on the machine, so it has a version and no hash.
+$(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
 	@echo "installing what training, export and the tests need ..."
-	$(PIP) torch
-	$(PIP) --editable '.[train]' --group dev
+	$(PINNED) torch
+	$(LOCKED) requirements/dev.txt
 	@touch $@
 
 setup: $(VENV)/.dev  ## install everything for development into .venv
@@ -37,7 +42,7 @@ serve: $(VENV)/.serve  ## serve the bundle in models/ on port 3000 (PORT=... cha
 
 $(VENV)/.gpu: $(VENV)/.serve
 	@echo "installing CUDA and cuDNN (2 GB) ..."
-	$(PIP) --editable '.[gpu]'
+	$(PINNED) --editable '.[gpu]'
 	@touch $@
 
 serve-gpu: $(VENV)/.gpu  ## the same on an NVIDIA GPU (driver 580 or newer); without one it is an error
@@ -69,7 +74,7 @@ bench-training: $(VENV)/.dev  ## pretrain with the Trainer of transformers and w
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "installing what this package is compared with ..."
-	$(PIP) --group bench
+	$(PINNED) --group bench
 	@touch $@
 
 bench-engine: $(VENV)/.bench  ## run models with this package, transformers, ONNX Runtime and OpenVINO
@@ -89,11 +94,14 @@ bench-embeddings: $(VENV)/.dev  ## embeddings of MODELS="FOLDER ..." by STSB=FIL
 		$(if $(STSB),--stsb $(STSB)) $(if $(SICK),--sick $(SICK)) \
 		$(if $(SQUAD),--squad $(SQUAD))
 
-lock: $(VENV)/.dev  ## pin the packages of the images, with hashes (deploy/images/*.txt)
-	for image in cpu gpu; do \
-		$(BIN)/uv pip compile --quiet --no-config --no-annotate --no-header --universal --python-version 3.11 \
-			--generate-hashes -c constraints.txt deploy/images/$$image.in -o deploy/images/$$image.txt; \
-	done
+LOCK := $(BIN)/uv pip compile --quiet --no-config --no-annotate --no-header --universal \
+	--python-version 3.11 --generate-hashes --constraint constraints.txt
+lock: $(VENV)/.dev  ## pin the packages of `make` and of the images, with hashes (requirements/)
+	$(LOCK) pyproject.toml --extra score --group build -o requirements/serve.txt
+	$(LOCK) pyproject.toml --extra train --group dev --group site -o requirements/dev.txt \
+		--override requirements/without-torch.txt
+	$(LOCK) requirements/image-cpu.in -o requirements/image-cpu.txt
+	$(LOCK) requirements/image-gpu.in -o requirements/image-gpu.txt
 
 image-cpu: $(VENV)/.serve  ## build the image for CPUs (without docker: BACKEND=podman or buildah)
 	$(BIN)/bentoml build
@@ -119,12 +127,7 @@ notebooks: $(VENV)/.dev  ## run the notebooks of examples/, and store them with 
 client: $(VENV)/.dev  ## write the sync client from the async one
 	$(BIN)/python -m scripts.unasync
 
-$(VENV)/.site: $(VENV)/.dev
-	@echo "installing what the site is built with ..."
-	$(PIP) --group site
-	@touch $@
-
-site: $(VENV)/.site  ## build the documents as a site in build/site; a broken link is an error
+site: $(VENV)/.dev  ## build the documents as a site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and try both in empty environments

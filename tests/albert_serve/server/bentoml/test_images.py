@@ -139,7 +139,7 @@ def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
     without = shutil.ignore_patterns("__pycache__")
     for name in ("albert_serve", "scripts", "training", "tests"):
         shutil.copytree(ROOT / name, made / name, ignore=without)
-    shutil.copytree(ROOT / "deploy/images", made / "deploy/images")
+    shutil.copytree(ROOT / "requirements", made / "requirements")
     for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
         shutil.copy(ROOT / name, made)
     shutil.copytree(bundle_dir, made / SHIPPED)
@@ -237,10 +237,10 @@ def pins_of(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("image", ["cpu", "gpu"])
 def test_an_image_installs_the_tested_versions_by_hash(image: str) -> None:
-    folder = ROOT / "deploy/images"
-    lock = (folder / f"{image}.txt").read_text()
+    folder = ROOT / "requirements"
+    lock = (folder / f"image-{image}.txt").read_text()
     tested = pins_of((ROOT / "constraints.txt").read_text())
-    for name in re.findall(r"(?m)^[\w-]+", (folder / f"{image}.in").read_text()):
+    for name in re.findall(r"(?m)^[\w-]+", (folder / f"image-{image}.in").read_text()):
         assert pins_of(lock)[canonicalize_name(name)] == tested[canonicalize_name(name)]
     assert not re.search(r"(?m)^\S+==.*(?<!\\)$", lock)  # a hash follows each pin
     assert len(re.findall(r"(?m)^\S+==.*\\\n +--hash=sha256:\w{64}", lock)) == len(pins_of(lock))
