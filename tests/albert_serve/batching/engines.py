@@ -21,8 +21,6 @@ from albert_serve.settings import Settings
 from albert_serve.tasks.base import EncoderInput, Logits
 
 P = ParamSpec("P")
-
-
 POISON = 666
 
 
@@ -50,22 +48,29 @@ class FakeEngine:
         assert self.open.wait(timeout=10)
         if any(POISON in item.ids for item in inputs):
             raise EngineError("poison")
-        return [expected_logits(item) for item in inputs]
-
-
-def expected_logits(item: EncoderInput) -> Logits:
-    return np.array([item.ids], np.float32)
+        return [np.array([item.ids], np.float32) for item in inputs]
 
 
 def make_input(ids: list[int], task: str = "fill-mask") -> EncoderInput:
     return EncoderInput(ids=ids, types=[0] * len(ids), task=task, rows=None)
 
 
+def some_inputs(tasks: Sequence[str], seed: int = 0) -> list[EncoderInput]:
+    """Inputs of several lengths with random ids."""
+    generator = np.random.default_rng(seed)
+    return [
+        EncoderInput(
+            ids=generator.integers(5, 1000, n).tolist(), types=[0] * n, task=task, rows=[0]
+        )
+        for n, task in zip((3, 40, 17, 90, 1, 64), list(tasks) * 3, strict=False)
+    ]
+
+
+@dataclass
 class FakeClock:
     """Goes on only when told to."""
 
-    def __init__(self) -> None:
-        self.now_s = 1000.0
+    now_s: float = 1000.0
 
     def __call__(self) -> float:
         return self.now_s

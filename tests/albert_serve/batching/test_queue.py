@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,13 +36,22 @@ async def test_a_full_queue_refuses_with_a_time() -> None:
     batcher = make_batcher(engine, max_queue_tokens=100)
     async with busy(engine, batcher, [1] * 50) as calls:
         calls.append(await started(batcher, [2] * 90))
-        with pytest.raises(QueueFullError, match="has room for 10 more tokens") as caught:
+        with pytest.raises(QueueFullError, match=r"11 tokens .* 10 more tokens") as caught:
             await batcher.run([make_input([3] * 11)], 10.0)
         assert caught.value.retry_after_s == 1
-        assert batcher.num_queued_tokens == 90
-        engine.open.set()
-        await asyncio.gather(*calls)
-        assert len(await batcher.run([make_input([3] * 11)], 10.0)) == 1
+        calls.append(await started(batcher, [3] * 10))
+        assert batcher.num_queued_tokens == 100
+
+
+@on_event_loop
+async def test_no_inputs_and_no_time_do_not_enter_the_queue() -> None:
+    engine, diary = FakeEngine(), Diary()
+    batcher = make_batcher(engine, observer=diary)
+    assert await batcher.run([], 10.0) == []
+    with pytest.raises(DeadlineExceededError):
+        await batcher.run([make_input([1])], 0.0)
+    await batcher.close()
+    assert (engine.batches, diary.counts) == ([], {})
 
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
@@ -92,6 +102,11 @@ def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
     assert batcher.num_queued_tokens == 0
 
 
+def report(num_inputs: int, num_tokens: int, num_padded_tokens: int, **times: Any) -> BatchReport:
+    sizes = {"num_inputs": num_inputs, "num_tokens": num_tokens}
+    return BatchReport(**sizes, num_padded_tokens=num_padded_tokens, **{"engine_s": 0.0, **times})
+
+
 def test_an_observer_sees_every_event() -> None:
     async def check() -> None:
         engine, clock, diary = FakeEngine(), FakeClock(), Diary()
@@ -117,20 +132,8 @@ def test_an_observer_sees_every_event() -> None:
         }
         assert diary.queued_tokens == [9, 20, 18, 20]
         assert diary.reports == [
-            BatchReport(
-                num_inputs=1,
-                num_tokens=9,
-                num_padded_tokens=9,
-                engine_s=3.0,
-                queue_delays_s={"fill-mask": [0.0]},
-            ),
-            BatchReport(
-                num_inputs=2,
-                num_tokens=38,
-                num_padded_tokens=40,
-                engine_s=0.0,
-                queue_delays_s={"sentence-order": [3.0], "fill-mask": [3.0]},
-            ),
+            report(1, 9, 9, engine_s=3.0, queue_delays_s={"fill-mask": [0.0]}),
+            report(2, 38, 40, queue_delays_s={"sentence-order": [3.0], "fill-mask": [3.0]}),
         ]
 
     asyncio.run(check(), debug=True)  # it refuses what is not on the loop's own thread

@@ -219,6 +219,8 @@ def test_a_large_request_takes_twice_as_long_beside_any_number_of_short_ones(
 def test_a_short_request_is_in_the_next_batch_but_one_however_many_large_ones_there_are() -> None:
     large = [Arrival(lengths=[60]) for _ in range(20)]
     short = [Arrival(lengths=[10], comes_s=comes_s) for comes_s in (0.1, 5.0)]
+    (first, *_) = simulate([Arrival(lengths=[60]), Arrival(lengths=[10])])
+    assert first.lengths == [10]
     steps = list(simulate([*large, *short]))
     for arrival in short:
         came = next(place for place, step in enumerate(steps) if step.now_s >= arrival.comes_s)
@@ -226,14 +228,11 @@ def test_a_short_request_is_in_the_next_batch_but_one_however_many_large_ones_th
         assert served <= came + 1
 
 
-def test_inputs_of_one_length_are_taken_from_each_request_in_turn() -> None:
+def test_like_lengths_run_together_one_of_each_request_in_turn() -> None:
     large, other = Arrival(lengths=[8] * 100), Arrival(lengths=[8] * 100)
     for step in list(simulate([large, other]))[:20]:
         members = [arrival for arrival, _ in step.members]
         assert members.count(large) == members.count(other) == 4
-
-
-def test_the_nearest_lengths_run_together() -> None:
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
     assert [sorted(step.lengths) for step in steps] == [[3, 3, 4, 5], [19, 20, 21]]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import re
 import struct
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
@@ -18,6 +22,7 @@ from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import SCALE_SUFFIX, expected_shapes, read_header
 from albert_serve.config import AlbertConfig, preset
 from albert_serve.errors import EngineError
+from albert_serve.runtime import cuda
 from albert_serve.runtime.cuda import cuda_provider
 from albert_serve.runtime.encoders import EncoderPool
 from albert_serve.runtime.engine import Engine
@@ -27,7 +32,7 @@ from albert_serve.tasks.base import EncoderInput
 from export.graph import CUDA_FORM, Compute
 from export.models import build_encoder, build_head
 from export.precision import part_of
-from tests.albert_serve.runtime.inputs import some_inputs
+from tests.albert_serve.batching.engines import some_inputs
 from tests.devices import each_device
 from tests.export.exporting import export_bundle
 
@@ -75,6 +80,64 @@ def test_a_device_that_is_full_fails_what_needs_more(bundle_dir: Path) -> None:
     del most
     torch.cuda.empty_cache()
     assert Engine.open(bundle_dir, options).device == "cuda"
+
+
+class Driver:
+    """An NVIDIA driver, as ctypes calls it."""
+
+    def __init__(self, num_devices: int, version: int) -> None:
+        self._num_devices = num_devices
+        self._version = version
+
+    def cuInit(self, _flags: int) -> int:  # noqa: N802
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> None:  # noqa: N802
+        count._obj.value = self._num_devices
+
+    def cuDriverGetVersion(self, version: Any) -> None:  # noqa: N802
+        version._obj.value = self._version
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs a driver, next to an onnxruntime with CUDA and its libraries."""
+
+    def install(num_devices: int, version: int = 13_000) -> None:
+        made = Driver(num_devices, version)
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **_options: made)
+        monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.PROVIDER])
+        monkeypatch.setattr(ort, "preload_dlls", lambda **_: None)
+
+    return install
+
+
+def test_a_driver_without_a_device_or_of_an_old_cuda_is_a_reason(
+    driver: Callable[..., None],
+) -> None:
+    for num_devices, version, reason in (
+        (1, 13_000, None),
+        (0, 13_000, "no device"),
+        (1, 12_090, "CUDA 12.9, .* CUDA 13"),
+    ):
+        driver(num_devices, version)
+        found = cuda.no_cuda_reason()
+        assert found == reason or re.search(str(reason), str(found))
+
+
+def test_workers_take_the_devices_in_turn_and_a_new_one_that_of_the_dead(
+    driver: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = cuda.own_device.__wrapped__
+    monkeypatch.setattr(cuda, "_PLACES", [])
+    driver(2)
+    assert [device() for _ in range(2)] == [0, 0]  # outside of a service
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert [device() for _ in range(3)] == [0, 1, 0]
+    cuda._PLACES[1].release()
+    assert device() == 1
+    driver(1)
+    assert device() == 0
 
 
 TASKS: Final = {"fill-mask": 30000, "sentence-order": 2, "question-answering": 2}

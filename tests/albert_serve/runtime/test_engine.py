@@ -1,28 +1,36 @@
-"""The engine's numbers against torch, any mix of inputs, ONNX Runtime's options, and refusals."""
+"""The engine's numbers against torch, any mix of inputs, refusals, and pre-packed weights."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import random
+import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.weights import read_header
+from albert_serve.config import preset
 from albert_serve.errors import BundleCorruptError, EngineError, InvalidInputError, NotFoundError
+from albert_serve.runtime import ort as runtime_ort
+from albert_serve.runtime import prepacking
 from albert_serve.runtime.cuda import NO_DRIVER, no_cuda_reason
+from albert_serve.runtime.encoders import best_batch_tokens
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import encoder_options, head_options, open_session, return_free_memory
+from albert_serve.runtime.prepacking import packed_encoder
 from albert_serve.server.models import num_anonymous_bytes
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks import EncoderInput
-from tests.albert_serve.runtime.inputs import some_inputs
+from tests.albert_serve.batching.engines import some_inputs
 from tests.albert_serve.support import TorchEngine, copy_with
 from training.model.checkpoint import load_checkpoint
 
@@ -37,6 +45,12 @@ TASKS = (
 @pytest.fixture(scope="module")
 def engine(bundle_dir: Path) -> Engine:
     return Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> RuntimeOptions:
+    """With a cache of their own."""
+    return RuntimeOptions(num_threads=1, cache_folder=tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +81,14 @@ def mixed_inputs() -> list[EncoderInput]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("num_tokens", [1, 17, 128])
-def test_logits_are_those_of_torch(
-    engine: Engine, reference: TorchEngine, task: str, num_tokens: int
-) -> None:
-    item = make_input(task, num_tokens)
-    (expected,) = reference.run([item])
-    (logits,) = engine.run([item])
-    assert logits.dtype == np.float32
-    assert np.ptp(expected) > 0.01  # logits that hardly differ would show nothing
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+def test_logits_are_those_of_torch(engine: Engine, reference: TorchEngine, task: str) -> None:
+    for num_tokens in (1, 17, 128):
+        item = make_input(task, num_tokens)
+        (expected,) = reference.run([item])
+        (logits,) = engine.run([item])
+        assert logits.dtype == np.float32
+        assert np.ptp(expected) > 0.01  # logits that hardly differ would show nothing
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 200, 100_000])
@@ -99,10 +111,10 @@ def test_hidden_states_are_read_in_the_batches_of_the_heads(
     engine: Engine, reference: TorchEngine
 ) -> None:
     features = []
-    for length in (1, 31, 32, 100):
+    for length in (1, 31, 100):
         for rows in ([0], None):
             plain = make_input("feature-extraction", length, rows=rows)
-            features += [plain, replace(plain, reduction="mean")]
+            features += [replace(plain, reduction=kind) for kind in ("none", "mean", "max")]
     inputs = [item for pair in zip(features, mixed_inputs(), strict=False) for item in pair]
     for item, result in zip(inputs, engine.run_batch(inputs), strict=True):
         if item.task != "feature-extraction":
@@ -119,35 +131,39 @@ def test_many_threads_get_what_one_gets(engine: Engine) -> None:
         together = list(threads.map(lambda item: engine.run([item])[0], inputs))
     for single, logits in zip(singles, together, strict=True):
         np.testing.assert_array_equal(logits, single)
-
-
-def test_nothing_gives_nothing_and_warming_up_runs(engine: Engine) -> None:
     assert engine.run([]) == engine.run_batch([]) == []
-    engine.warm_up()
     assert set(engine.tasks) == {*TASKS, "feature-extraction"}
+
+
+@pytest.mark.parametrize(
+    ("ffn_size", "num_tokens"), [(3072, 512), (4097, 511), (8192, 256), (16384, 128), (65536, 128)]
+)
+def test_a_batch_is_as_large_as_the_caches_hold(ffn_size: int, num_tokens: int) -> None:
+    config = replace(preset("base"), ffn_size=ffn_size)
+    assert best_batch_tokens(config, "cpu") == num_tokens
+    assert best_batch_tokens(config, "cuda") == 16_384
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"task": "translation"}, NotFoundError, "no task 'translation'; it has fill-mask, "),
-        ({"ids": [2, 1000]}, InvalidInputError, "id 1000 is out of range; allowed are 0 to 999"),
-        ({"types": [0, 2]}, InvalidInputError, "token type 2 is out of range"),
-        ({"types": [0]}, InvalidInputError, "2 ids but 1 token types"),
-        ({"rows": [2]}, InvalidInputError, "row 2 is out of range"),
-        (
-            {"ids": [5] * 129, "types": [0] * 129},
-            InvalidInputError,
-            "129 tokens; the model takes 1 to 128",
-        ),
+        ({"task": "translation"}, NotFoundError, "'translation'.* fill-mask, "),
+        ({"ids": [999, 1000]}, InvalidInputError, "id 1000 .* 999"),
+        ({"ids": [0, -1]}, InvalidInputError, "id -1 .* 999"),
+        ({"types": [1, 2]}, InvalidInputError, "token type 2 "),
+        ({"types": [0]}, InvalidInputError, "2 ids .* 1 token types"),
+        ({"rows": [1, 2]}, InvalidInputError, "row 2 "),
+        ({"ids": [], "types": []}, InvalidInputError, "0 tokens"),
+        ({"ids": [5] * 129, "types": [0] * 129}, InvalidInputError, "129 tokens.* 128"),
     ],
 )
 def test_refusals_say_what_was_given_and_what_is_allowed(
     engine: Engine, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     plain = EncoderInput(ids=[2, 3], types=[0, 0], task="fill-mask", rows=None)
-    with pytest.raises(error, match=message):
-        engine.run([make_input("fill-mask", 5), replace(plain, **changes)])
+    for run in (engine.run, engine.run_batch):
+        with pytest.raises(error, match=message):
+            run([make_input("fill-mask", 5), replace(plain, **changes)])
 
 
 def test_numbers_that_are_not_finite_are_an_error_of_their_task_alone(
@@ -170,21 +186,6 @@ def test_a_graph_that_the_runtime_refuses_names_its_file(bundle_dir: Path, tmp_p
         Engine.open(folder)
 
 
-def test_batches_beside_each_other_give_the_same_numbers(
-    bundle_dir: Path, options: RuntimeOptions
-) -> None:
-    bundle = Bundle.open(bundle_dir)
-    one = Engine.open(bundle, RuntimeOptions(num_threads=1))
-    several = Engine.open(bundle, replace(options, num_threads=3))
-    several.max_batch_tokens = one.max_batch_tokens = 64
-    inputs = some_inputs(one.tasks) * 4
-    for expected, got in zip(one.run(inputs), several.run(inputs), strict=True):
-        np.testing.assert_allclose(got, expected, atol=1e-5)
-    with pytest.raises(InvalidInputError, match="an input of 0 tokens"):
-        several.run([*inputs, EncoderInput(ids=[], types=[], task=one.tasks[0], rows=[])])
-    assert len(several.run(inputs)) == len(inputs)
-
-
 def test_int8_answers_do_not_depend_on_the_texts_beside_them(int8_dir: Path) -> None:
     engine = Engine.open(int8_dir, RuntimeOptions(num_threads=1))
     inputs = some_inputs(engine.tasks)
@@ -204,18 +205,41 @@ def test_the_fusion_that_is_slower_does_not_happen(bundle_dir: Path, tmp_path: P
     assert b"FastGelu" in optimized
 
 
+def test_the_processor_is_named_with_the_instructions_of_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        "model name\t: An EPYC: 1\nflags\t\t: fma sse avx2\n\nmodel name\t: Another\n"
+    )
+    monkeypatch.setattr(runtime_ort, "_CPU_INFO", tmp_path / "cpuinfo")
+    for function in (runtime_ort._cpu_info, runtime_ort.cpu_flags):
+        monkeypatch.setattr(runtime_ort, function.__name__, function.__wrapped__)
+    assert runtime_ort.cpu_name() == "An EPYC: 1 avx2 fma"
+    monkeypatch.setattr(runtime_ort, "_CPU_INFO", tmp_path / "none")
+    assert runtime_ort.cpu_flags() == frozenset()
+    assert runtime_ort.cpu_name()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_head_keeps_no_memory_of_the_sizes_that_it_had(bundle_dir: Path) -> None:
     head = open_session(bundle_dir / "fill-mask.onnx", head_options(), folds=False)
     hidden_BSH = np.zeros((1, 1, 64), np.float32)
-    before = num_anonymous_bytes()
+    before = num_anonymous_bytes() or 0
     for num_rows in range(500, 8001, 500):  # up to 32 MB of logits, 272 MB together
         head.run(None, {"hidden_states": hidden_BSH, "rows": np.zeros(num_rows, np.int64)})
     return_free_memory()
-    after = num_anonymous_bytes()
-    assert before is not None
-    assert after is not None
-    assert after - before < 16 << 20
+    assert (num_anonymous_bytes() or 0) - before < 16 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_a_very_large_batch_is_freed(bundle_dir: Path) -> None:
+    engine = Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
+    engine.warm_up()
+    return_free_memory()
+    before = num_anonymous_bytes() or 0
+    engine.run_batch([make_input("fill-mask", 128, rows=[0])] * 400)  # 100 MB of attention
+    return_free_memory()
+    assert (num_anonymous_bytes() or 0) - before < 32 << 20
 
 
 def test_without_a_driver_auto_says_so_and_cuda_by_name_is_an_error(
@@ -232,5 +256,82 @@ def test_without_a_driver_auto_says_so_and_cuda_by_name_is_an_error(
         caplog.clear()
         assert Engine.open(bundle_dir, RuntimeOptions(num_threads=1, device=device)).device == "cpu"
         assert [(record.levelno, record.getMessage()) for record in caplog.records] == lines
-    with pytest.raises(EngineError, match=r"CUDA is asked for and cannot be used: .*serve-gpu"):
+    with pytest.raises(EngineError, match=r"CUDA .*no NVIDIA driver.*serve-gpu"):
         Engine.open(bundle_dir, RuntimeOptions(device="cuda"))
+
+
+def entries(options: RuntimeOptions) -> list[Path]:
+    assert options.cache_folder is not None
+    return sorted(each for each in options.cache_folder.iterdir() if each.name != ".lock")
+
+
+def test_packed_weights_on_disk_give_the_same_numbers(
+    bundle_dir: Path, int8_dir: Path, options: RuntimeOptions
+) -> None:
+    """Of a batch alone, and of several in threads; an entry is made once, and then mapped."""
+    for number, folder in enumerate((bundle_dir, int8_dir), start=1):
+        in_memory = Engine.open(folder, RuntimeOptions(num_threads=1))
+        for num_threads in (1, 3):
+            packed = Engine.open(folder, replace(options, num_threads=num_threads))
+            packed.max_batch_tokens = in_memory.max_batch_tokens = 64
+            inputs = some_inputs(in_memory.tasks) * 4
+            for expected, got in zip(in_memory.run(inputs), packed.run(inputs), strict=True):
+                np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+            assert len(entries(options)) == number
+        mapped = Path("/proc/self/maps").read_text()
+        assert re.search(rf"{options.cache_folder}/\w+/encoder\.data", mapped)
+        # Encoder and heads look words up in the same pages.
+        assert str(folder / "model.safetensors") in mapped
+
+
+@pytest.mark.parametrize("file", ["encoder.onnx", "encoder.data", "entry.json"])
+def test_a_damaged_entry_is_made_anew(bundle_dir: Path, options: RuntimeOptions, file: str) -> None:
+    bundle = Bundle.open(bundle_dir)
+    packed = packed_encoder(bundle, options)
+    assert packed is not None
+    victim = packed.parent / file
+    content = victim.read_bytes()
+    for damaged in (content[:-1], content[:-20] + b"x" + content[-19:], None):
+        victim.unlink()
+        if damaged is not None:
+            victim.write_bytes(damaged)
+        assert packed_encoder(bundle, options) == packed
+        assert victim.stat().st_size == len(content)
+    Engine.open(bundle, options).warm_up()
+
+
+def test_another_runtime_processor_and_bundle_have_entries_of_their_own(
+    bundle_dir: Path, int8_dir: Path, options: RuntimeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (bundle_dir, int8_dir):
+        packed_encoder(Bundle.open(folder), options)
+    assert len(entries(options)) == 2
+    monkeypatch.setattr(ort, "__version__", "1.99.0")
+    packed_encoder(Bundle.open(bundle_dir), options)
+    assert len(entries(options)) == 3
+    monkeypatch.setattr(prepacking, "cpu_name", lambda: "another")
+    packed_encoder(Bundle.open(bundle_dir), options)
+    assert len(entries(options)) == 4
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    bundle_dir: Path, options: RuntimeOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert options.cache_folder is not None
+    options.cache_folder.write_text("")
+    engine = Engine.open(Bundle.open(bundle_dir), options)
+    engine.warm_up()
+    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "packed weights cannot be stored in" in record.getMessage()
+
+
+@pytest.mark.process
+def test_processes_that_start_together_make_one_entry(
+    bundle_dir: Path, options: RuntimeOptions
+) -> None:
+    bundle = Bundle.open(bundle_dir)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(3, mp_context=context) as pool:
+        graphs = set(pool.map(packed_encoder, [bundle] * 3, [options] * 3))
+    assert len(graphs) == 1
+    assert len(entries(options)) == 1

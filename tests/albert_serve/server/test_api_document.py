@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,35 +37,28 @@ SEED = "1"
 @pytest.fixture(scope="module")
 def document(client: httpx.Client) -> dict[str, Any]:
     document: dict[str, Any] = client.get("/docs.json").json()
-    assert client.get("/openapi.json").json() == document
     return document
-
-
-def content(part: dict[str, Any]) -> dict[str, Any]:
-    schema: dict[str, Any] = part["content"]["application/json"]
-    return schema
-
-
-def check_reply(reply: httpx.Response, path: str, document: dict[str, Any]) -> None:
-    """See that a reply is one that the document describes."""
-    assert reply.status_code == 200, reply.text
-    schema = content(document["paths"][path]["post"]["responses"]["200"])["schema"]
-    whole = {**schema, "components": document["components"]}  # where its references point
-    jsonschema_rs.validator_for(whole).validate(reply.json())
 
 
 @pytest.mark.parametrize("endpoint", [name for name in EXAMPLES if name != ZERO_SHOT])
 def test_every_example_is_answered(endpoint: str, service_of: Callable[[str], Running]) -> None:
     url, path = service_of(ENDPOINTS[endpoint]).url, DEFAULT_PATHS[endpoint]
     document = httpx.get(f"{url}/docs.json", timeout=30).json()
-    body = content(document["paths"][path]["post"]["requestBody"])["example"]
+    operation = document["paths"][path]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["example"]
     assert body == EXAMPLES[endpoint]
-    check_reply(httpx.post(f"{url}{path}", json=body, timeout=30), path, document)
+    reply = httpx.post(f"{url}{path}", json=body, timeout=30)
+    assert reply.status_code == 200, reply.text
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    whole = {**schema, "components": document["components"]}  # where its references point
+    jsonschema_rs.validator_for(whole).validate(reply.json())
 
 
-def test_every_operation_without_a_body_answers_as_it_is(
+def test_the_document_is_valid_and_has_every_operation(
     document: dict[str, Any], client: httpx.Client
 ) -> None:
+    OpenAPIV31SpecValidator(document).validate()
+    assert client.get("/openapi.json").json() == document
     name = client.get("/info").json()["model_id"]
     gets = [path for path, operations in document["paths"].items() if "get" in operations]
     assert {"/info", "/health", "/livez", "/readyz", "/metrics"} <= set(gets)
@@ -101,16 +94,6 @@ def generated(
     return lambda name: importlib.import_module(f"generated_client{name}")
 
 
-def answer_of(service: Running, task: str, body: dict[str, Any]) -> Any:
-    """The reply of the service to a plain HTTP client."""
-    return httpx.post(f"{service.url}/{task}", json=body, timeout=30).json()
-
-
-def test_the_document_is_valid_openapi_3_1(document: dict[str, Any]) -> None:
-    assert document["openapi"].startswith("3.1.")
-    OpenAPIV31SpecValidator(document).validate()
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_a_generated_python_client_calls_each_task(
     task: str, generated: Callable[[str], Any], service_of: Callable[[str], Running]
@@ -124,11 +107,12 @@ def test_a_generated_python_client_calls_each_task(
         assert body.to_dict() == EXAMPLES[task]
         reply = generated(f".api.service_ap_is.{name}").sync_detailed(client=caller, body=body)
         assert reply.status_code == 200
-        assert plain(reply.parsed) == answer_of(service, task, EXAMPLES[task])
+        expected = httpx.post(f"{service.url}/{task}", json=EXAMPLES[task], timeout=30).json()
+        assert plain(reply.parsed) == expected
         # The same by the model's name.
         by_name = generated(f".api.one_model_of_several.post_v1_models_model_{name}")
         model = generated(".api.service_ap_is.get_info").sync(client=caller).model_id
-        assert plain(by_name.sync(model, client=caller, body=body)) == plain(reply.parsed)
+        assert plain(by_name.sync(model, client=caller, body=body)) == expected
 
 
 def test_a_generated_python_client_reads_errors_and_models(
@@ -151,18 +135,12 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, float) else value.to_dict()
 
 
-@pytest.fixture(scope="module")
-def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("guarded")
-    with served(bundle_dir, folder, API_KEYS=KEY, GUARD="api,metrics") as started:
-        yield started
-
-
 @pytest.mark.extended
-def test_the_document_is_true(guarded: Running, tmp_path: Path) -> None:
+def test_the_document_is_true(bundle_dir: Path, tmp_path: Path) -> None:
     header = f"Authorization: Bearer {KEY}"
     options = ["--phases", "examples,fuzzing", "--max-examples", "15", "--header", header]
-    examine(guarded, tmp_path, *options)
+    with served(bundle_dir, tmp_path, API_KEYS=KEY, GUARD="api,metrics") as guarded:
+        examine(guarded, tmp_path, *options)
 
 
 @pytest.mark.slow
@@ -183,10 +161,7 @@ def examine(running: Running, folder: Path, *options: str) -> None:
         text=True,
         check=False,
     )
-    assert ended.returncode == 0, shortened(ended.stdout + ended.stderr)
+    # A request in its output may have a million characters.
+    lines = [line[:300] for line in (ended.stdout + ended.stderr).splitlines()]
+    assert ended.returncode == 0, "\n".join(lines)
     assert "Traceback" not in running.log
-
-
-def shortened(output: str) -> str:
-    """The output with its lines cut: a request in it may have a million characters."""
-    return "\n".join(line[:300] for line in output.splitlines())

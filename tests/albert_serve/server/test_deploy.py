@@ -1,13 +1,14 @@
-"""The files of deploy/, run or rendered; and what the documents say of them."""
+"""The files of deploy/, run or rendered; what the documents say of them and of the tasks."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml  # type: ignore[import-untyped]
 
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.settings import VARIABLES, Settings
+from albert_serve.tasks import TASKS
 from tests.albert_serve.support import ROOT, Running, free_port
 from tests.programs import needs_program
 
@@ -45,33 +47,27 @@ def proxy(service: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with subprocess.Popen(command) as process, httpx.Client(timeout=TIMEOUT_S) as client:
         client.base_url = httpx.URL(f"http://127.0.0.1:{port}")
         try:
-            wait_until_listening(port, process)
+            while not is_listening(port):
+                assert process.poll() is None
             yield client
         finally:
             process.terminate()
 
 
-def wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
-    give_up_s = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < give_up_s:
-        assert process.poll() is None
-        with (
-            contextlib.suppress(ConnectionRefusedError),
-            socket.create_connection(("127.0.0.1", port)),
-        ):
-            return
-        time.sleep(0.05)
+def is_listening(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
+    time.sleep(0.05)
+    return False
 
 
-def test_it_passes_requests_on(proxy: httpx.Client, client: httpx.Client) -> None:
+def test_it_passes_requests_on_within_its_limits(proxy: httpx.Client, client: httpx.Client) -> None:
     for _ in range(3):
         reply = proxy.post("/fill-mask", json=BODY, headers={"X-Request-ID": "by-the-proxy"})
         assert reply.json() == client.post("/fill-mask", json=BODY).json()
         assert reply.headers["X-Request-ID"] == "by-the-proxy"
     assert proxy.post("/fill-mask", json={"inputs": 3}).status_code == 422
-
-
-def test_bodies_and_heads_have_limits(proxy: httpx.Client) -> None:
     large = proxy.post("/fill-mask", content=b" " * (4 << 20 | 1))
     assert large.status_code == 413
     assert ErrorReply.model_validate_json(large.content).error_type == "body_too_large"
@@ -108,25 +104,22 @@ def test_the_deployments_settings_are_taken(tmp_path: Path) -> None:
     assert pod["terminationGracePeriodSeconds"] > read.drain_grace_s + read.deadline_s
 
 
-@pytest.mark.parametrize("version", ["1.30", "1.37"])
 @pytest.mark.parametrize("kind", ["Deployment", "Service", "HorizontalPodAutoscaler"])
-def test_the_files_are_valid(kind: str, version: str) -> None:
-    kubernetes_validate.validate(DOCUMENTS[kind], version, strict=True)
+def test_the_files_are_valid(kind: str) -> None:
+    for version in ("1.30", "1.37"):
+        kubernetes_validate.validate(DOCUMENTS[kind], version, strict=True)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "serve.md", "tasks.md"])
-def test_every_variable_that_is_named_is_one(page: str) -> None:
-    named = set(re.findall(VARIABLE, (ROOT / "docs" / page).read_text()))
-    assert named
+def test_every_variable_that_is_named_is_one() -> None:
+    pages = [(ROOT / "docs" / page).read_text() for page in ("serve.md", "tasks.md")]
+    named = set(re.findall(VARIABLE, "\n".join([TEXT, *pages])))
+    assert len(named) > 20
     assert named <= VARIABLES.keys()
 
 
-def test_the_probes_are_answered(client: httpx.Client) -> None:
+def test_probes_scaling_and_the_table_ask_for_what_exists(client: httpx.Client) -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert client.get(container()[probe]["httpGet"]["path"]).status_code == 200
-
-
-def test_scaling_and_the_table_ask_for_metrics_that_exist(client: httpx.Client) -> None:
     metrics = client.get("/metrics").text
     query = DOCUMENTS["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
     tabled = re.findall(r"^\| `(albert_serve_\w+)` \| ([\w, ]+) \|", TEXT, re.MULTILINE)
@@ -136,3 +129,69 @@ def test_scaling_and_the_table_ask_for_metrics_that_exist(client: httpx.Client) 
     for name, labels in tabled:
         (label_text, *_) = re.findall(rf"^{name}(?:_count)?{{(.*)}}", metrics, re.MULTILINE)
         assert set(re.findall(r"(\w+)=", label_text)) == set(labels.split(", "))
+
+
+PAGE = (ROOT / "docs/tasks.md").read_text()
+ADDRESS = "http://127.0.0.1:3000"
+
+
+def section(page: str, title: str) -> str:
+    """The text below a heading, up to the next one of its level."""
+    [(level, start)] = re.findall(rf"^(#+) {title}\n([\s\S]*)", page, re.MULTILINE)
+    return re.split(rf"^#{{1,{len(level)}}} ", str(start), maxsplit=1, flags=re.MULTILINE)[0]
+
+
+TASK_PAGES = {
+    task: section(PAGE, task.replace("-", " ").capitalize().replace("Fill mask", "Fill-mask"))
+    for task in TASKS
+    if task != "feature-extraction"
+}
+EXAMPLE = re.compile(r"```sh\n(?P<command>curl .*?)```\n+```json\n(?P<reply>.*?)```", re.DOTALL)
+PARAMETER = re.compile(r"^\| `(?P<name>\w+)` \| (?P<default>.+?) \|", re.MULTILINE)
+EXAMPLES = [
+    pytest.param(task, example, id=f"{task} {number}")
+    for task, page in TASK_PAGES.items()
+    for number, example in enumerate(EXAMPLE.finditer(page))
+]
+
+
+def shape(value: Any) -> Any:
+    """The keys, lengths and types of a reply, without its words and figures."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value]
+    return type(value)
+
+
+@pytest.mark.parametrize(("task", "example"), EXAMPLES)
+def test_a_command_works_as_printed(
+    task: str, example: re.Match[str], service_of: Callable[[str], Running]
+) -> None:
+    command = example["command"].replace(ADDRESS, service_of(task).url)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, check=True, timeout=60, text=True
+    )
+    assert shape(json.loads(done.stdout)) == shape(json.loads(example["reply"]))
+
+
+def test_the_parameters_have_their_defaults() -> None:
+    for task, page in TASK_PAGES.items():
+        listed = {match["name"]: match["default"] for match in PARAMETER.finditer(page)}
+        fields = TASKS[task].parameters.model_json_schema()["properties"]
+        assert {*listed, "truncation"} == set(fields)  # "Long texts" has truncation, for all tasks
+        for name, default in listed.items():
+            value = fields[name].get("default")
+            assert default.strip("`") == ("none" if value is None else json.dumps(value)), name
+    listed_names = re.findall(
+        r"^\| `(\w+)` \|", section(PAGE, "Hugging Face's format"), re.MULTILINE
+    )
+    assert {*listed_names, "truncation"} == {*TASKS["feature-extraction"].parameters.model_fields}
+
+
+def test_the_message_of_a_long_text_is_the_services(client: httpx.Client) -> None:
+    told = section(PAGE, "Long texts")
+    [message] = re.findall(r"^    (the text is .*)$", told, re.MULTILINE)
+    reply = client.post("/text-classification", json={"inputs": "a " * 300})
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(message))
+    assert re.fullmatch(pattern, reply.json()["error"])

@@ -8,30 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.runtime.engine import Engine
+from albert_serve.server import errors
 from albert_serve.server.errors import ErrorReplies
-from albert_serve.server.limits import SMALL_BYTES, LargeRequests, Limits
+from albert_serve.server.limits import AdmissionControl, LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models import HostedModel, Models, describe_hosted
+from albert_serve.server.paths import RequestTarget, parse
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits, load_tasks
 from tests.albert_serve.batching.engines import on_event_loop
+from tests.albert_serve.server.replies import JSON, assert_envelope
 
 REQUEST = {"inputs": "The [MASK] run."}
 MODEL = "/v1/models/tiny"
@@ -60,7 +67,7 @@ class SlowEngine:
 class Service:
     """The application, a client of it, and what stands behind it."""
 
-    app: ErrorReplies
+    app: AdmissionControl
     http: httpx.AsyncClient
     engine: SlowEngine
     models: Models
@@ -75,8 +82,8 @@ class Service:
         labels = {"model": "tiny", "task": "fill-mask", "reason": reason}
         return self.registry.get_sample_value("albert_serve_requests_given_up_total", labels)
 
-    async def post(self, task: str = "fill-mask") -> httpx.Response:
-        return await self.http.post(f"{MODEL}/{task}", json=REQUEST)
+    async def post(self) -> httpx.Response:
+        return await self.http.post(f"{MODEL}/fill-mask", json=REQUEST)
 
     async def started(self) -> asyncio.Task[httpx.Response]:
         """A request that the engine is busy with."""
@@ -86,27 +93,26 @@ class Service:
         return task
 
 
+def client_of(app: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
 @pytest.fixture(scope="module")
 def engine(bundle_dir: Path) -> Engine:
     return Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
 
 
 @asynccontextmanager
-async def serve(
-    engine: Engine,
-    bundle_dir: Path,
-    deadline_s: float = 20.0,
-    max_queue_tokens: int = 1000,
-    max_held_bytes: int = 1 << 20,
-) -> AsyncIterator[Service]:
+async def serve(engine: Engine, bundle_dir: Path, **options: Any) -> AsyncIterator[Service]:
     registry = CollectorRegistry()
     bundle = Bundle.open(bundle_dir)
     slow = SlowEngine(engine)
     tasks = load_tasks(bundle)
     del tasks["sentence-order"]
     observer = Metrics(registry).observer("tiny", "fp32", [*tasks])
-    settings = Settings(bundle=bundle_dir, deadline_s=deadline_s, max_queue_tokens=max_queue_tokens)
-    limits = Limits("tiny", settings, LargeRequests(max_bytes=max_held_bytes), observer)
+    settings = Settings(bundle=bundle_dir, **options)
+    limits = Limits("tiny", settings, LargeRequests(max_bytes=1 << 20), observer)
     model = HostedModel(
         name="tiny",
         settings=settings,
@@ -119,12 +125,11 @@ async def serve(
     app = make_app(dict)
     app.state.models = models = Models(settings)
     models.served, models.default_name = {"tiny": model}, "tiny"
-    wrapped = ErrorReplies(app)
-    transport = httpx.ASGITransport(wrapped, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    wrapped = AdmissionControl(ErrorReplies(app), find=models.find)
+    async with client_of(wrapped) as http:
         yield Service(app=wrapped, http=http, engine=slow, models=models, registry=registry)
         slow.gate.set()
-        await model.close()
+        await models.close()
 
 
 @pytest.fixture
@@ -147,63 +152,78 @@ async def test_a_full_queue_is_429_with_retry_after_and_recovers(serving: Servin
     refused = [reply for reply in replies if reply.status_code != 200]
     assert len(refused) == num_queued - 1
     for reply in refused:
-        assert_error(reply, 429, "overloaded")
-        assert int(reply.headers["Retry-After"]) >= 1
+        assert_envelope(reply, 429, "overloaded")
+        assert reply.headers["Retry-After"] == "1"
     assert [reply.status_code for reply in (running.result(), again)] == [200, 200]
 
 
 @on_event_loop
-async def test_no_answer_in_time_is_504(serving: Serving) -> None:
-    async with serving(deadline_s=0.05) as service:
-        assert_error(await service.post(), 504, "deadline")
-        assert service.count("expired") == 1
+async def test_requests_over_the_concurrency_are_429_unread_though_they_arrive_together(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other models, other methods and paths of no task have no part in a model's limit."""
+    async with serving(max_concurrency=2) as service:
+        calls = [asyncio.create_task(service.post()) for _ in range(6)]
+        while service.count("shed") != 4:
+            await asyncio.sleep(0.001)
+        done = [call.result() for call in calls if call.done()]
+        for refused in done:
+            message = assert_envelope(refused, 429, "overloaded")
+            assert message.startswith("2 requests are in progress; the limit is 2.")
+        assert len(done) == 4
+        assert caplog.messages == ["1 requests rejected, the last to model tiny"]
+        for path, status in (("/health", 200), ("/fill-mask", 405), ("/v1/models", 200)):
+            assert (await service.http.get(path)).status_code == status
+        other = await service.http.post("/v1/models/none/fill-mask", json=REQUEST)
+        assert other.status_code == 404
+        service.engine.gate.set()
+        assert [(await call).status_code for call in calls].count(200) == 2
+        assert (await service.post()).status_code == 200
+
+
+def test_the_limits_of_a_target_are_those_of_its_model_and_task(bundle_dir: Path) -> None:
+    models = Models(Settings(bundle=bundle_dir))
+    first, second = (
+        SimpleNamespace(limits=name, tasks={"fill-mask": 0}) for name in ("first", "second")
+    )
+    models.served, models.default_name = {"first": first, "second": second}, "first"  # type: ignore[dict-item]
+    for path, found in {
+        "/fill-mask": ("first", "fill-mask"),
+        "/v1/models/second/fill-mask": ("second", "fill-mask"),
+        "/v1/models/third/fill-mask": None,
+        "/v1/models/second/sentence-order": None,
+        "/v1/models/second": None,
+        "/livez": None,
+    }.items():
+        assert models.find(parse(path)) == found
 
 
 @on_event_loop
-async def test_a_body_that_does_not_arrive_is_504(serving: Serving) -> None:
+async def test_a_request_over_the_queue_is_refused_before_it_is_encoded(serving: Serving) -> None:
+    async with serving(max_queue_tokens=3) as service:
+        assert_envelope(await service.post(), 422, "too_much_at_once")
+        assert service.engine.num_inputs == 0
+
+
+@on_event_loop
+async def test_no_answer_and_no_body_in_time_are_504(serving: Serving) -> None:
     async def trickle() -> AsyncIterator[bytes]:
         yield b'{"inputs": '
         await asyncio.sleep(20)
 
     async with serving(deadline_s=0.05) as service:
-        headers = {"content-type": "application/json"}
-        reply = await service.http.post(f"{MODEL}/fill-mask", content=trickle(), headers=headers)
-        assert_error(reply, 504, "deadline")
-        assert "the body did not arrive" in reply.json()["error"]
-
-
-@on_event_loop
-async def test_unfinished_bodies_have_one_bound_and_small_ones_pass_it(serving: Serving) -> None:
-    large, complete = b" " * (SMALL_BYTES + 1), asyncio.Event()
-
-    async def send(service: Service, body: bytes) -> httpx.Response:
-        async def content() -> AsyncIterator[bytes]:
-            yield body
-            await complete.wait()
-            yield b'{"inputs": "The [MASK] run."}'
-
-        headers = {"content-type": "application/json"}
-        return await service.http.post(f"{MODEL}/fill-mask", content=content(), headers=headers)
-
-    async with serving(max_held_bytes=2 * len(large) + 100) as service:
-        service.engine.gate.set()
-        bodies = [large, large, large, b" " * (SMALL_BYTES - 100)]
-        calls = [asyncio.create_task(send(service, body)) for body in bodies]
-        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        assert done == {calls[2]}
-        assert_error(calls[2].result(), 429, "overloaded")
-        assert calls[2].result().headers["Retry-After"] == "1"
-        complete.set()
-        replies = [*await asyncio.gather(*calls), await send(service, large)]
-        assert [reply.status_code for reply in replies] == [200, 200, 429, 200, 200]
-        assert service.count("shed") == 1
+        assert_envelope(await service.post(), 504, "deadline")
+        reply = await service.http.post(f"{MODEL}/fill-mask", content=trickle(), headers=JSON)
+        assert "body" in assert_envelope(reply, 504, "deadline")
+        assert service.count("expired") == 2
+        assert service.count("shed") == 0
 
 
 @pytest.mark.parametrize(
     ("failure", "error_type", "message"),
     [
-        pytest.param(EngineError("/secret/file"), "engine", "the model failed", id="engine"),
-        pytest.param(KeyError("secret"), "internal", "an unexpected error", id="bug"),
+        pytest.param(EngineError("/secret/file"), "engine", "model failed", id="engine"),
+        pytest.param(KeyError("secret"), "internal", "unexpected error", id="bug"),
     ],
 )
 @on_event_loop
@@ -218,11 +238,10 @@ async def test_a_failure_is_500_and_says_no_more_than_it_should(
         service.engine.failure = failure
         service.engine.gate.set()
         reply = await service.post()
-        assert_error(reply, 500, error_type)
+        assert message in assert_envelope(reply, 500, error_type)
         (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
         assert reply.json()["request_id"] in logged.getMessage()
         assert "secret" in str(logged.exc_info)
-        assert message in reply.json()["error"]
         assert "secret" not in reply.text
         service.engine.failure = None
         assert (await service.post()).status_code == 200
@@ -233,47 +252,30 @@ async def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
     serving: Serving,
 ) -> None:
     async with serving() as service:
+        assert (await service.http.get("/health")).json() == {"status": "ok"}
         running = await service.started()
-        service.models.accepting = False
-        closing = asyncio.create_task(service.batcher.close())
-        await asyncio.sleep(0)
-        assert_error(await service.post(), 503, "not_ready")
-        assert_error(await service.http.get("/health"), 503, "not_ready")
+        closing = asyncio.create_task(service.models.close())
+        await asyncio.sleep(0.01)
+        assert_envelope(await service.http.get("/health"), 503, "not_ready")
+        assert not closing.done()
         service.engine.gate.set()
         assert (await running).status_code == 200
         await closing
+        assert_envelope(await service.post(), 503, "not_ready")
 
 
 @on_event_loop
 async def test_before_it_is_started_everything_is_503() -> None:
-    transport = httpx.ASGITransport(ErrorReplies(make_app(dict)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        assert_error(await http.post(f"{MODEL}/fill-mask", json=REQUEST), 503, "not_ready")
-        assert_error(await http.get("/info"), 503, "not_ready")
+    async with client_of(ErrorReplies(make_app(dict))) as http:
+        assert_envelope(await http.post(f"{MODEL}/fill-mask", json=REQUEST), 503, "not_ready")
+        assert_envelope(await http.get("/info"), 503, "not_ready")
 
 
 @on_event_loop
 async def test_work_of_a_caller_who_has_gone_leaves_the_queue(serving: Serving) -> None:
-    async with serving() as service:
-        running = await service.started()
-        sent: list[Message] = []
-        gone = asyncio.Event()
-        leaving = asyncio.create_task(call_and_leave(service.app, gone, sent))
-        while not service.batcher.num_queued_tokens:
-            await asyncio.sleep(0.001)
-        gone.set()
-        await leaving
-        assert service.batcher.num_queued_tokens == 0
-        assert service.count("cancelled") == 1
-        service.engine.gate.set()
-        await running
-    assert service.engine.num_inputs == 1
-
-
-async def call_and_leave(app: ErrorReplies, gone: asyncio.Event, sent: list[Message]) -> None:
-    """A request whose connection closes once `gone` is set."""
     body = b'{"inputs": "The [MASK] run."}'
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+    gone = asyncio.Event()
 
     async def receive() -> Message:
         for message in messages:
@@ -281,21 +283,124 @@ async def call_and_leave(app: ErrorReplies, gone: asyncio.Event, sent: list[Mess
         await gone.wait()
         return {"type": "http.disconnect"}
 
+    sent: list[Message] = []
+
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": f"{MODEL}/fill-mask",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+    headers = [(b"content-type", b"application/json")]
+    scope: Scope = {"type": "http", "method": "POST", "query_string": b"", "headers": headers}
+    scope["path"] = f"{MODEL}/fill-mask"
+    async with serving() as service:
+        running = await service.started()
+        leaving = asyncio.create_task(service.app(scope, receive, send))
+        while not service.batcher.num_queued_tokens:
+            await asyncio.sleep(0.001)
+        gone.set()
+        await leaving
+        assert service.batcher.num_queued_tokens == 0
+        assert service.count("cancelled") == 1
+        assert sent[0]["status"] == 499  # for the log
+        service.engine.gate.set()
+        await running
+    assert service.engine.num_inputs == 1
+
+
+def log_of(
+    app: Any, path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> tuple[httpx.Response | None, list[str]]:
+    """The reply to a request that takes 123.45 ms, None if it fails, and the log."""
+    clock = iter((7.0, 7.12345))
+    monkeypatch.setattr(errors, "time", SimpleNamespace(perf_counter=clock.__next__))
+    caplog.set_level(logging.INFO, "albert_serve")
+
+    async def get() -> httpx.Response:
+        transport = httpx.ASGITransport(ErrorReplies(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            return await http.get(path, headers={"X-Request-ID": "7"})
+
+    try:
+        reply = asyncio.run(get())
+    except ValueError:
+        reply = None
+    return reply, caplog.messages
+
+
+def test_a_request_is_one_line_with_its_milliseconds_and_a_probe_none(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("/health", "/healthz", "/livez", "/readyz", "/metrics"):
+        assert log_of(make_app(dict), path, caplog, monkeypatch)[1] == []
+    _, lines = log_of(make_app(dict), "/a%0ab/c", caplog, monkeypatch)
+    assert lines == ["GET /a%0Ab/c 404 123.5 ms (request 7)"]
+    (record,) = caplog.records
+    logged = [getattr(record, name) for name in ("method", "path", "status", "duration_ms")]
+    assert logged == ["GET", "/a%0Ab/c", 404, 123.5]
+
+
+HEAD: Message = {"type": "http.response.start", "status": 200}
+PART: Message = {"type": "http.response.body", "body": b"a", "more_body": True}
+END: Message = {"type": "http.response.body", "body": b"a"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "status"),
+    [([], 500), ([HEAD], None), ([HEAD, PART], None), ([HEAD, PART, END], 200)],
+)
+def test_a_fault_is_an_error_reply_unless_another_has_begun(
+    messages: list[Message],
+    status: int | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(_scope: Scope, _receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send({**message})
+        raise ValueError("a fault")
+
+    reply, lines = log_of(fail, "/info", caplog, monkeypatch)
+    sent = 200 if messages else 500
+    assert lines == ["request 7 failed", f"GET /info {sent} 123.5 ms (request 7)"]
+    assert (reply and reply.status_code) == status
+    if reply is not None and status == 500:
+        assert_envelope(reply, 500, "internal")
+
+
+HEALTH = ("/health", "/healthz", "/livez", "/readyz")
+
+
+@given(st.text())
+def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> None:
+    is_page = path == "/" or path.startswith("/web/")
+    assert (parse(path).surface is None) == (path in HEALTH or is_page)
+    label = parse(path).label
+    assert parse(label).label == label
+
+
+def test_the_surface_label_model_and_task_of_each_path() -> None:
+    expected: dict[str, RequestTarget] = {
+        **{path: RequestTarget(label=path, surface=None) for path in ("/", *HEALTH)},
+        "/web/app.js": RequestTarget(label="/web/", surface=None),
+        "/metrics": RequestTarget(label="/metrics", surface="metrics"),
+        "/docs.json": RequestTarget(label="/docs.json", surface="docs"),
+        "/static_content/a.css": RequestTarget(label="/static_content/", surface="docs"),
+        "/info": RequestTarget(label="/info", surface="api"),
+        "/v1/models": RequestTarget(label="/v1/models", surface="api"),
+        "/v1/models/a": RequestTarget(label="/v1/models/{model}", surface="api", model="a"),
     }
-    await app(scope, receive, send)
-
-
-def assert_error(reply: httpx.Response, status: int, error_type: str) -> None:
-    assert reply.status_code == status, reply.text
-    assert set(reply.json()) == {"error", "error_type", "request_id"}
-    assert reply.json()["error_type"] == error_type
-    assert reply.json()["request_id"] == reply.headers["X-Request-ID"]
+    for path, target in expected.items():
+        assert parse(path) == target
+    for path in ("/web", "/nothing", "/v1/models/", "/v1/models/a/", "/v1/models//info"):
+        assert parse(path) == RequestTarget(label="/*", surface="api")
+    embeddings = parse("/v1/models/a/embeddings")
+    assert (embeddings.task, embeddings.model) == ("feature-extraction", "a")
+    assert embeddings.label == "/v1/models/{model}/embeddings"
+    for path, is_openai in {
+        "/v1/embeddings": True,
+        "/v1/models/a/embeddings": True,
+        "/embed": False,
+        "/v1/models/a/embed": False,
+    }.items():
+        assert parse(path).is_openai == is_openai
+        assert parse(path).surface == "api"
+    assert parse("/zero-shot-classification").task == "text-classification"

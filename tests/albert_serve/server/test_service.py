@@ -1,44 +1,36 @@
-"""The service process over real HTTP: lists, load, every refusal of a request, its end."""
+"""The service process over real HTTP: others' clients, load, large bodies, its end."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
+from openai import NotFoundError, OpenAI
 
-from albert_serve.api.embeddings import OpenAIErrorReply
-from albert_serve.api.schemas import ErrorReply
+from tests.albert_serve.server.replies import (
+    JSON,
+    MASKED,
+    VALID,
+    assert_close,
+    assert_envelope,
+    post,
+)
 from tests.albert_serve.support import MAX_BODY_BYTES, MAX_ITEMS, Running, served
 
-MASKED = "The [MASK] run was scored in the first inning."
-CONTEXT = "An earned run is any run that was not enabled by a fielding error."
-VALID: dict[str, Any] = {
-    "fill-mask": MASKED,
-    "text-classification": "An earned run.",
-    "question-answering": {"question": "What is an earned run?", "context": CONTEXT},
-    "sentence-order": {"text": "It rained.", "text_pair": "The game was called off."},
-    "feature-extraction": "It rained.",
-}
-
-
-@pytest.mark.parametrize("task", VALID)
-def test_a_list_is_answered_as_its_items_are(client: httpx.Client, task: str) -> None:
-    item = VALID[task]
-    single, many = post(client, task, item), post(client, task, [item] * 3)
-    assert single.status_code == 200
-    one = single.json()[0] if task == "text-classification" else single.json()
-    assert len(many.json()) == 3
-    for answer in many.json():
-        assert_close(answer, one)
+TEXTS = ["It rained.", "An earned run is any run that was not enabled by a fielding error."]
 
 
 def test_tasks_mix_under_load_and_none_gets_anothers_answer(client: httpx.Client) -> None:
@@ -51,90 +43,109 @@ def test_tasks_mix_under_load_and_none_gets_anothers_answer(client: httpx.Client
         assert_close(reply.json(), alone[task])
 
 
-JSON = {"content-type": "application/json"}
-VALID_BODY = json.dumps({"inputs": MASKED}).encode()
-UTF_16 = '{"inputs": "é"}'.encode("utf-16")
-SURROGATE = b'{"inputs": "\xed\xa0\x80"}'
-
-
-@pytest.mark.parametrize(
-    ("status", "error_type", "request_line", "body", "headers"),
-    [
-        pytest.param(400, "malformed", "POST /fill-mask", b'{"inputs": ', JSON, id="cut off"),
-        pytest.param(400, "malformed", "POST /fill-mask", b"", JSON, id="no body"),
-        pytest.param(400, "malformed", "POST /fill-mask", b"[" * 30_000, JSON, id="deep"),
-        pytest.param(400, "malformed", "POST /fill-mask", b'{"inputs": "\xff"}', JSON, id="bytes"),
-        pytest.param(400, "malformed", "POST /fill-mask", UTF_16, JSON, id="UTF-16"),
-        pytest.param(400, "malformed", "POST /fill-mask", SURROGATE, JSON, id="half a surrogate"),
-        pytest.param(400, "malformed", "POST /fill-mask", b'{"inputs": NaN}', JSON, id="NaN"),
-        pytest.param(400, "malformed", "POST /fill-mask", b'["\\', JSON, id="half an escape"),
-        pytest.param(422, "invalid_input", "POST /fill-mask", b'{"inputs": 1e999}', JSON, id="inf"),
-        pytest.param(404, "not_found", "POST /translation", b"{}", JSON, id="no such route"),
-        pytest.param(404, "not_found", "GET /static_content/none", b"", {}, id="of BentoML"),
-        pytest.param(404, "not_found", "POST /token-classification", b"{}", JSON, id="no head"),
-        pytest.param(405, "method_not_allowed", "GET /fill-mask", b"", {}, id="method"),
-        pytest.param(413, "body_too_large", "POST /fill-mask", b" " * 60_001, JSON, id="body"),
-        *(
-            pytest.param(415, "unsupported_media", "POST /fill-mask", b"{}", headers)
-            for headers in (
-                {"content-type": "text/plain"},
-                {"content-type": "application/x-www-form-urlencoded"},
-                {},
-                {**JSON, "content-encoding": "gzip"},
-            )
-        ),
-    ],
-)
-def test_every_refusal_of_a_request_has_the_envelope(
+def test_refusals_of_bentomls_routes_and_of_long_streams_have_the_envelope(
     client: httpx.Client,
-    status: int,
-    error_type: str,
-    request_line: str,
-    body: bytes,
-    headers: dict[str, str],
 ) -> None:
-    method, path = request_line.split()
-    reply = client.request(method, path, content=body, headers=headers)
-    assert_envelope(reply, status, error_type)
-    assert status != 405 or reply.headers["allow"] == "POST"
-
-
-@pytest.mark.parametrize("path", ["", "/", "/v1/models/tiny"])
-def test_hugging_faces_client_without_a_task_is_told_the_addresses(
-    service: Running, path: str
-) -> None:
-    hub = InferenceClient(service.url + path)
-    with pytest.raises(HfHubHTTPError, match="404") as caught:
-        hub.fill_mask(MASKED)
-    assert f"{service.url}{path.rstrip('/')}/fill-mask, " in str(caught.value)
-
-
-def test_a_mark_before_the_json_is_passed_over(client: httpx.Client) -> None:
-    reply = client.post("/fill-mask", content=b"\xef\xbb\xbf" + VALID_BODY, headers=JSON)
-    assert reply.status_code == 200
-
-
-def test_a_body_over_the_limit_is_refused_in_chunks_too(client: httpx.Client) -> None:
     def chunks() -> Iterator[bytes]:
         for _ in range(MAX_BODY_BYTES // 1000 + 1):
             yield b" " * 1000
 
-    assert_envelope(
-        client.post("/fill-mask", content=chunks(), headers=JSON), 413, "body_too_large"
-    )
+    assert_envelope(client.get("/static_content/none"), 404, "not_found")
+    reply = client.post("/fill-mask", content=chunks(), headers=JSON)
+    assert_envelope(reply, 413, "body_too_large")
     assert post(client, "fill-mask", MASKED).status_code == 200
 
 
-def test_request_ids_are_echoed_when_sane_and_made_otherwise(client: httpx.Client) -> None:
-    reply = client.get("/health", headers={"X-Request-ID": "job-7/row-3"})
-    assert reply.headers["X-Request-ID"] == "job-7/row-3"
-    refused = client.post("/fill-mask", content=b"", headers={"X-Request-ID": "x" * 129})
-    assert len(refused.headers["X-Request-ID"]) == 32
+@pytest.mark.parametrize("path", ["/v1", "/v1/models/tiny"])
+def test_openais_own_client(service: Running, client: httpx.Client, path: str) -> None:
+    expected = post(client, "feature-extraction", TEXTS, normalize=True).json()
+    with OpenAI(base_url=f"{service.url}{path}", api_key="none", max_retries=0) as caller:
+        reply = caller.embeddings.create(model="tiny", input=TEXTS)
+        np.testing.assert_allclose([item.embedding for item in reply.data], expected, atol=1e-5)
+        with pytest.raises(NotFoundError, match="'tiny'") as caught:
+            caller.embeddings.create(model="another", input=TEXTS)
+    assert caught.value.type == "not_found"
+    assert caught.value.request_id
 
 
-def test_warnings_are_told_in_a_header(client: httpx.Client) -> None:
-    warned = post(client, "fill-mask", MASKED, {"targets": ["unearnedness"]})
-    assert "unearnedness" in json.loads(warned.headers["X-Albert-Warnings"])[0]
+def test_openais_client_lists_the_models(service: Running, client: httpx.Client) -> None:
+    with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as caller:
+        (listed,) = caller.models.list()
+        assert (listed.id, listed.object, listed.owned_by) == ("tiny", "model", "albert-serve")
+        assert 0 < listed.created <= time.time()
+        retrieved = caller.models.retrieve("tiny")
+        assert retrieved.created == listed.created
+        assert retrieved.model_extra is not None
+        assert retrieved.model_extra["tasks"] == client.get("/info").json()["tasks"]
+        with pytest.raises(NotFoundError) as caught:
+            caller.models.retrieve("another")
+    assert "'another'" in str(caught.value.body)
+
+
+def test_hugging_faces_client_gets_entities_or_the_addresses(
+    service: Running, token_service: Running
+) -> None:
+    hub = InferenceClient(f"{token_service.url}/token-classification")
+    text = "Anna Berg lives in Vienna. She came in 1932."
+    with httpx.Client(base_url=token_service.url) as http:
+        for strategy in ("none", "simple", "first", "average", "max"):
+            got = hub.token_classification(text, aggregation_strategy=strategy, stride=4)
+            options = {"aggregation_strategy": strategy}
+            expected = post(http, "token-classification", text, **options).json()
+            assert expected
+            assert_close([{name: item[name] for name in expected[0]} for item in got], expected)
+    with pytest.raises(HfHubHTTPError, match="404") as caught:
+        InferenceClient(service.url).fill_mask(MASKED)
+    assert f"{service.url}/fill-mask, " in str(caught.value)
+
+
+NUM_CLIENTS = 512
+NUM_UNFINISHED = 200
+BODY = json.dumps({"inputs": "The run was scored in the first inning."}).encode()
+HEAD = (
+    b"POST /text-classification HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+
+
+async def connect(running: Running, stack: AsyncExitStack) -> tuple[asyncio.StreamReader, Any]:
+    url = httpx.URL(running.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    stack.callback(writer.close)
+    return reader, writer
+
+
+async def request(running: Running) -> tuple[int, bool]:
+    """The status of one request over a connection of its own, and whether it says when to retry."""
+    async with AsyncExitStack() as stack:
+        reader, writer = await connect(running, stack)
+        writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        reply = await reader.read()
+        return int(reply.split()[1]), b"retry-after: " in reply.lower()
+
+
+def test_512_clients_at_once_get_200_or_429(service: Running) -> None:
+    async def ask_all() -> list[tuple[int, bool]]:
+        return await asyncio.gather(*(request(service) for _ in range(NUM_CLIENTS)))
+
+    counted = Counter(asyncio.run(ask_all()))
+    assert counted.keys() <= {(200, False), (429, True)}
+    assert counted[200, False] > 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"POST /text-classification HT", HEAD + b"Content-Length: 60000\r\n\r\n" + BODY],
+    ids=["heads", "bodies"],
+)
+def test_unfinished_requests_keep_nobody_waiting(start: bytes, service: Running) -> None:
+    async def ask_beside() -> list[tuple[int, bool]]:
+        async with AsyncExitStack() as stack:
+            for _ in range(NUM_UNFINISHED):
+                _, writer = await connect(service, stack)
+                writer.write(start)
+            return [await request(service) for _ in range(20)]
+
+    assert set(asyncio.run(ask_beside())) == {(200, False)}
 
 
 def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) -> None:
@@ -148,52 +159,14 @@ def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) ->
                 for _ in range(num_requests)
             ]
             wait_for_requests(running, num_requests)
-            assert not all(request.done() for request in waiting)
+            assert not all(call.done() for call in waiting)
             running.process.send_signal(signal.SIGTERM)
-            replies = [request.result() for request in waiting]
+            replies = [call.result() for call in waiting]
         assert [reply.status_code for reply in replies] == [200] * num_requests
         assert all(len(reply.json()) == MAX_ITEMS for reply in replies)
         running.process.wait(timeout=60)
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{running.url}/readyz")
-
-
-def post(
-    client: httpx.Client, task: str, inputs: Any, parameters: dict[str, Any] | None = None
-) -> httpx.Response:
-    return post_json(client, f"/{task}", {"inputs": inputs, "parameters": parameters or {}})
-
-
-def post_json(client: httpx.Client, path: str, body: Any) -> httpx.Response:
-    """In ASCII, which can carry half of a surrogate pair."""
-    return client.post(path, content=json.dumps(body), headers=JSON)
-
-
-def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> None:
-    assert reply.status_code == status, reply.text
-    assert reply.headers["content-type"] == "application/json"
-    assert set(reply.json()) == {"error", "error_type", "request_id"}
-    is_openai = reply.request.url.path.endswith("/embeddings")
-    error: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.content)
-    assert error.error
-    assert error.error_type == error_type
-    assert error.request_id == reply.headers["X-Request-ID"]
-
-
-def assert_close(answer: Any, expected: Any) -> None:
-    """Equal, but for what the company in a batch does to the last digits of a score."""
-    if isinstance(expected, dict):
-        assert answer.keys() == expected.keys()
-        for name, value in expected.items():
-            assert_close(answer[name], value)
-    elif isinstance(expected, list):
-        assert len(answer) == len(expected)
-        for one, value in zip(answer, expected, strict=True):
-            assert_close(one, value)
-    else:
-        assert answer == (
-            pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected
-        )
 
 
 def wait_for_requests(running: Running, num_requests: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 
 from albert_serve.server.bentoml import http
-from albert_serve.server.bentoml.http import MAX_HEAD_BYTES, MAX_HEADERS, LimitedHttpProtocol
+from albert_serve.server.bentoml.http import LimitedHttpProtocol
 
 TIMEOUT_S = 20
 OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
@@ -85,19 +85,15 @@ def address(app: Echo) -> Iterator[tuple[str, int]]:
 
 def exchange(address: tuple[str, int], *parts: bytes) -> bytes:
     """All bytes that come back until the server closes, or 10 s of silence."""
+    received = b""
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
                 connection.sendall(part)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        received = b""
-        try:
+        with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(1 << 16):
                 received += part
-        except ConnectionResetError:
-            pass
-        return received
+    return received
 
 
 CLOSE = b"Connection: close\r\n"
@@ -109,10 +105,9 @@ CLOSE = b"Connection: close\r\n"
         b"GET /" + b"a" * 2_000_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n",
         b"GET / HTTP/1.1\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 500_000 + b"\r\n",
-        b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 2000 + b"\r\n",
         b"GET / HTTP/1.1\r\n" + b"a" * 2_000_000 + b": b\r\n\r\n",
     ],
-    ids=["url", "value", "many", "many small", "name"],
+    ids=["url", "value", "many", "name"],
 )
 def test_a_head_over_the_limit_is_refused(head: bytes, address: tuple[str, int], app: Echo) -> None:
     reply = exchange(address, *[head[i : i + 8192] for i in range(0, len(head), 8192)])
@@ -122,35 +117,27 @@ def test_a_head_over_the_limit_is_refused(head: bytes, address: tuple[str, int],
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "num_headers", "status"),
-    [
-        (MAX_HEAD_BYTES - 100, 4, b"200"),
-        (MAX_HEAD_BYTES + 200, 4, b"431"),
-        (5000, MAX_HEADERS, b"200"),
-        (5000, MAX_HEADERS + 1, b"431"),
-    ],
+    ("num_bytes", "num_headers", "is_taken"),
+    [(65_536, 4, True), (65_537, 4, False), (5000, 256, True), (5000, 257, False)],
 )
 def test_the_limits_hold_where_a_body_follows_at_once(
-    num_bytes: int, num_headers: int, status: bytes, address: tuple[str, int], app: Echo
+    num_bytes: int, num_headers: int, is_taken: bool, address: tuple[str, int], app: Echo
 ) -> None:
-    head = OK_HEAD + CLOSE + b"Content-Length: 10000\r\n" + b"a:b\r\n" * (num_headers - 4)
-    padding = b"X: " + b"a" * (num_bytes - len(head) - len(b"X: \r\n")) + b"\r\n"
-    reply = exchange(address, head + padding + b"\r\n" + b"b" * 10_000)
-    assert reply.startswith(b"HTTP/1.1 " + status)
-    assert len(app.headers) == (status == b"200")
-
-
-def test_a_refusal_has_the_form_of_all_errors_and_ends_the_connection(
-    address: tuple[str, int], app: Echo
-) -> None:
-    too_many = OK_HEAD + b"a:b\r\n" * MAX_HEADERS + b"\r\n"
-    reply = exchange(address, too_many + OK_HEAD + CLOSE + b"\r\n")
-    head, _, body = reply.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 431 ")
+    headers = [b"Host: here", b"Connection: close", b"Content-Length: 10000"]
+    headers += [b"a: b"] * (num_headers - 4)
+    num_left = num_bytes - len(b"/") - sum(len(header) + 2 for header in headers)
+    headers.append(b"X: " + b"a" * (num_left - len(b"X: \r\n")))
+    head = b"\r\n".join([b"POST / HTTP/1.1", *headers, b"", b""])
+    reply = exchange(address, head + b"b" * 10_000 + OK_HEAD + CLOSE + b"\r\n")
+    start, _, body = reply.partition(b"\r\n\r\n")
+    assert len(app.headers) == app.num_begun == is_taken
+    if is_taken:
+        assert (start[:13], body) == (b"HTTP/1.1 200 ", b"10000")
+        return
+    assert start.startswith(b"HTTP/1.1 431 ")
     content = json.loads(body)
     assert content["error_type"] == "headers_too_large"
-    assert f"X-Request-ID: {content['request_id']}".encode() in head
-    assert not app.num_begun
+    assert f"X-Request-ID: {content['request_id']}".encode() in start
 
 
 UPGRADES = {
@@ -183,32 +170,23 @@ def test_an_offered_upgrade_is_ignored_and_the_body_is_read(
     assert b"upgrade" not in dict(app.headers[0])
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        *(
-            OK_HEAD + offer.replace(b": Upgrade", b": close, Upgrade")
-            for offer in UPGRADES.values()
-        ),
-        *(OK_HEAD.replace(b"/1.1", b"/1.0") + offer for offer in UPGRADES.values()),
-    ],
-)
 def test_an_offer_on_a_connection_that_closes_is_ignored(
-    start: bytes, address: tuple[str, int], app: Echo
+    address: tuple[str, int], app: Echo
 ) -> None:
     head, body = FRAMINGS["length"]
-    for parts in ((start + head + body,), (start + head, body)):
-        assert exchange(address, *parts).endswith(b"\r\n\r\n3")
-    assert app.num_begun == 2
+    for offer in UPGRADES.values():
+        for start in (
+            OK_HEAD + offer.replace(b": Upgrade", b": close, Upgrade"),
+            OK_HEAD.replace(b"/1.1", b"/1.0") + offer,
+        ):
+            for parts in ((start + head + body,), (start + head, body)):
+                assert exchange(address, *parts).endswith(b"\r\n\r\n3")
+    assert app.num_begun == 8
 
 
 def test_trailers_are_dropped(address: tuple[str, int], app: Echo) -> None:
-    request = (
-        OK_HEAD
-        + CLOSE
-        + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nAuthorization: Bearer x\r\n\r\n"
-    )
-    reply = exchange(address, request)
+    chunks = b"3\r\nabc\r\n0\r\nAuthorization: Bearer x\r\n\r\n"
+    reply = exchange(address, OK_HEAD + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
     assert reply.endswith(b"\r\n3")
     assert b"authorization" not in dict(app.headers[0])
 
@@ -226,38 +204,29 @@ def test_what_surrounds_a_body_without_end_ends_the_connection(
     assert not app.headers
 
 
-@pytest.mark.parametrize("num_bytes", [500_000, 1 << 26])
-def test_the_rest_of_a_refused_body_is_not_read_without_end(
+@pytest.mark.parametrize("num_bytes", [1 << 20, (1 << 20) + 1, 1 << 26])
+def test_the_rest_of_a_refused_body_is_read_up_to_a_megabyte(
     num_bytes: int, address: tuple[str, int]
 ) -> None:
     head = b"POST /refused HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % num_bytes
-    part = b"a" * 50_000
-    num_sent = 0
+    num_sent, reply = 0, b""
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         connection.sendall(head)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401")
-        try:
-            for _ in range(num_bytes // len(part)):
-                connection.sendall(part)
-                num_sent += len(part)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while num_sent < num_bytes:
+                num_sent += connection.send(b"a" * min(1 << 16, num_bytes - num_sent))
             connection.sendall(OK_HEAD + CLOSE + b"\r\n")
             reply = connection.recv(1 << 16)
-        except (BrokenPipeError, ConnectionResetError):
-            reply = b""
-    if num_bytes < 1 << 20:  # the connection serves the next request
-        assert reply.startswith(b"HTTP/1.1 200")
-    else:
-        assert reply == b""
-        assert num_sent < 1 << 24  # of which the system's buffers hold some megabytes
+    assert reply[:12] == (b"HTTP/1.1 200" if num_bytes == 1 << 20 else b"")
+    assert num_sent < 1 << 24  # of which the system's buffers hold some megabytes
 
 
 def test_requests_on_one_connection_are_counted_apart(address: tuple[str, int], app: Echo) -> None:
-    padding = b"X-Padding: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n"
+    padding = b"X-Padding: " + b"a" * 32_768 + b"\r\n"
     body = b"Content-Length: 3\r\n\r\nabc"
-    first = (OK_HEAD + padding + body) * 5
-    reply = exchange(address, first, OK_HEAD + padding + CLOSE + body)
-    assert reply.count(b"HTTP/1.1 200") == 6
-    assert len(app.headers) == 6
+    reply = exchange(address, (OK_HEAD + padding + body) * 5, OK_HEAD + padding + CLOSE + body)
+    assert reply.count(b"HTTP/1.1 200") == len(app.headers) == 6
 
 
 @pytest.mark.parametrize(

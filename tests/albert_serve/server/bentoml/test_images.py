@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +16,6 @@ import yaml  # type: ignore[import-untyped]
 from packaging.utils import canonicalize_name
 
 from albert_serve.server.openapi import EXAMPLES
-from albert_serve.tasks import TASKS
 from tests.albert_serve.support import (
     ROOT,
     SERVICE,
@@ -42,11 +40,6 @@ exec unshare --user --map-user={UID} --map-group={UID} setpriv --no-new-privs "$
 """
 
 
-def definition(name: str) -> dict[str, Any]:
-    read: dict[str, Any] = yaml.safe_load((ROOT / name).read_text())
-    return read
-
-
 def unprivileged(folder: Path, *command: str) -> list[str]:
     shell = ("sh", "-c", UNPRIVILEGED, "sh", str(folder), *command)
     return ["unshare", "--user", "--map-root-user", "--mount", *shell]
@@ -56,13 +49,10 @@ def unprivileged(folder: Path, *command: str) -> list[str]:
 def unprivileged_service(folder: Path, environment: dict[str, str]) -> Iterator[Running]:
     port, log_file = free_port(), folder / "log.txt"
     options = ("serve", SERVICE, "--port", str(port), "--host", "127.0.0.1")
+    command = unprivileged(folder, sys.executable, "-m", "bentoml", *options)
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            unprivileged(folder, sys.executable, "-m", "bentoml", *options),
-            cwd="/",
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            command, cwd="/", env=environment, stdout=log, stderr=subprocess.STDOUT
         )
     running = Running(process=process, url=f"http://127.0.0.1:{port}", log_file=log_file)
     try:
@@ -114,10 +104,6 @@ def test_it_serves_without_rights_on_a_read_only_file_system(
     assert sorted(folder.rglob("*")) == sorted([*before, running.log_file])
 
 
-# The bundle that the bentofiles name.
-SHIPPED = "models/albert-small-en"
-
-
 def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
     """The output of the command."""
     done = subprocess.run(
@@ -142,7 +128,7 @@ def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "requirements", made / "requirements")
     for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
         shutil.copy(ROOT / name, made)
-    shutil.copytree(bundle_dir, made / SHIPPED)
+    shutil.copytree(bundle_dir, made / "models/albert-small-en")
     return made
 
 
@@ -164,30 +150,22 @@ def build(checkout: Path, bentofile: str, environment: dict[str, str]) -> tuple[
     return tag, Path(environment["BENTOML_HOME"], "bentos", *tag.split(":"))
 
 
-@contextlib.contextmanager
-def served_elsewhere(
-    tag: str, checkout: Path, environment: dict[str, str], folder: Path
-) -> Iterator[Running]:
-    """Serve an exported bento where neither the checkout nor its BENTOML_HOME is."""
-    archive, empty = str(folder / "exported.bento"), folder / "empty"
-    empty.mkdir()
-    bentoml("export", tag, archive, cwd=empty, environment=environment)
-    shutil.rmtree(checkout)
-    shutil.rmtree(environment["BENTOML_HOME"])
-    elsewhere = {**environment, "BENTOML_HOME": str(folder / "elsewhere")}
-    bentoml("import", archive, cwd=empty, environment=elsewhere)
-    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
-        yield running
-
-
 @pytest.mark.slow
 def test_a_bento_serves_its_own_bundle_on_another_machine(
     checkout: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
+    """Where neither the checkout nor its BENTOML_HOME is."""
     tag, bento = build(checkout, "bentofile.yaml", environment)
     held = {path.name for path in (bento / "src").iterdir()}
     assert held - {"bentofile.yaml"} == {"albert_serve", "models"}  # that one BentoML puts there
-    with served_elsewhere(tag, checkout, environment, tmp_path) as running:
+    archive, empty = str(tmp_path / "exported.bento"), tmp_path / "empty"
+    empty.mkdir()
+    bentoml("export", tag, archive, cwd=empty, environment=environment)
+    shutil.rmtree(checkout)
+    shutil.rmtree(environment["BENTOML_HOME"])
+    elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
+    bentoml("import", archive, cwd=empty, environment=elsewhere)
+    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
         info = httpx.get(f"{running.url}/info").json()
         assert info["model_id"] == "albert-small-en"
         for path in ("/", "/web/app.js", "/docs", "/docs.json", "/metrics", "/livez"):
@@ -195,8 +173,6 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
         for task in (each["name"] for each in info["tasks"]):
             reply = httpx.post(f"{running.url}/{task}", json=EXAMPLES[task])
             assert reply.status_code == 200, reply.text
-        native = httpx.get(f"{running.url}/schema.json").json()["routes"]
-        assert {route["route"] for route in native} == {"/info", *(f"/{task}" for task in TASKS)}
 
 
 @pytest.mark.slow
@@ -212,22 +188,18 @@ def test_an_image_has_its_runtime_and_a_user_without_rights(
 ) -> None:
     _, bento = build(checkout, bentofile, environment)
     requirements = (bento / "env/python/requirements.txt").read_text().splitlines()
-    assert [line.split()[0] for line in requirements if line.startswith("onnx")] == [runtime]
-    assert not [line for line in requirements if line.startswith("torch")]
-
+    heavy = [line.split()[0] for line in requirements if line.startswith(("onnx", "torch"))]
+    assert heavy == [runtime]
     steps = (bento / "env/docker/Dockerfile").read_text().splitlines()
     last_to_run = max(n for n, step in enumerate(steps) if step.startswith("RUN "))
-    users = [(n, step) for n, step in enumerate(steps) if step.startswith("USER ")]
-    assert users == [(users[0][0], "USER bentoml")]
-    assert users[0][0] > last_to_run
+    (user,) = [n for n, step in enumerate(steps) if step.startswith("USER ")]
+    assert steps[user] == "USER bentoml"
+    assert user > last_to_run
     assert "ARG BENTO_USER_UID=1034" in steps  # docs/kubernetes.md has it
     for variable in yaml.safe_load((ROOT / bentofile).read_text())["envs"]:
         assert f"ENV {variable['name']}=${variable['name']}" in steps
-        assert [step.split("=")[0] for step in steps].count(f"ENV {variable['name']}") == 1
     (script,) = (bento / "env/docker").glob("script__*")
     assert script.read_bytes() == (ROOT / "scripts/image_setup.sh").read_bytes()
-    (run,) = [n for n, step in enumerate(steps) if script.name in step]
-    assert run > steps.index("# install python packages")
 
 
 def pins_of(text: str) -> dict[str, str]:

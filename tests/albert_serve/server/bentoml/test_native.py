@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from bentoml.exceptions import UnprocessableEntity
 from albert_serve.api.schemas import Answer, FilledToken, InfoReply
 from albert_serve.server.openapi import EXAMPLES
 from albert_serve.tasks import TASKS
-from tests.albert_serve.server.test_service import MASKED, VALID, assert_close
+from tests.albert_serve.server.replies import MASKED, VALID, assert_close
 from tests.albert_serve.support import ROOT, Running, running_service, service_environment
 
 # BentoML's own, and those of what it imports.
@@ -44,41 +43,30 @@ def method(task: str) -> str:
     return task.replace("-", "_")
 
 
-@pytest.mark.parametrize("task", VALID)
-def test_bentomls_client_gets_what_http_does(task: str, native: Any, client: httpx.Client) -> None:
-    reply = getattr(native, method(task))(**EXAMPLES[task])
-    assert_close(reply, client.post(f"/{task}", json=EXAMPLES[task]).json())
-
-
-def test_bentomls_asynchronous_client_gets_the_same(service: Running, native: Any) -> None:
+def test_bentomls_clients_get_what_http_does(
+    service: Running, native: Any, client: httpx.Client
+) -> None:
     async def ask() -> list[Any]:
-        async with bentoml.AsyncHTTPClient(service.url) as client:
-            calls = [getattr(client, method(task))(inputs=VALID[task]) for task in VALID]
-            replies = [*await asyncio.gather(*calls), await client.info()]
-            client._temp_dir.cleanup()
+        async with bentoml.AsyncHTTPClient(service.url) as caller:
+            calls = [getattr(caller, method(task))(**EXAMPLES[task]) for task in VALID]
+            replies = [*await asyncio.gather(*calls), await caller.info()]
+            caller._temp_dir.cleanup()
             return replies
 
     *replies, info = asyncio.run(ask())
     for task, reply in zip(VALID, replies, strict=True):
-        assert_close(reply, getattr(native, method(task))(VALID[task], {}))
+        assert_close(reply, getattr(native, method(task))(**EXAMPLES[task]))
+        assert_close(reply, client.post(f"/{task}", json=EXAMPLES[task]).json())
     assert info == native.info()
     assert InfoReply.model_validate(info).model_id == "tiny"
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        pytest.param({"inputs": "none"}, "the text has no [MASK]", id="text"),
-        pytest.param({"inputs": MASKED, "parameters": {"topk": 3}}, "'topk'", id="unknown"),
-        pytest.param({"inputs": MASKED, "parameters": {"top_k": 0}}, "top_k", id="value"),
-    ],
-)
-def test_bentomls_client_raises_our_refusals(
-    native: Any, call: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UnprocessableEntity) as refused:
-        native.fill_mask(**call)
-    assert message in json.loads(refused.value.message)["error"]
+def test_bentomls_client_raises_our_refusals(native: Any) -> None:
+    """It sends a parameter that it does not know."""
+    for inputs, parameters, message in (("none", {}, "[MASK]"), (MASKED, {"topk": 3}, "'topk'")):
+        with pytest.raises(UnprocessableEntity) as refused:
+            native.fill_mask(inputs, parameters)
+        assert message in json.loads(refused.value.message)["error"]
 
 
 def test_every_endpoint_is_in_bentomls_schema_and_no_reference_is_left_open(
@@ -128,35 +116,26 @@ def test_another_service_depends_on_ours(composed: Any, native: Any) -> None:
     assert kind == Answer.__name__
     name, *tasks = composed.names()
     assert (name, {*tasks}) == ("tiny", {*VALID})
-    with pytest.raises(UnprocessableEntity, match=r"the text has no \[MASK\]"):
+    with pytest.raises(UnprocessableEntity, match=r"no \[MASK\]"):
         composed.ask("fill_mask", "none")
 
 
-@asynccontextmanager
-async def in_process(bundle_dir: Path) -> AsyncIterator[Any]:
-    """A service that depends on ours, in this process: BentoML calls none of our hooks."""
-    os.environ["ALBERT_SERVE_BUNDLE"] = str(bundle_dir)
-    try:
-        from tests.albert_serve.server.bentoml.composed import Composed
-
-        yield Composed()
-        await cast("Any", Composed).dependencies["albert"].close()
-    finally:
-        del os.environ["ALBERT_SERVE_BUNDLE"]
-
-
 def test_calls_in_process_take_and_return_values_and_raise_bentomls_exceptions(
-    bundle_dir: Path, native: Any
+    bundle_dir: Path, native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a service that depends on ours in this process: BentoML calls none of our hooks."""
+    monkeypatch.setenv("ALBERT_SERVE_BUNDLE", str(bundle_dir))
+    from tests.albert_serve.server.bentoml.composed import Composed
+
     async def check() -> None:
-        async with in_process(bundle_dir) as service:
-            best, *_ = await service.albert.fill_mask(MASKED, {"top_k": 2})
-            assert isinstance(best, FilledToken)
-            assert_close(best.model_dump(), native.fill_mask(MASKED)[0])
-            assert (await service.albert.info()).model_id == "tiny"
-            with pytest.raises(UnprocessableEntity, match=r"no \[MASK\]"):
-                await service.albert.fill_mask("none")
-            with pytest.raises(UnprocessableEntity, match="must be a valid string, not 3"):
-                await service.albert.fill_mask(3)
+        albert = cast("Any", Composed()).albert
+        best, *_ = await albert.fill_mask(MASKED, {"top_k": 2})
+        assert isinstance(best, FilledToken)
+        assert_close(best.model_dump(), native.fill_mask(MASKED)[0])
+        assert (await albert.info()).model_id == "tiny"
+        for inputs, message in (("none", r"no \[MASK\]"), (3, "valid string, not 3")):
+            with pytest.raises(UnprocessableEntity, match=message):
+                await albert.fill_mask(inputs)
+        await cast("Any", Composed).dependencies["albert"].close()
 
     asyncio.run(check())
