@@ -184,6 +184,7 @@ def test_a_child_process_gets_its_own_settings(
     assert "ALBERT_SERVE_MODELS" not in environment
     assert environment["ALBERT_SERVE_API_KEYS"] == "a-secret-0123456789"
     monkeypatch.delenv("ALBERT_SERVE_API_KEYS")
+    monkeypatch.delenv("ALBERT_SERVE_MODELS")
     open_to_all = Settings.from_environment(chosen)
     assert Settings.from_environment(open_to_all.environment()) == open_to_all
 
