@@ -103,7 +103,7 @@ def test_a_loop_that_ends_while_the_engine_runs_leaves_nothing_behind() -> None:
 
 
 def report(num_inputs: int, num_tokens: int, num_padded_tokens: int, **times: Any) -> BatchReport:
-    sizes = {"num_inputs": num_inputs, "num_tokens": num_tokens}
+    sizes: Any = {"num_inputs": num_inputs, "num_tokens": num_tokens}
     return BatchReport(**sizes, num_padded_tokens=num_padded_tokens, **{"engine_s": 0.0, **times})
 
 

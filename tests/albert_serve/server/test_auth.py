@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from albert_serve.errors import ConfigError
 from albert_serve.server.auth import AllowedHosts, ApiKeyMiddleware, read_keys
-from tests.albert_serve.server.replies import assert_envelope
+from tests.albert_serve.server.replies import JSON, assert_envelope
 from tests.albert_serve.support import MAX_BODY_BYTES, Running, served, wait_until_logged
 
 KEY = "first-key-0123456789"
@@ -42,8 +42,10 @@ def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A service with keys, a file of keys, and an origin that may call it."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "keys.txt").write_text(f"# for tests\n\n{FILE_KEY}\n")
-    settings = {"API_KEYS": f"{KEY}, {OTHER_KEY}", "API_KEYS_FILE": str(folder / "keys.txt")}
-    with served(bundle_dir, folder, **settings, CORS_ORIGINS=ORIGIN) as started:
+    keys, file = f"{KEY}, {OTHER_KEY}", str(folder / "keys.txt")
+    with served(
+        bundle_dir, folder, API_KEYS=keys, API_KEYS_FILE=file, CORS_ORIGINS=ORIGIN
+    ) as started:
         yield started
 
 
@@ -100,8 +102,8 @@ def test_pages_of_the_origin_can_read_every_reply(stranger: httpx.Client) -> Non
         ("POST", "/fill-mask", KEY, 422),
     ):
         headers = {"Origin": ORIGIN} | ({"Authorization": f"Bearer {key}"} if key else {})
-        json = {} if method == "POST" else None
-        reply = stranger.request(method, path, headers=headers, json=json)
+        content = b"{}" if method == "POST" else b""
+        reply = stranger.request(method, path, headers={**JSON, **headers}, content=content)
         assert reply.status_code == status
         assert reply.headers["Access-Control-Allow-Origin"] == ORIGIN
         assert "X-Request-ID" in reply.headers["Access-Control-Expose-Headers"]

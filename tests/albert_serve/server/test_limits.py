@@ -273,7 +273,7 @@ def test_a_body_that_does_not_end_is_freed_without_a_garbage_collection(is_cance
     chunk = bytes(bytearray(1000))
     chunks = iter([chunk])
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         for part in chunks:
             return {"type": "http.request", "body": part, "more_body": True}
         return await never()

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -184,17 +184,19 @@ async def test_requests_over_the_concurrency_are_429_unread_though_they_arrive_t
 def test_the_limits_of_a_target_are_those_of_its_model_and_task(bundle_dir: Path) -> None:
     models = Models(Settings(bundle=bundle_dir))
     first, second = (
-        SimpleNamespace(limits=name, tasks={"fill-mask": 0}) for name in ("first", "second")
+        cast("Any", SimpleNamespace(limits=name, tasks=["fill-mask"]))
+        for name in ("first", "second")
     )
-    models.served, models.default_name = {"first": first, "second": second}, "first"  # type: ignore[dict-item]
-    for path, found in {
+    models.served, models.default_name = {"first": first, "second": second}, "first"
+    expected: dict[str, Any] = {
         "/fill-mask": ("first", "fill-mask"),
         "/v1/models/second/fill-mask": ("second", "fill-mask"),
         "/v1/models/third/fill-mask": None,
         "/v1/models/second/sentence-order": None,
         "/v1/models/second": None,
         "/livez": None,
-    }.items():
+    }
+    for path, found in expected.items():
         assert models.find(parse(path)) == found
 
 
