@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,15 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from packaging.utils import canonicalize_name
 
 from albert_serve.server.openapi import EXAMPLES
-from tests.albert_serve.support import (
-    ROOT,
-    SERVICE,
-    Running,
-    free_port,
-    running_service,
-    service_environment,
-    wait_until_ready,
-)
+from tests.albert_serve.support import ROOT, running_service, service_environment
 from tests.programs import needs_program
 
 UID = 12345
@@ -43,24 +34,6 @@ exec unshare --user --map-user={UID} --map-group={UID} setpriv --no-new-privs "$
 def unprivileged(folder: Path, *command: str) -> list[str]:
     shell = ("sh", "-c", UNPRIVILEGED, "sh", str(folder), *command)
     return ["unshare", "--user", "--map-root-user", "--mount", *shell]
-
-
-@contextlib.contextmanager
-def unprivileged_service(folder: Path, environment: dict[str, str]) -> Iterator[Running]:
-    port, log_file = free_port(), folder / "log.txt"
-    options = ("serve", SERVICE, "--port", str(port), "--host", "127.0.0.1")
-    command = unprivileged(folder, sys.executable, "-m", "bentoml", *options)
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd="/", env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-    running = Running(process=process, url=f"http://127.0.0.1:{port}", log_file=log_file)
-    try:
-        wait_until_ready(running)
-        yield running
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -90,7 +63,11 @@ def test_it_serves_without_rights_on_a_read_only_file_system(
     probe = f"test $(id -u) = {UID} && ! touch {folder}/home/it /it"
     assert subprocess.run(unprivileged(folder, "sh", "-c", probe), check=False).returncode == 0
 
-    with unprivileged_service(folder, environment) as running:
+    python = folder / "python"
+    command = shlex.join(unprivileged(folder, sys.executable))
+    python.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    python.chmod(0o755)
+    with running_service(environment, folder, python=python) as running:
         status = Path(f"/proc/{running.process.pid}/status").read_text()
         assert re.search(r"CapEff:\s+0{16}\n", status)
         assert re.search(r"NoNewPrivs:\s+1\n", status)
@@ -101,7 +78,7 @@ def test_it_serves_without_rights_on_a_read_only_file_system(
     assert re.search(r"albert_serve_requests_total{.*fill-mask.*} 4\.0", metrics)
     assert running.process.returncode == 0
     assert "Traceback" not in running.log
-    assert sorted(folder.rglob("*")) == sorted([*before, running.log_file])
+    assert sorted(folder.rglob("*")) == sorted([*before, python, running.log_file])
 
 
 def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
