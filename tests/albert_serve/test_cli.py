@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -44,6 +45,15 @@ def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert text.startswith(f"{bundle_dir}: an ALBERT in fp32, revision ")
     assert re.search(r"^  text-classification \(negative, positive\)$", text, re.MULTILINE)
+
+
+def test_info_ends_quietly_if_its_reader_has_ended(bundle_dir: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "albert_serve", "info", str(bundle_dir)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize(
