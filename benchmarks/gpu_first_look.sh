@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What ten minutes on one GPU can show: the GPU tests, and the speed of training and of answers.
+# Runs the GPU tests and compares the speed of training and inference, in ten minutes on one GPU.
 #
 #   benchmarks/gpu_first_look.sh FOLDER               on a GPU; needs no package registry
 #   DEVICE=cpu benchmarks/gpu_first_look.sh FOLDER    a rehearsal with small shapes

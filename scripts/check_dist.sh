@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds wheel and sdist into dist/, and tries both as a user installs them: each in an empty
-# environment and folder. The wheel serves, answers its client, and trains one step.
+# Builds wheel and sdist in dist/ and installs each in an empty environment and folder. The wheel
+# serves, answers a client and trains one step.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 uv="$root/.venv/bin/uv"

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# Resolves all that the Makefile and the documents install into one environment, without the local
-# wheels and the configuration of this machine. Only metadata is downloaded; seqeval alone, which has
-# no wheel, is built. What resolves together, such as the extras `train` and `gpu`, also resolves
-# alone.
+# Checks that the dependencies of all extras and groups resolve together, without local wheels and
+# configuration. It downloads only metadata, except seqeval, which has no wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset "${!UV_@}"
@@ -14,10 +12,10 @@ resolve() {
 }
 
 if ! echo pip | resolve 3.11 -; then
-    echo "error: the package index cannot be reached, and this check needs it" >&2
+    echo "error: The package index cannot be reached." >&2
     exit 1
 fi
-trap 'echo "error: pip could not install these requirements: mend pyproject.toml or constraints.txt" >&2' ERR
+trap 'echo "error: pip cannot install these requirements. Fix pyproject.toml or constraints.txt." >&2' ERR
 for python in 3.11 3.13; do
     resolve $python pyproject.toml --all-extras
     resolve $python pyproject.toml --all-extras --group dev --group bench --group site -c constraints.txt

@@ -1,15 +1,15 @@
 #!/bin/sh
-# What `bentoml containerize` runs in the image, as root, after the requirements are installed.
+# `bentoml containerize` runs this in the image, as root, after installing the requirements.
 set -eu
 
-# BentoML makes these folders when it starts, and cannot where the file system is read-only.
+# BentoML creates these folders when it starts, which fails on a read-only file system.
 for folder in bentos models envs tmp; do
     mkdir -p "$BENTOML_HOME/$folder"
 done
-# Any user may run the container, not only the one that owns the files.
+# Any user can run the container, not only the owner of the files.
 chmod 755 "$BENTOML_HOME"
 
-# BentoML installs these to build requirements; ours are all built.
+# BentoML installs compilers for requirements without wheels. All of ours have wheels.
 apt-get purge -q -y --auto-remove \
     -o APT::AutoRemove::RecommendsImportant=false -o APT::AutoRemove::SuggestsImportant=false \
     build-essential git gnupg2
