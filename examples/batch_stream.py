@@ -1,7 +1,7 @@
 """Classify a JSONL file of any length as a stream, and print its rows with their labels.
 
-A row that is refused gets its error. `albert-serve score` does this for whole jobs: it resumes, and
-reads and writes other formats.
+A rejected row gets its error. For files, use `albert-serve score`: it resumes, and it reads and
+writes other formats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = Path(__file__).parent / "reviews.jsonl"
 
 
 def columns(answer: list[LabelScore] | RequestError) -> dict[str, Any]:
-    """Return what is added to a row: its best label, or its error."""
+    """Return the new columns of a row: its best label, or its error."""
     if isinstance(answer, RequestError):
         return {"error": str(answer), "error_type": answer.error_type}
     return answer[0].model_dump()

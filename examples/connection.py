@@ -1,4 +1,4 @@
-"""What all examples share: their options, and the client that these open."""
+"""Common options of the examples, and the client that they select."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from connection import connect, example_parser
 
-# Passages, since of single sentences the default model hardly knows the order.
+# Passages, because the default model cannot order single sentences.
 SENTENCES = [
     "Since 1990 the church has been a museum. It is visited by about 20,000 people every year.",
     (

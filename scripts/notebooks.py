@@ -21,7 +21,7 @@ def notebook_file(name: str) -> Path:
 
 
 def read_notebook(name: str) -> Any:
-    """Return a notebook as it is stored."""
+    """Return the stored notebook."""
     return nbformat.read(notebook_file(name), as_version=4)  # type: ignore[no-untyped-call]
 
 
@@ -29,7 +29,7 @@ def run_notebook(name: str, folder: Path) -> Any:
     """Return a notebook with its outputs, without messages on stderr, which differ between runs.
 
     Args:
-        folder: the working directory; it gets the runs and the cache.
+        folder: working directory, for the runs and the cache.
     """
     (folder / "tests").symlink_to(CLONE / "tests")
     os.environ |= {"PYTHONPATH": str(CLONE), "ALBERT_SERVE_CACHE": str(folder / "cache")}
@@ -46,7 +46,7 @@ def run_notebook(name: str, folder: Path) -> Any:
 
 
 def main() -> None:
-    """Run all notebooks, or the ones of the command line."""
+    """Run all notebooks, or the notebooks named on the command line."""
     for name in sys.argv[1:] or NOTEBOOKS:
         with tempfile.TemporaryDirectory() as folder:
             notebook = run_notebook(name, Path(folder))

@@ -1,7 +1,6 @@
-"""Put what the documents link to outside of docs/ into the site (a hook of mkdocs, `make site`).
+"""Add the files outside docs/ that documents link to to the site (a hook of mkdocs, `make site`).
 
-The site then has every file that a link names, without a host of the repository. Markdown becomes a
-page, below `repository/`.
+They are below `repository/`, and Markdown files become pages. So links need no repository host.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _LINK: Final = re.compile(r"(\]\()((?!https?:|#)[^)\s#]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the linked files, and those that linked Markdown links to."""
+    """Add the files that documents link to, also indirectly."""
     waiting = sorted((_ROOT / "docs").glob("*.md"))
     seen = set(waiting)
     while waiting:
@@ -37,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between docs/ and the rest of the repository into those of the site."""
+    """Rewrite links between docs/ and the rest of the repository for the site."""
     path = page.file.src_uri
     inside = path.removeprefix(f"{_FOLDER}/")
     source = _ROOT / inside if inside != path else _ROOT / "docs" / path

@@ -10,14 +10,14 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).parents[1] / "albert_serve/client"
 _NOTICE: Final = "# Generated from {source} by scripts/unasync.py; `make client` writes it.\n"
-# Tried in this order.
+# In this order.
 _SUBSTITUTIONS: Final = (
-    # A thread has no timeout but those of its reads and writes.
+    # Only reads and writes of a thread have timeouts.
     (r"\n *asyncio\.timeout\(.*\),(?=\n)", ""),
     (r"asyncio\.sleep", "time.sleep"),
     (r"import asyncio", "import time"),
     (r" from asyncio, on one event loop at a time", "; safe to use from many threads"),
-    # Where it is not needed, ruff takes it out again.
+    # ruff removes it if it is unused.
     (r"(?<=import annotations\n)", "from collections.abc import Iterable\n"),
     (r"\nfrom \S+ import AnyIterable(?=\n)", ""),
     (r"import AnyIterable, ", "import "),

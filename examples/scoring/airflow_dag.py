@@ -1,7 +1,7 @@
 """An Airflow DAG that scores each day's reviews.
 
-A task that was killed, or whose worker went away, is retried and goes on with the parts that are
-complete. Statuses that no retry mends (docs/batch.md) fail at once.
+A task that was killed, or lost its worker, is retried and keeps its complete parts. If a retry
+cannot help (see the statuses in docs/batch.md), the task fails immediately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def score_reviews() -> None:
         ]
         status = subprocess.run(command, check=False).returncode
         if status in PASSING or status < 0:
-            raise AirflowException(f"ended with status {status}; the retry goes on")
+            raise AirflowException(f"ended with status {status}; the retry resumes")
         if status:
             raise AirflowFailException(f"ended with status {status}")
 
