@@ -1,4 +1,4 @@
-// The page: a tab for each task of the model, the choice of the model, and the key.
+// The page: a tab for each task, the choice of a model, and the API key.
 
 import { element } from './elements.js';
 import { Panel } from './panel.js';
@@ -9,9 +9,9 @@ const MAX_LABEL = 48;
 const RETRY_AFTER_MS = 2000;
 
 const service = new Service();
-const panels = new Map(); // by the task's name
+const panels = new Map(); // by task name
 const find = (selector) => document.querySelector(selector);
-const named = () => location.hash.slice(1);
+const selectedName = () => location.hash.slice(1);
 const showCode = () => panels.forEach((panel) => panel.showCode());
 const beginning = (text) => (text.length > MAX_LABEL ? `${text.slice(0, MAX_LABEL).trimEnd()}…` : text);
 let retry = null;
@@ -19,7 +19,7 @@ let retry = null;
 async function start() {
   clearTimeout(retry);
   const { error, info, models, examples } = await service.describe();
-  find('#trouble').hidden = !error || error.status === 401; // then the key is asked for
+  find('#trouble').hidden = !error || error.status === 401; // for 401, the key form is shown
   find('#trouble p').textContent = error?.message;
   if (error?.status === 503) retry = setTimeout(start, RETRY_AFTER_MS);
   if (error || panels.size > 0) return;
@@ -28,16 +28,16 @@ async function start() {
     const described = info.tasks.find((task) => task.name === name);
     if (described) addPanel({ ...TASKS[name], ...described, mask: info.mask_token, card: info.card }, examples);
   }
-  for (const place of document.querySelectorAll('[data-info]')) {
-    place.textContent = info[place.dataset.info];
-    place.hidden = false;
+  for (const field of document.querySelectorAll('[data-info]')) {
+    field.textContent = info[field.dataset.info];
+    field.hidden = false;
   }
   document.title = `${info.model_id} · albert-serve`;
-  if (panels.has(named())) show();
+  if (panels.has(selectedName())) show();
   else location.replace(`#${bestOf(info.tasks.filter(({ name }) => panels.has(name)))}`);
 }
 
-/** A choice of the models, where there are several; another one is another address of the page. */
+/** Show a choice if there are several models. Each model has its own address. */
 function showModels({ models, default: first }) {
   const choice = find('#model-choice');
   choice.replaceChildren(...models.map(({ model_id: name }) => element('option', {}, name)));
@@ -52,7 +52,7 @@ function addPanel(task, examples) {
   find('main').append(panel.section);
 }
 
-/** The examples of the model, or some that fit any model of English. */
+/** Return the model's examples, or examples for any English model. */
 function examplesOf(task, { general, neutral }) {
   const isOther = task.name === 'text-classification' && !isSentiment(task);
   const examples = task.examples ?? (isOther ? null : general[task.name]) ?? neutral[task.name];
@@ -62,25 +62,25 @@ function examplesOf(task, { general, neutral }) {
   }));
 }
 
-/** The task that the model does best, by its figures; one without a figure counts as half right. */
+/** Return the task with the best metric. A task without a metric counts as 50 %. */
 function bestOf(tasks) {
-  const figure = ({ name, quality }) => {
-    const share = quality?.percent ?? (name === 'feature-extraction' ? 0 : 50);
-    return name === 'sentence-order' ? 2 * (share - 50) : share; // by chance it has half
+  const scoreOf = ({ name, quality }) => {
+    const value = quality?.percent ?? (name === 'feature-extraction' ? 0 : 50);
+    return name === 'sentence-order' ? 2 * (value - 50) : value; // chance is 50 %
   };
-  return tasks.reduce((best, task) => (figure(task) > figure(best) ? task : best)).name;
+  return tasks.reduce((best, task) => (scoreOf(task) > scoreOf(best) ? task : best)).name;
 }
 
-/** Show the panel that the address names. */
+/** Show the panel of the address. */
 function show() {
-  if (!panels.has(named())) return;
-  for (const [name, { section }] of panels) section.hidden = name !== named();
+  if (!panels.has(selectedName())) return;
+  for (const [name, { section }] of panels) section.hidden = name !== selectedName();
   for (const tab of find('.tabs').children) tab.setAttribute('aria-current', tab.hash === location.hash);
-  panels.get(named()).run();
+  panels.get(selectedName()).run();
 }
 
-function askForKey(why) {
-  find('.key-why').textContent = why;
+function requestKey(message) {
+  find('.key-why').textContent = message;
   find('#key').hidden = false;
   find('#key-state').hidden = true;
   find('#key-value').focus();
@@ -94,7 +94,7 @@ find('#key').addEventListener('submit', (event) => {
   event.target.hidden = true;
   find('#key-state').hidden = false;
   if (panels.size === 0) start();
-  else panels.get(named()).run();
+  else panels.get(selectedName()).run();
 });
 
 find('#key-state button').addEventListener('click', () => {
@@ -108,7 +108,7 @@ find('#model-choice').addEventListener('change', ({ target }) => {
 
 find('#trouble button').addEventListener('click', start);
 addEventListener('hashchange', show);
-document.addEventListener('key-wanted', ({ detail }) => askForKey(detail));
+document.addEventListener('key-wanted', ({ detail }) => requestKey(detail));
 document.addEventListener('click', ({ target }) => {
   if (!target.dataset.language) return;
   document.documentElement.dataset.language = target.dataset.language;

@@ -1,11 +1,11 @@
-// A request as code to copy: for curl, and for the Python client.
+// Requests as code for curl and for the Python client.
 
 const MAX_LINE = 88;
 const INDENT = '        ';
 const KEY_VARIABLE = 'ALBERT_API_KEY';
 const PYTHON_WORDS = { true: 'True', false: 'False', null: 'None' };
 
-/** A command for a POSIX shell that sends `request` to `task`. */
+/** Return a command for a POSIX shell that sends `request` to `task`. */
 export function curl(service, task, request) {
   const lines = [`curl ${shellQuote(`${service.url}/${task}`)}`, "-H 'Content-Type: application/json'"];
   if (service.wantsKey) lines.push(`-H "Authorization: Bearer $${KEY_VARIABLE}"`);
@@ -13,7 +13,7 @@ export function curl(service, task, request) {
   return lines.join(' \\\n  ');
 }
 
-/** A Python program that prints the answer to `request`. */
+/** Return a Python program that prints the answer to `request`. */
 export function python(service, task, { inputs, parameters = {} }) {
   const isOrder = task === 'sentence-order';
   const call = `    answer = albert.${isOrder ? 'coherence' : task.replaceAll('-', '_')}(`;
@@ -32,10 +32,10 @@ export function python(service, task, { inputs, parameters = {} }) {
   ].join('\n');
 }
 
-/** JSON in one line, with the spaces that a reader would set. */
+/** Format JSON in one line with the usual spaces. */
 const flat = (value) => JSON.stringify(value, null, 1).replace(/,\n\s*/g, ', ').replace(/\n\s*/g, '');
 
-/** A value of JSON as Python, which writes strings alike; a long one with each item in its own line. */
+/** Format a JSON value as Python, whose strings are the same. Long values have one item per line. */
 function literal(value) {
   const isLong = flat(value).length > MAX_LINE - INDENT.length;
   const json = isLong ? JSON.stringify(value, null, 4).replaceAll('\n', `\n${INDENT}`) : flat(value);

@@ -1,23 +1,23 @@
-// Elements, figures and bars. Whatever the service or the reader wrote goes in as text, never as markup.
+// Elements, percentages and bars. Texts of the service or the user are inserted as text, never as markup.
 
 export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const created = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) created.setAttribute(name, value);
+  created.append(...children);
+  return created;
 }
 
-/** A copy of what a <template> holds. */
+/** Copy the content of a <template>. */
 export const fromTemplate = (id) => document.getElementById(id).content.cloneNode(true);
 
-/** 0.8193 as "81.9%". */
-export function percent(share) {
-  if (share > 0 && share < 0.001) return '<0.1%';
-  if (share < 1 && share > 0.999) return '>99.9%';
-  return `${(share * 100).toFixed(1)}%`;
+/** Format 0.8193 as "81.9%". */
+export function percent(fraction) {
+  if (fraction > 0 && fraction < 0.001) return '<0.1%';
+  if (fraction < 1 && fraction > 0.999) return '>99.9%';
+  return `${(fraction * 100).toFixed(1)}%`;
 }
 
-/** A list of rows of {label, figure, width}; width is the bar's share of its track, null for no bar. */
+/** Return a list of rows of {label, figure, width}. The width is a fraction of the track; null: no bar. */
 export function bars(rows, kind = '', tag = 'div') {
   const items = rows.map(({ label, figure, width }) => {
     const fill = element('span', { class: 'bar-fill' });
@@ -30,7 +30,7 @@ export function bars(rows, kind = '', tag = 'div') {
   return element('ol', { class: `bars ${kind}` }, ...items);
 }
 
-/** Bars that are buttons: the chosen one is marked, at first the first one. */
+/** Return bars that are buttons. The selected bar is marked, initially the first. */
 export function choosableBars(rows, kind, onChoose) {
   const list = bars(rows, kind, 'button');
   const buttons = [...list.querySelectorAll('button')];

@@ -3,9 +3,9 @@
 import { curl, python } from './code.js';
 import { element, fromTemplate, percent } from './elements.js';
 
-// Controls that are a part of the inputs; others are parameters.
+// Names of input fields. All other fields are parameters.
 const INPUTS = ['text', 'text_pair', 'texts', 'question', 'context', 'sentences'];
-// Inputs of one field that are sent without its name.
+// A single input of these names is sent without its name.
 const BARE = ['text', 'texts'];
 const SEPARATORS = { lines: '\n', words: ',' };
 
@@ -15,7 +15,7 @@ export class Panel {
   #form;
   #numSent = 0;
 
-  /** `task` is an entry of TASKS with what the service says of the model's task. */
+  /** `task` combines an entry of TASKS with the service's description of the task. */
   constructor(service, task, examples) {
     [this.#service, this.#task] = [service, task];
     this.section = fromTemplate('panel').firstElementChild;
@@ -65,7 +65,7 @@ export class Panel {
     this.showCode();
   }
 
-  /** The request that the form holds; parameters that all have their defaults are left out. */
+  /** Return the request of the form, without parameters that have their defaults. */
   #read() {
     const item = {};
     const parameters = { ...this.#task.parameters };
@@ -78,7 +78,7 @@ export class Panel {
     return Object.keys(parameters).length ? { inputs, parameters } : { inputs };
   }
 
-  /** Send what the form holds; a reply to an earlier request is ignored. */
+  /** Send the form's request. Replies to earlier requests are ignored. */
   async run() {
     const request = this.#read();
     this.#numSent += 1;
@@ -101,7 +101,7 @@ export class Panel {
     this.showCode();
   }
 
-  /** Show the request as code, in the language that was chosen for all panels. */
+  /** Show the request as code, in the language selected for all panels. */
   showCode() {
     const request = this.#read();
     const language = document.documentElement.dataset.language ?? 'curl';
@@ -111,7 +111,7 @@ export class Panel {
     }
   }
 
-  /** Copy the code, by the one way that works over plain HTTP, too. */
+  /** Copy the code, in the only way that also works over plain HTTP. */
   #copy(button) {
     getSelection().selectAllChildren(this.#find('pre code'));
     button.textContent = document.execCommand('copy') ? 'Copied' : 'Press Ctrl+C';
@@ -119,14 +119,14 @@ export class Panel {
   }
 }
 
-/** How well the model does the task, where its manifest says so. */
+/** Return the quality of the model at the task, if its manifest has it. */
 function qualityText(quality) {
   if (!quality) return '';
   const { metric, percent: value, count, data } = quality;
   return `On ${data ?? 'labelled data'}: ${metric} ${percent(value / 100)} (${count.toLocaleString('en')} answers).`;
 }
 
-/** The value of a control; undefined where the service's default holds. */
+/** Return the value of a field, or undefined for the service's default. */
 function valueOf(field) {
   if (field.type === 'checkbox') {
     if (field.checked === field.defaultChecked) return undefined;
@@ -141,10 +141,10 @@ function valueOf(field) {
   return value.length === 0 && field.closest('.options-body') ? undefined : value;
 }
 
-/** An error's status, type, wait and request, each as the service named it. */
+/** Return the status, type, delay and request id of an error. */
 function facts({ status, error_type: type, request_id: request, retry_after_s: wait }) {
-  const named = [['Status', status], ['Type', type], ['Try again after', wait && `${wait} s`], ['Request', request]];
-  const pairs = named.filter(([, value]) => value);
+  const entries = [['Status', status], ['Type', type], ['Try again after', wait && `${wait} s`], ['Request', request]];
+  const pairs = entries.filter(([, value]) => value);
   return element('dl', { class: 'problem-facts' }, ...pairs.map(([name, value]) => (
     element('div', {}, element('dt', {}, name), element('dd', {}, value))
   )));

@@ -1,19 +1,19 @@
-// The service that this page came from, whatever path it is under.
+// The service of this page, also behind a path prefix.
 
 const WARNINGS_HEADER = 'X-Albert-Warnings';
 const TRUNCATED_HEADER = 'X-Albert-Truncated-Tokens';
 
 export class Service {
-  /** Whether a key was asked for; examples of code then show where it goes. */
+  /** Whether the service requires a key. Code examples then include it. */
   wantsKey = false;
   #key = null;
 
-  /** The model that the page's address names, or null for the service's default. */
+  /** The model in the page's address, or null for the default model. */
   model = new URLSearchParams(location.search).get('model');
 
   root = new URL('.', document.baseURI).href.replace(/\/$/, '');
 
-  /** Where the tasks are answered. */
+  /** The base URL of the tasks. */
   get url() {
     return this.model === null ? this.root : `${this.root}/v1/models/${encodeURIComponent(this.model)}`;
   }
@@ -22,7 +22,7 @@ export class Service {
     this.#key = key;
   }
 
-  /** The model, all models, and examples of inputs for those that have none of their own. */
+  /** Return the model, all models, and example inputs for models without examples. */
   async describe() {
     const files = ['examples', 'neutral-examples'].map((name) => `${this.root}/web/${name}.json`);
     const paths = [`${this.url}/info`, `${this.root}/v1/models`, ...files];
@@ -32,7 +32,7 @@ export class Service {
     return { error, info, models, examples: { general, neutral } };
   }
 
-  /** The answer of a task with its latency and what the service says about it, or an error. */
+  /** Return the answer of a task with its latency and the service's notes, or an error. */
   async ask(task, request) {
     const start_ms = performance.now();
     const { error, body, headers } = await this.#send(`${this.url}/${task}`, {
@@ -43,7 +43,7 @@ export class Service {
     return error ? { error } : { answer: body, latency: `${Math.ceil(performance.now() - start_ms)} ms`, notes: notesOf(headers) };
   }
 
-  /** The JSON of a reply, or an error as the service gives it. */
+  /** Return the JSON of a reply, or the service's error. */
   async #send(url, options = {}) {
     const key = this.#key === null ? {} : { Authorization: `Bearer ${this.#key}` };
     let reply;
@@ -55,7 +55,7 @@ export class Service {
     const { status, headers } = reply;
     const body = await reply.json().catch(() => undefined);
     if (reply.ok && body !== undefined) return { body, headers };
-    const message = reply.ok ? 'The reply is not JSON.' : body?.error ?? (reply.statusText || 'No reason was given.');
+    const message = reply.ok ? 'The reply is not JSON.' : body?.error ?? (reply.statusText || 'The service gave no reason.');
     if (status === 401) {
       this.wantsKey = true;
       document.dispatchEvent(new CustomEvent('key-wanted', { detail: message }));
@@ -67,5 +67,5 @@ export class Service {
 function notesOf(headers) {
   const warnings = JSON.parse(headers.get(WARNINGS_HEADER) ?? '[]');
   const truncated = headers.get(TRUNCATED_HEADER);
-  return truncated ? [...warnings, `${truncated} tokens were cut.`] : warnings;
+  return truncated ? [...warnings, `${truncated} tokens were truncated.`] : warnings;
 }
