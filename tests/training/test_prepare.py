@@ -34,6 +34,7 @@ from tests.training.processes import (
 from tests.training.support import (
     SMALL_PART,
     WIKI,
+    corpora,
     file_contents,
     limited_file_size,
     make_part,
@@ -43,8 +44,9 @@ from training.commands.prepare import main
 from training.data import tokenization as tokenising
 from training.data.corpus import CorpusPosition, Document, read_documents, split_sentences
 from training.data.preparation import prepare
-from training.data.shards import ShardError, Shards
-from training.data.tokenization import tokenise
+from training.data.shard_writer import ShardWriter
+from training.data.shards import CorpusManifest, ShardError, Shards
+from training.data.tokenization import Tokenised, tokenise
 
 pytestmark = pytest.mark.process
 
@@ -81,24 +83,18 @@ def test_tokens_are_those_of_the_text(shards: Shards, tokenizer: AlbertTokenizer
     assert shards.parts[0].tokens.dtype == np.uint16
 
 
-def test_names_of_special_tokens_are_read_as_sentencepiece_reads_them(
+def test_the_tokenizer_splits_names_of_special_tokens_and_truncates_nothing(
     tmp_path: Path, vocab_dir: Path
 ) -> None:
     text = "the [MASK] of [CLS] and [SEP]"
     (tmp_path / "a.txt").write_text(text)
-    shards = prepare([tmp_path / "a.txt"], vocab_dir / "tokenizer.json", tmp_path / "shards")
+    content = json.loads((vocab_dir / "tokenizer.json").read_text())
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    content["truncation"] = truncation
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    shards = prepare([tmp_path / "a.txt"], tmp_path / "tokenizer.json", tmp_path / "shards")
     model = sentencepiece.SentencePieceProcessor(model_file=str(vocab_dir / "spiece.model"))
     assert sentences(shards) == [[model.encode(text.lower())]]
-
-
-def test_a_tokenizer_that_truncates_is_kept_from_it(
-    shards: Shards, tmp_path: Path, tokenizer_file: Path
-) -> None:
-    short = json.loads(tokenizer_file.read_text())
-    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    file = tmp_path / "short.json"
-    file.write_text(json.dumps({**short, "truncation": truncation}))
-    assert prepare([WIKI], file, tmp_path / "shards").num_tokens == shards.num_tokens
 
 
 def test_the_bytes_are_the_same_for_any_number_of_workers(
@@ -112,74 +108,90 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
     assert file_contents(one) == file_contents(two)
 
 
-@settings(max_examples=15, deadline=None)
+def tokenised(lengths: list[int]) -> Tokenised:
+    tokens = np.arange(sum(lengths), dtype=np.int32)
+    return Tokenised(tokens=tokens, lengths=np.array(lengths, np.int32), end=CorpusPosition())
+
+
+@settings(max_examples=25, deadline=None)
 @given(
-    documents=st.lists(st.integers(0, 8), min_size=1, max_size=12).filter(any),
-    part_bytes=st.integers(400, 1000),
+    corpora.filter(lambda documents: len(documents) > 1),
+    st.sampled_from([(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)]),
 )
-def test_parts_hold_whole_documents_and_as_many_as_they_can(
-    documents: list[int],
-    part_bytes: int,
-    tokenizer_file: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+def test_a_part_has_as_many_whole_documents_as_its_bytes_allow(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], kind: tuple[int, type]
 ) -> None:
-    scratch = tmp_path_factory.mktemp("scratch")
-    lines = [json.dumps({"text": "It rained. " * size + "\u200b"}) for size in documents]
-    (scratch / "a.jsonl").write_text("\n".join(lines))
-    args = [scratch / "a.jsonl"], tokenizer_file
-    whole = prepare(*args, scratch / "whole")
-    shards = prepare(*args, scratch / "parts", part_bytes=part_bytes)
-    assert len(whole.parts) == 1
-    assert sentences(shards) == sentences(whole)
-    sizes = [
-        sum(file.stat().st_size for file in folder.iterdir())
-        for folder in sorted((scratch / "parts").glob("part-*"))
+    vocab_size, dtype = kind
+
+    def write(part_bytes: int) -> tuple[list[int], Shards]:
+        """The bytes of each part's files, and the parts."""
+        folder = tmp_path_factory.mktemp("shards")
+        manifest = CorpusManifest(tokenizer_sha256="", fingerprint="")
+        writer = ShardWriter(folder, manifest, part_bytes=part_bytes, vocab_size=vocab_size)
+        writer.write(map(tokenised, [[], *documents, []]))
+        shards = Shards.open(folder)
+        assert {part.tokens.dtype for part in shards.parts} == {np.dtype(dtype)}
+        return [folder_size(part) for part in sorted(folder.glob("part-*"))], shards
+
+    (size,), whole = write(1 << 30)
+    assert [list(map(len, document)) for document in sentences(whole)] == documents
+    assert write(size)[0] == [size]
+    _, parts = write(size - 1)
+    assert [part.num_documents for part in parts.parts] == [len(documents) - 1, 1]
+    assert list(map(len, sentences(parts))) == list(map(len, documents))
+    assert write(1)[1].parts[0].num_documents == 1
+
+
+def folder_size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def test_workers_get_up_to_256_documents_or_256_ki_characters(tokenizer_file: Path) -> None:
+    for size, num_documents, expected in ((1, 600, [256, 256, 88]), (1 << 17, 3, [2, 1])):
+        documents = [Document(text="a" * size, end=CorpusPosition())] * num_documents
+        chunks = tokenise(documents, tokenizer_file, num_workers=1)
+        assert list(map(len, chunks)) == expected
+
+
+def test_the_same_corpus_is_tokenised_once_and_another_rejected(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path
+) -> None:
+    """Names, sizes, ends, column and size of parts are compared; the middle of a file is not."""
+    folder, gap = tmp_path / "shards", " " * ((1 << 20) - 7)
+    text = f"One.\n {gap}\nTwo.\nThree.\n{gap}\nFour."  # 1 MiB before Two and after Three
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("corpus.txt", text.replace("One.", "Six."), {}),
+        ("corpus.txt", text.replace("Four", "Five"), {}),
+        ("corpus.txt", text + "\n", {}),
+        ("renamed.txt", text, {}),
+        ("corpus.txt", text, {"text_column": "body"}),
+        ("corpus.txt", text, {"part_bytes": 700}),
     ]
-    for size, part in zip(sizes, shards.parts, strict=True):
-        assert size <= part_bytes or part.num_documents == 1
-    for size, part in zip(sizes, shards.parts[1:], strict=False):
-        first = int(part.documents[1])
-        assert size + 2 * int(part.sentences[first]) + 8 * (first + 1) > part_bytes
-
-
-def test_a_corpus_is_tokenised_once(corpus: Path, tokenizer_file: Path, tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / "shards", tmp_path / "elsewhere"
-    file = folder / "part-00000" / "tokens.npy"
+    corpus.write_text(text)
     prepare([corpus], tokenizer_file, folder)
-    first = file.stat().st_ino
-    elsewhere.mkdir()
-    for path in (corpus, tokenizer_file):
-        (elsewhere / path.name).write_bytes(path.read_bytes())
-    again = prepare([elsewhere / "corpus.txt"], elsewhere / "tokenizer.json", folder)
-    assert file.stat().st_ino == first
-    assert sentences(again) == sentences(Shards.open(folder))
-
-
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_another_corpus_is_refused(
-    corpus: Path, tokenizer_file: Path, tmp_path: Path, is_whole: bool
-) -> None:
-    folder = tmp_path / "shards"
-    prepare([corpus], tokenizer_file, folder)
-    if not is_whole:
-        (folder / "shards.json").rename(folder / "partial.json")
-    (folder / "notes.txt").write_text("mine")
     before = file_contents(folder)
-    corpus.write_text(TEXT.replace("One", "Two"))
-    with pytest.raises(ShardError, match=f"{folder} holds another corpus, .*; delete it, or name"):
-        prepare([corpus], tokenizer_file, folder)
+    for name, content, options in changes:
+        corpus.with_name(name).write_text(content)
+        with pytest.raises(ShardError, match=f"{folder} holds another corpus"):
+            prepare([corpus.with_name(name)], tokenizer_file, folder, **options)
+    moved = tmp_path / "elsewhere" / "corpus.txt"
+    moved.parent.mkdir()
+    moved.write_text(text.replace("Two.\nThree.", "Six.\nSeven."))
+    again = prepare([moved], Path(shutil.copy(tokenizer_file, moved.parent)), folder)
+    assert sentences(again) == sentences(Shards.open(folder))
     assert file_contents(folder) == before
+    (folder / "shards.json").rename(folder / "partial.json")
+    corpus.write_text(TEXT)
+    with pytest.raises(ShardError, match=f"{folder} holds another corpus"):
+        prepare([corpus], tokenizer_file, folder)
 
 
-def test_a_file_where_the_folder_should_be_is_refused(corpus: Path, tokenizer_file: Path) -> None:
+def test_a_folder_that_is_locked_or_cannot_be_made_is_rejected(
+    corpus: Path, tokenizer_file: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ShardError, match=f"{corpus} cannot be written"):
         prepare([corpus], tokenizer_file, corpus)
     assert corpus.read_text() == TEXT
-
-
-def test_two_processes_do_not_prepare_into_one_folder(
-    corpus: Path, tokenizer_file: Path, tmp_path: Path
-) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(ShardError, match=f"{tmp_path} is being prepared by another process"):
@@ -187,38 +199,27 @@ def test_two_processes_do_not_prepare_into_one_folder(
     os.close(descriptor)
 
 
-def test_the_command_prints_its_result(corpus: Path, vocab_dir: Path, capsys: Capture) -> None:
-    folder = corpus.with_name("shards")
-    options = ["--corpus", str(corpus), "--tokenizer", str(vocab_dir), "--output", str(folder)]
-    assert main([*options, "--workers", "1"]) == 0
-    num_tokens = Shards.open(folder).num_tokens
-    line = f"{folder}: 2 documents, 3 sentences, {num_tokens} tokens\n"
-    assert capsys.readouterr().out == line
-    assert main(options) == 0
-    assert capsys.readouterr().out == line
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("tokenizer.json", "{", "tokenizer.json is not a tokenizer"),
-        ("corpus.txt", None, "corpus.txt does not exist"),
-        ("corpus.txt", "\n \n", "the corpus holds no sentence"),
-    ],
-)
-def test_bad_input_is_reported_in_one_line(
-    corpus: Path, tokenizer_file: Path, capsys: Capture, name: str, text: str | None, message: str
+def test_the_command_prints_its_result_or_an_error_in_one_line(
+    corpus: Path, tokenizer_file: Path, capsys: Capture
 ) -> None:
-    shutil.copy(tokenizer_file, corpus.parent)
-    corpus.with_name(name).unlink()
-    if text is not None:
-        corpus.with_name(name).write_text(text)
-    options = ["--corpus", str(corpus), "--tokenizer", str(corpus.parent)]
-    assert main([*options, "--output", str(corpus.with_name("shards"))]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    folder, copy = corpus.with_name("shards"), corpus.with_name("tokenizer.json")
+    shutil.copy(tokenizer_file, copy)
+    options = ["--corpus", str(corpus), "--tokenizer", str(corpus.parent), "--output", str(folder)]
+    for more in (["--workers", "1"], []):
+        assert main([*options, *more]) == 0
+        num_tokens = Shards.open(folder).num_tokens
+        expected = f"{folder}: 2 documents, 3 sentences, {num_tokens} tokens\n"
+        assert capsys.readouterr().out == expected
+    for file, text, message in (
+        (corpus, "\n \n", "the corpus holds no sentence"),
+        (copy, "{", "tokenizer.json is not a tokenizer"),
+    ):
+        shutil.rmtree(folder, ignore_errors=True)
+        file.write_text(text)
+        assert main([*options, "--workers", "1"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert message in line
 
 
 @pytest.fixture
@@ -230,13 +231,6 @@ def folder(tokenizer_file: Path, tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def test_an_id_outside_the_vocabulary_is_refused() -> None:
-    parts = [make_part([[1, 2]], 11), make_part([[3, 3]], 11)]  # ids from 5 to 10
-    assert make_shards(*parts).token_counts(11)[10] == 1
-    with pytest.raises(ShardError, match="token id 10, the vocabulary 10 tokens; prepare it"):
-        make_shards(*parts).token_counts(10)
-
-
 def test_the_tokenizer_is_compared(folder: Path, tokenizer_file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "tokenizer.json"
     copy.write_bytes(tokenizer_file.read_bytes())
@@ -244,6 +238,10 @@ def test_the_tokenizer_is_compared(folder: Path, tokenizer_file: Path, tmp_path:
     copy.write_bytes(tokenizer_file.read_bytes() + b"\n")
     with pytest.raises(ShardError, match=f"{folder} was prepared with another .* than {copy}"):
         Shards.open(folder, copy)
+    parts = [make_part([[1, 2]], 11), make_part([[3, 3]], 11)]  # ids from 5 to 10
+    assert make_shards(*parts).token_counts(11).tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1]
+    with pytest.raises(ShardError, match="token id 10, the vocabulary 10 tokens"):
+        make_shards(*parts).token_counts(10)
 
 
 def overwrite(name: str, values: Any) -> Callable[[Path], Any]:
@@ -259,6 +257,8 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "begins late": overwrite("documents.npy", [1, 3, 5]),
     "no sentence": overwrite("documents.npy", [0, 5, 5]),
     "no integers": overwrite("documents.npy", [0.0, 2.0, 5.0]),
+    "a table": overwrite("documents.npy", [[0], [2], [5]]),
+    "no bounds": overwrite("documents.npy", np.zeros(1, np.int64)),
     "no ids": overwrite("tokens.npy", ["text"]),
     "one document for two": overwrite("documents.npy", [0, 5]),
 }
@@ -271,17 +271,15 @@ def test_damaged_files_are_named(folder: Path, damage: Callable[[Path], Any]) ->
         Shards.open(folder)
 
 
-@pytest.mark.parametrize("change", [{"format": 3}, {"parts": [{}]}])
-def test_a_list_that_cannot_be_is_refused(folder: Path, change: dict[str, Any]) -> None:
+def test_a_folder_without_a_valid_list_is_rejected(folder: Path) -> None:
     file = folder / "shards.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(ShardError, match=f"{file} is damaged, .*; delete {folder} and prepare"):
-        Shards.open(folder)
-
-
-def test_a_folder_without_a_corpus_says_how_to_make_one(tmp_path: Path) -> None:
+    for change in ({"format": 3}, {"parts": [{}]}):
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+        with pytest.raises(ShardError, match=f"{file} is damaged, .*; delete {folder} and prepare"):
+            Shards.open(folder)
+    file.unlink()
     with pytest.raises(ShardError, match=r"shards.json; make it with albert-serve prepare"):
-        Shards.open(tmp_path)
+        Shards.open(folder)
 
 
 PREPARE: Final = "training.commands.prepare"

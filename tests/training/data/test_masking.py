@@ -121,15 +121,12 @@ def test_masks_are_distributed_as_the_original_s(rate: float) -> None:
     assert homogeneity(*by_place) < 24.3  # p = 0.001 at seven degrees of freedom
 
 
-def homogeneity(one: Ids, other: Ids) -> float:
+def homogeneity(*counts: Ids) -> float:
     """Chi-square of two counts being of the same distribution."""
-    both = one + other
-    expected = [both * each.sum() / both.sum() for each in (one, other)]
-    return float(
-        sum(
-            ((actual - expected_row) ** 2 / expected_row).sum()
-            for actual, expected_row in zip((one, other), expected, strict=True)
-        )
+    expected = [sum(counts) * each.sum() / np.sum(counts) for each in counts]
+    return sum(
+        float(((actual - wanted) ** 2 / wanted).sum())
+        for actual, wanted in zip(counts, expected, strict=True)
     )
 
 
@@ -149,15 +146,15 @@ def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
     assert np.delete(counts[NUM_SPECIAL:], 6).min() > 0
 
 
-def test_special_tokens_may_stand_anywhere_in_the_vocabulary() -> None:
+def test_special_tokens_can_have_any_ids() -> None:
     special = SpecialIds(cls=90, sep=91, mask=92, every=frozenset({0, 89, 90, 91, 92}))
     masking = NgramMasking(word_starts=STARTS, special=special, rate=0.5)
     ids = np.array([90, *range(1, 60), 91], np.int64)
-    for seed in range(20):
-        masked, chosen = masking(ids, np.random.default_rng(seed))
-        assert 1 <= chosen.min() <= chosen.max() < len(ids) - 1
-        assert not np.isin(masked[chosen], [0, 89, 90, 91]).any()
-        assert (masked[chosen] == 92).any()
+    drawn = [masking(ids, np.random.default_rng(seed)) for seed in range(20)]
+    replaced = np.concatenate([masked[chosen] for masked, chosen in drawn])
+    assert not np.isin(replaced, [0, 89, 90, 91]).any()
+    assert (replaced == 92).mean() > 0.7
+    assert all(1 <= chosen[0] <= chosen[-1] < len(ids) - 1 for _, chosen in drawn)
 
 
 @pytest.mark.parametrize(

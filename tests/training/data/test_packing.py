@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, corpora, make_part, make_shards
 from training.data import packing
 from training.data.batch import PretrainBatch
-from training.data.collate import Collator, Slicing
+from training.data.collate import Collator, Slicing, load_steps
 from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask, build_examples
 from training.data.masking import NgramMasking, word_starts
 from training.data.packing import MAX_IN_ROW, Plan, Position, best_row_length, pack
@@ -74,9 +75,9 @@ def test_no_row_is_too_full(length: int, data: st.DataObject) -> None:
     assert (is_open & (used <= length / 2)).sum() <= 1
 
 
-def test_rows_of_short_examples_are_within_the_limit_of_sequences() -> None:
-    row_of = pack(np.full(5 * MAX_IN_ROW, 3), 4 * MAX_IN_ROW)
-    assert np.bincount(row_of).max() == MAX_IN_ROW - 1  # the rest is padding, and one more
+def test_short_examples_fill_a_row_up_to_its_limit_of_sequences() -> None:
+    row_of = pack(np.full(45, 3), 64)
+    assert np.bincount(row_of).tolist() == [15, 15, 15]  # and padding, which is the 16th
 
 
 def test_rows_have_the_length_that_costs_least() -> None:
@@ -125,33 +126,18 @@ def test_steps_go_on_from_any_position(
     assert [row for step in whole for row in step.rows] == rows
 
 
-def test_no_two_draws_are_of_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three epochs: order of parts, examples of a part, rows of a window, masks.
-
-    A generator of fewer numbers is that of the same ones and zeros.
-    """
-    keys: list[Sequence[int]] = []
-    make = np.random.default_rng
-
-    def record(key: Sequence[int]) -> np.random.Generator:
-        keys.append(key)
-        return make(key)
-
-    monkeypatch.setattr(packing, "_WINDOW_TOKENS", 1)
-    monkeypatch.setattr(np.random, "default_rng", record)
-    plan = make_plan([[[6, 7], [3, 2]]] * 3)
-    examples = [each for epoch in range(3) for row in plan.epoch(epoch) for each in row]
-    for example in examples:
-        example.mask_rng(plan.seed)
-    states = [tuple(np.random.SeedSequence(key).generate_state(4)) for key in keys]
-    assert len(states) == 3 + 3 * 3 + 3 * 3 + len(examples)
-    assert len(set(states)) == len(states)
+def test_windows_have_parts_up_to_their_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for window_tokens, num_windows in ((60, 2), (59, 4), (119, 2), (120, 1)):
+        monkeypatch.setattr(packing, "_WINDOW_TOKENS", window_tokens)
+        steps = make_plan([[[20, 10]]] * 4).steps(1, Position())
+        first_epoch = [step.next for step in islice(steps, 8) if not step.next.epoch]
+        assert {position.window for position in first_epoch} == set(range(num_windows))
 
 
-def test_no_example_at_all() -> None:
+def test_a_corpus_without_an_example_is_rejected() -> None:
     for shards in (make_shards(), make_shards(*[make_part([])] * 2)):
         plan = Plan(shards=shards, settings=ExampleSettings(length=32), seed=0)
-        with pytest.raises(TrainingError, match="the corpus gives no example; give more text"):
+        with pytest.raises(TrainingError, match="the corpus gives no example"):
             next(plan.steps(4, Position()))
 
 
@@ -161,11 +147,6 @@ EVERY_TOKEN = NgramMasking(word_starts=np.ones(VOCAB_SIZE, bool))
 
 def some_rows(plan: Plan, num_rows: int) -> list[list[Example]]:
     return next(plan.steps(num_rows, Position())).rows
-
-
-def packing_of(batch: PretrainBatch) -> Packing:
-    assert batch.tokens.packing is not None
-    return batch.tokens.packing
 
 
 def restored(batch: PretrainBatch) -> Tensor:
@@ -189,37 +170,32 @@ def assert_is_bert_s(
     batch: PretrainBatch, rows: Sequence[Sequence[Example]], shards: Shards
 ) -> None:
     """Every tensor of a batch against these rows of examples."""
-    lists: list[list[int]] = [[] for _ in range(6)]
-    ids, types, positions, sequences, begins, labels = lists
-    for row in rows:
-        first = len(ids)
+    tokens: list[tuple[int, int, int, int]] = []  # id, type, position and sequence
+    firsts: list[int] = []
+    for line, row in enumerate(rows):
         for number, example in enumerate(row):
-            begins.append(len(ids))
-            labels.append(example.label)
-            one_ids, one_types = as_bert(example, shards)
-            ids += one_ids
-            types += one_types
-            positions += range(len(one_ids))
-            sequences += [number] * len(one_ids)
-        num_padded = LENGTH - (len(ids) - first)
-        for values, filler in ((ids, 0), (types, 0), (positions, 0), (sequences, -1)):
-            values += [filler] * num_padded
-    packing = packing_of(batch)
-    assert restored(batch).tolist() == ids
-    assert batch.tokens.types.flatten().tolist() == types
-    assert packing.positions.flatten().tolist() == positions
-    assert packing.sequences.flatten().tolist() == sequences
-    assert batch.firsts[: len(begins)].tolist() == begins
-    assert batch.labels[: len(labels)].tolist() == labels
-    assert batch.num_tokens == sum(number >= 0 for number in sequences)
+            firsts.append(len(tokens))
+            ids, types = as_bert(example, shards)
+            columns = (ids, types, range(len(ids)), [number] * len(ids))
+            tokens += zip(*columns, strict=True)
+        tokens += [(0, 0, 0, -1)] * ((line + 1) * LENGTH - len(tokens))
+    packing = batch.tokens.packing
+    assert packing is not None
+    others = (batch.tokens.types, packing.positions, packing.sequences)
+    flat = [restored(batch), *(column.flatten() for column in others)]
+    assert torch.stack(flat, dim=1).tolist() == list(map(list, tokens))
+    labels = [example.label for row in rows for example in row]
+    assert_is_padded(batch.firsts, firsts, 0)
+    assert_is_padded(batch.labels, labels, IGNORED)
+    assert batch.num_tokens == sum(sequence >= 0 for *_, sequence in tokens)
     assert batch.counts["sentence-order"] == sum(label != IGNORED for label in labels)
     assert batch.tokens.lengths is None
+    assert_bounds_cover(packing)
 
 
-def assert_bounds_cover(batch: PretrainBatch) -> None:
+def assert_bounds_cover(packing: Packing) -> None:
     """As cu_seqlens: every sequence and all padding of a row is one span of its own."""
-    packing = packing_of(batch)
-    shape = batch.tokens.ids.shape
+    shape = packing.sequences.shape
     bounds = packing.bounds.tolist()
     assert packing.bounds.dtype == torch.int32
     assert len(bounds) == MAX_IN_ROW * shape[0] + 1
@@ -232,12 +208,11 @@ def assert_bounds_cover(batch: PretrainBatch) -> None:
     assert len(set.union(*spans)) == len(spans) == len(set(own))
 
 
-def assert_is_padded(values: Tensor, num_real: int, filler: int) -> None:
-    """A multiple of 64 long, and no longer than it has to be."""
+def assert_is_padded(values: Tensor, expected: list[int], filler: int) -> None:
+    """The values, then fillers to the next multiple of 64."""
+    num_padded = -len(expected) % 64
     assert values.dtype == torch.int64
-    assert len(values) % 64 == 0
-    assert 0 <= len(values) - num_real < 64
-    assert (values[num_real:] == filler).all()
+    assert values.tolist() == expected + [filler] * num_padded
 
 
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
@@ -251,37 +226,47 @@ def test_rows_of_any_corpus_are_bert_s(
     rows = some_rows(Plan(shards=shards, settings=chosen, seed=seed), num_rows)
     batch = Collator(shards=shards, masking=EVERY_TOKEN, length=LENGTH, seed=seed)(rows)
     assert_is_bert_s(batch, rows, shards)
-    assert_bounds_cover(batch)
-    num_sequences = sum(map(len, rows))
-    assert_is_padded(batch.rows, batch.counts["fill-mask"], 0)
-    assert_is_padded(batch.targets, batch.counts["fill-mask"], IGNORED)
-    assert_is_padded(batch.firsts, num_sequences, 0)
-    assert_is_padded(batch.labels, num_sequences, IGNORED)
+    num_masked = batch.counts["fill-mask"]
+    assert_is_padded(batch.rows, batch.rows[:num_masked].tolist(), 0)
+    assert_is_padded(batch.targets, batch.targets[:num_masked].tolist(), IGNORED)
     # Each sequence is masked by itself: at least one token, 15 % of them at most.
     sizes = [len(as_bert(example, shards)[0]) for row in rows for example in row]
-    least = sum(max(1, round(0.15 * size)) for size in sizes)
-    assert num_sequences <= batch.counts["fill-mask"] == least
+    assert num_masked == sum(max(1, round(0.15 * size)) for size in sizes)
 
 
-def test_masks_do_not_depend_on_the_packing(shards: Shards, tokenizer: AlbertTokenizer) -> None:
-    """They follow from the seed, the epoch and the example."""
+def test_masks_follow_from_the_seed_the_epoch_and_the_example(
+    shards: Shards, tokenizer: AlbertTokenizer
+) -> None:
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     collator = Collator(shards=shards, masking=masking, length=LENGTH, seed=3)
-    chosen = ExampleSettings(length=LENGTH)
-    rows = some_rows(Plan(shards=shards, settings=chosen, seed=3), 12)
-    together = collator(rows).tokens.ids
-    assert torch.equal(collator(rows).tokens.ids, together)
+    rows = some_rows(Plan(shards=shards, settings=ExampleSettings(length=LENGTH), seed=3), 12)
+    batch = collator(rows)
+    together = batch.tokens.ids
     for line, row in enumerate(rows):
         alone = [collator([[example]]) for example in row]
         ids = [one.tokens.ids[0, : one.num_tokens] for one in alone]
         assert torch.equal(torch.cat(ids), together[line, : sum(map(len, ids))])
-    assert not torch.equal(replace(collator, seed=4)(rows).tokens.ids, together)
     later = [[example._replace(epoch=1) for example in row] for row in rows]
-    batch = collator(later)
-    assert torch.equal(restored(batch), restored(collator(rows)))
-    assert not torch.equal(batch.tokens.ids, together)
+    for other in (replace(collator, seed=4)(rows), collator(later)):
+        assert torch.equal(restored(other), restored(batch))
+        assert not torch.equal(other.tokens.ids, together)
 
 
-def test_rows_that_do_not_divide_are_refused() -> None:
+def test_processes_take_turns_at_the_micro_batches_of_a_step() -> None:
+    plan = make_plan([[[6, 7], [30], [4, 9]]] * 4)
+
+    def collate(rows: Sequence[Sequence[Example]]) -> Any:
+        return list(rows)
+
+    def steps(**slicing: int) -> list[Any]:
+        slices = Slicing(num_rows=8, rows_a_batch=2, **slicing)
+        return list(islice(load_steps(plan, collate, slices, Position(), num_workers=0), 3))
+
+    whole = steps()
+    ranks = [steps(rank=rank, world_size=2) for rank in range(2)]
+    for (batches, position), *parts in zip(whole, *ranks, strict=True):
+        assert len(batches) == 4
+        assert [part for part, _ in parts] == [batches[::2], batches[1::2]]
+        assert {end for _, end in parts} == {position}
     with pytest.raises(TrainingError, match="10 rows do not divide into batches of 2 in 2 proc"):
         Slicing(num_rows=10, rows_a_batch=2, world_size=2)

@@ -31,7 +31,7 @@ from training.data.streams import (
     shuffled_batches,
 )
 from training.errors import TrainingError
-from training.losses import LossFunction, Objective
+from training.losses import LossFunction, LossSums, Objective
 from training.model.heads import AlbertForTasks
 from training.tasks.classification.files import LabelledText, labelled_examples
 from training.tasks.classification.loss import classification_loss
@@ -69,15 +69,16 @@ def test_each_epoch_has_every_example_once(count: int, size: int, seed: int) -> 
 
 def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
     """By length, in micro-batches, and of the processes together."""
+    sizes = (62, 42, 35, 27, 19, 11, 5, 4) * 12
     examples = [
-        TokenisedExample(ids=[2, *[7] * size, 3], types=[0] * (size + 2), target=size % 2)
-        for size in (40, 3, 17, 60, 9, 25, 33, 2) * 12
+        TokenisedExample(ids=[2, *[7] * (size - 2), 3], types=[0] * size, target=size % 2)
+        for size in sizes
     ]
     config = replace(TINY, max_positions=64)
-    model = our_model(config, ("text-classification",))
+    objective = Objective(our_model(config, ("text-classification",)), CPU, LOSSES)
 
-    def passes(**division: Any) -> tuple[list[int], float]:
-        """The examples of each pass, and the loss of all."""
+    def passes(**division: Any) -> tuple[list[tuple[int, int]], float]:
+        """The examples and the row length of each pass, and the loss of all."""
         stream = example_stream(
             "text-classification",
             examples,
@@ -86,20 +87,22 @@ def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
             seed=0,
             division=Division(**division),
         )
-        scores = [
-            Objective(model, CPU, LOSSES)(batch)["text-classification"] for batch in stream.step()
-        ]
-        return [each.count for each in scores], sum(each.loss.item() for each in scores)
+        batches = stream.step()
+        scores = [objective(batch)["text-classification"] for batch in batches]
+        shapes = [batch.tokens.ids.shape[1] for batch in batches]
+        counts = [score.count for score in scores]
+        return list(zip(counts, shapes, strict=True)), sum(score.loss.item() for score in scores)
 
     whole, loss = passes()
-    assert whole == [len(examples)]
+    assert whole == [(96, 64)]
     by_length, same = passes(by_length=True)
-    assert len(by_length) > 1
-    assert sum(by_length) == len(examples)
+    # 2,460 tokens are two passes of at least 1,024; 24 of the longest have 1,248.
+    assert by_length == [(24, 64), (72, 48)]
     assert same == pytest.approx(loss, rel=1e-5)
     ranks = [passes(micro_batch_size=10, rank=rank, world_size=3) for rank in range(3)]
-    assert [counts for counts, _ in ranks] == [[10, 10, 9, 9], [10, 10, 9], [10, 10, 9]]
-    assert sum(each for _, each in ranks) == pytest.approx(loss, rel=1e-5)
+    counts = [[count for count, _ in shapes] for shapes, _ in ranks]
+    assert counts == [[10, 10, 9, 9], [10, 10, 9], [10, 10, 9]]
+    assert sum(part for _, part in ranks) == pytest.approx(loss, rel=1e-5)
 
 
 def test_each_process_needs_an_example_of_each_step() -> None:
@@ -107,6 +110,8 @@ def test_each_process_needs_an_example_of_each_step() -> None:
     text_stream(division=Division(world_size=4))
     with pytest.raises(TrainingError, match="has 4 of 12 examples in a step; each of the 5 proc"):
         text_stream(division=Division(world_size=5))
+    with pytest.raises(TrainingError, match="text-classification has no examples to train on"):
+        ExampleStream(task="text-classification", examples=[], batch_size=1, row_length=16, seed=0)
 
 
 def text_stream(*, seed: int = 1, division: Division = WHOLE) -> ExampleStream[TokenisedExample]:
@@ -115,44 +120,38 @@ def text_stream(*, seed: int = 1, division: Division = WHOLE) -> ExampleStream[T
     )
 
 
-def batch_of(*spans: TokenisedExample) -> MicroBatch:
-    """The one pass of a step on these spans."""
-    size = len(spans)
-    (one,) = example_stream("question-answering", spans, TINY, batch_size=size, seed=0).step()
-    return one
-
-
 def test_spans_are_scored_over_real_positions_alone() -> None:
     model = our_model(TINY, ("question-answering",))
-    together, alone = batch_of(*SPANS), [batch_of(span) for span in SPANS]
-    got, *parts = (
-        Objective(model, CPU, LOSSES)(one)["question-answering"] for one in (together, *alone)
-    )
-    assert got.count == together.counts["question-answering"] == 3
-    assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in parts), rel=1e-4)
-    assert got.right.item() == sum(part.right.item() for part in parts)
-    assert together.num_tokens == sum(len(span.ids) for span in SPANS)
+
+    def pass_of(*spans: TokenisedExample) -> tuple[MicroBatch, LossSums]:
+        """The one pass of a step on these spans, and its loss."""
+        options: dict[str, Any] = {"batch_size": len(spans), "seed": 0}
+        (batch,) = example_stream("question-answering", spans, TINY, **options).step()
+        return batch, Objective(model, CPU, LOSSES)(batch)["question-answering"]
+
+    batch, got = pass_of(*SPANS)
+    alone = [pass_of(span)[1] for span in SPANS]
+    assert got.count == batch.counts["question-answering"] == 3
+    assert batch.num_tokens == sum(len(span.ids) for span in SPANS)
+    assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in alone), rel=1e-4)
+    assert got.right.item() == sum(part.right.item() for part in alone)
     with torch.no_grad():
         hidden = model(pad([(SPANS[0].ids, SPANS[0].types)]))
         logits = model.logits("question-answering", hidden[0]).log_softmax(0)
-    assert parts[0].loss.item() == pytest.approx(
-        -(logits[3, 0] + logits[5, 1]).item() / 2, rel=1e-4
-    )
+    loss = -(logits[3, 0] + logits[5, 1]).item() / 2
+    assert alone[0].loss.item() == pytest.approx(loss, rel=1e-4)
 
 
-def test_long_texts_are_cut_and_counted(tokenizer: AlbertTokenizer) -> None:
+def test_long_texts_are_truncated_and_counted(tokenizer: AlbertTokenizer) -> None:
+    whole, pair = tokenizer.encode("the end " * 9), tokenizer.encode("the", "end")
     texts = [
-        LabelledText(text="the end", pair=None, label=1),
         LabelledText(text="the end " * 9, pair=None, label=0, place="a.csv, row 7"),
-        LabelledText(text="the", pair="end", label=0),
+        LabelledText(text="the", pair="end", label=1),
     ]
-    examples, num_cut = labelled_examples(texts, tokenizer, length=12, truncation=True)
-    assert num_cut == 1
-    assert [example.target for example in examples] == [1, 0, 0]
-    whole = tokenizer.encode("the end " * 9)
-    assert examples[1].ids == [*whole.ids[:11], whole.ids[-1]]
-    assert examples[2].ids == tokenizer.encode("the", "end").ids
-    assert examples[2].types == tokenizer.encode("the", "end").types
+    (cut, short), num_truncated = labelled_examples(texts, tokenizer, length=12, truncation=True)
+    assert (cut.ids, cut.target) == ([*whole.ids[:11], whole.ids[-1]], 0)
+    assert (short.ids, short.types, short.target) == (pair.ids, pair.types, 1)
+    assert num_truncated == 1
     with pytest.raises(CorpusError, match="row 7: over 12 tokens; --truncation truncates"):
         labelled_examples(texts, tokenizer, length=12, truncation=False)
 
@@ -172,13 +171,14 @@ def pretrain_stream(*, seed: int = 0) -> PackedStream:
     )
 
 
-def figures(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
-    """Loss of each task and real tokens of each pass of the next steps."""
-    passes = [one for _ in range(num_steps) for one in stream.step()]
+def results(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
+    """Losses and number of tokens of each pass of the next steps."""
+    objective = Objective(model, CPU, LOSSES)
     return [
-        {task: score.loss.item() for task, score in Objective(model, CPU, LOSSES)(one).items()}
-        | {"tokens": one.num_tokens}
-        for one in passes
+        {task: score.loss.item() for task, score in objective(batch).items()}
+        | {"tokens": batch.num_tokens}
+        for _ in range(num_steps)
+        for batch in stream.step()
     ]
 
 
@@ -188,15 +188,15 @@ def test_a_stream_goes_on_from_its_state(make: Callable[..., TaskStream], num_st
     """Over several epochs, of which no two are alike."""
     model = our_model(TINY, ("fill-mask", "sentence-order", "text-classification"))
     first, second = make(), make()
-    before = figures(first, model, num_steps)
+    before = results(first, model, num_steps)
     state = first.state()
-    rest = figures(first, model, 12)
+    rest = results(first, model, 12)
     assert first.state()[0] > 0
     assert len({one[first.tasks[0]] for one in before + rest}) == num_steps + 12
     second.restore(state)
     assert second.state() == state
-    assert figures(second, model, 12) == rest
+    assert results(second, model, 12) == rest
     assert second.state() == first.state()
-    first.restore(state)  # one that is further on goes back, too
-    assert figures(first, model, 12) == rest
-    assert figures(make(seed=2), model, 1) != figures(make(), model, 1)
+    first.restore(state)  # backwards
+    assert results(first, model, 12) == rest
+    assert results(make(seed=2), model, 1) != results(make(), model, 1)

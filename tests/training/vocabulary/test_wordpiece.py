@@ -66,20 +66,16 @@ def test_ids_and_offsets_are_those_of_transformers(
         assert tokenizer.decode([token_id], keep_special=True) == theirs.decode([token_id])
 
 
-@pytest.mark.parametrize(
-    ("pieces", "said", "message"),
-    [
-        (PIECES, {}, r"no \[PAD\] nor \[UNK\]"),
-        ([*SPECIAL, "a", "a"], {}, "'a' twice"),
-        ([*SPECIAL, "a"], {"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
-    ],
-)
-def test_a_vocabulary_that_is_not_berts(
-    tmp_path: Path, pieces: list[str], said: dict[str, Any], message: str
-) -> None:
-    write_vocabulary(tmp_path, pieces)
-    with pytest.raises(VocabError, match=message):
-        build_wordpiece(tmp_path / "vocab.txt", VocabularySettings(**said))
+def test_a_vocabulary_that_is_not_berts_is_rejected(tmp_path: Path) -> None:
+    japanese = VocabularySettings(tokenizer_class="BertJapaneseTokenizer")
+    for pieces, settings_, message in (
+        (PIECES, VocabularySettings(), r"no \[PAD\] nor \[UNK\]"),
+        ([*SPECIAL, "a", "a"], VocabularySettings(), "'a' twice"),
+        ([*SPECIAL, "a"], japanese, "BertJapaneseTokenizer"),
+    ):
+        write_vocabulary(tmp_path, pieces)
+        with pytest.raises(VocabError, match=message):
+            build_wordpiece(tmp_path / "vocab.txt", settings_)
 
 
 @pytest.fixture
@@ -97,12 +93,11 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_path: Path) -> None:
-    answer = {"text": ["北京"], "answer_start": [TEXT.index("天气")]}
+    run, questions = tmp_path / "run", tmp_path / "questions.jsonl"
     context = TEXT.replace("天气", "北京")
-    questions = tmp_path / "questions.jsonl"
+    answer = {"text": ["北京"], "answer_start": [context.index("北京")]}
     row = {"id": "1", "question": "你去不", "context": context, "answers": answer}
     questions.write_text(json.dumps(row))
-    run = tmp_path / "run"
     options = ["--initialize-from", str(checkpoint), "--question-answering", str(questions)]
     options += ["--steps", "20", "--batch-size", "2", "--length", "32", "--lr", "0.01"]
     assert finetune([*options, "--output", str(run)]) == 0
@@ -117,10 +112,11 @@ def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_pat
     with AlbertClient.local(tmp_path / "bundle") as client:
         answers: Any = client.fill_mask("今天[MASK]很好", top_k=3)
         assert client.info().mask_token == "[MASK]"
-    for each, wanted in zip(answers, pipeline("今天[MASK]很好"), strict=True):
-        assert each.token == wanted["token"]
-        assert (each.token_str, each.sequence) == (wanted["token_str"], wanted["sequence"])
-        assert each.score == pytest.approx(wanted["score"], abs=1e-5)
+    wanted = pipeline("今天[MASK]很好")
+    parts = [(answer.token, answer.token_str, answer.sequence) for answer in answers]
+    assert parts == [(other["token"], other["token_str"], other["sequence"]) for other in wanted]
+    scores = [answer.score for answer in answers]
+    assert scores == pytest.approx([other["score"] for other in wanted], abs=1e-5)
     with AlbertClient.local(tmp_path / "finetuned") as client:
         span: Any = client.question_answering({"question": "你去不", "context": context})
     assert (span.answer, span.start) == ("北京", context.index("北京"))

@@ -1,0 +1,302 @@
+"""The recipes are the papers'; a run learns, and one that was stopped ends as one that was not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from albert_serve.config import preset
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import (
+    REPOSITORY,
+    SQUAD,
+    hf_load,
+    read_metrics,
+    refusal,
+    run_command,
+    same_weights,
+)
+from training.commands.pretrain import PretrainConfig, main
+from training.data.masking import NgramMasking
+from training.data.shards import Shards
+from training.errors import RunError
+from training.loop.distributed import World
+from training.model.checkpoint import load_checkpoint, read_weights
+from training.model.provenance import read_stages
+from training.pretraining.config import Start, architecture
+from training.pretraining.job import PretrainingJob, num_steps
+from training.pretraining.recipes import RECIPES, scaled_lr
+from training.tasks.pretraining.metrics import unigram_entropy
+
+pytestmark = pytest.mark.process
+
+Capture = pytest.CaptureFixture[str]
+run = partial(run_command, main)
+PAPER, SMALL = RECIPES["paper"], RECIPES["small"]
+
+
+def test_the_paper_s_numbers() -> None:
+    """Lan et al. 2019, and the defaults of google-research/ALBERT where the paper has none."""
+    assert asdict(PAPER) == {
+        "length": 512,  # section 4.1: the maximum input length
+        "batch_size": 4096,  # section 4.1
+        "num_steps": 125_000,  # section 4.1
+        "optimizer": "lamb",  # section 4.1
+        "lr": 0.00176,  # section 4.1
+        "adamw_lr": 0.00176,  # of no effect
+        "pooled_factor": 1.0,  # one rate for all
+        "weight_decay": 0.01,  # optimization.py, create_optimizer
+        "schedule": "linear",  # optimization.py, polynomial decay of power 1 to 0
+        "warmup": 3125 / 125_000,  # run_pretraining.py, num_warmup_steps
+        "decay": 1.0,  # of no effect
+        "mask_rate": 0.15,  # create_pretraining_data.py, masked_lm_prob
+        "sentence_task": "sop",  # section 3.1
+        "sentence_weight": 1.0,  # run_pretraining.py: the sum of both losses
+        "short_rate": 0.1,  # section 4.1: 10 % of the inputs are shorter
+        "clip_norm": 1.0,  # optimization.py
+        "start": "random",  # modeling.py: truncated normal of 0.02
+        "dropout": "v1",  # Table 1's models; section 4.8 takes it away later
+        "seed": 0,
+        "order_share": 0.0,  # not the paper's: sentence order stands in the masked rows
+        "order_length": None,
+        "order_batch_size": None,
+        "order_sentences": 2,
+    }
+    assert NgramMasking(word_starts=np.zeros(1, bool)).max_words == 3  # section 4.1
+    # The rate decays from step 0 on, so it is at most 0.975 of the peak (optimization.py).
+    rates = [PAPER.rate_schedule.factor(step / 125_000) for step in (0, 3124, 3125, 125_000)]
+    assert rates == pytest.approx([0.0, 3124 / 3125, 0.975, 0.0])
+
+
+def test_lamb_s_rate_goes_with_the_root_of_the_batch() -> None:
+    """You et al. 2019, section 4: so that the variance of a step stays alike."""
+    rates = [scaled_lr(PAPER, batch_size) for batch_size in (4096, 1024, 16384)]
+    assert rates == pytest.approx([0.00176, 0.00088, 0.00352])
+    assert scaled_lr(replace(PAPER, optimizer="adamw"), 1024) == PAPER.lr
+
+
+def test_dropout_of_the_released_models() -> None:
+    """v1 has it everywhere but in xxlarge, v2 nowhere (README of google-research/ALBERT)."""
+    sizes = [preset(name) for name in ("base", "large", "xlarge", "xxlarge")]
+    assert [PAPER.dropout_of(each) for each in sizes] == [0.1, 0.1, 0.1, 0.0]
+    assert {replace(PAPER, dropout="v2").dropout_of(each) for each in sizes} == {0.0}
+
+
+def test_the_small_recipe_s_numbers() -> None:
+    """As docs/pretraining.md and docs/decisions.md have them."""
+    assert (SMALL.batch_size, SMALL.length, SMALL.num_steps) == (32, 128, None)
+    assert (SMALL.optimizer, SMALL.lr, SMALL.adamw_lr, SMALL.pooled_factor) == (
+        *("muon", 1e-3, 3e-3, 0.1),
+    )
+    assert (SMALL.schedule, SMALL.warmup, SMALL.decay) == ("wsd", 0.03, 0.3)
+    assert (SMALL.mask_rate, SMALL.sentence_weight, SMALL.weight_decay) == (0.2, 0.1, 0.01)
+    assert (SMALL.start, SMALL.dropout, SMALL.short_rate) == ("local", "v2", 0.1)
+
+
+def make_config(vocab_dir: Path, **values: Any) -> PretrainConfig:
+    return PretrainConfig(
+        output=Path("unused"),
+        shards=Path("open"),
+        tokenizer=vocab_dir,
+        workers=0,
+        device="cpu",
+        **{"steps": 32, **values},
+    )
+
+
+def test_options_change_a_recipe(tmp_path: Path) -> None:
+    assert make_config(tmp_path, batch_size=1024).changed(PAPER).lr == pytest.approx(0.00088)
+    assert make_config(tmp_path, batch_size=1024, lr=0.1).changed(PAPER).lr == 0.1
+    adamw = make_config(tmp_path, batch_size=1024, optimizer="adamw").changed(PAPER)
+    assert adamw == replace(PAPER, batch_size=1024, optimizer="adamw")
+    paired = make_config(tmp_path, order_share=0.5).changed(SMALL)
+    assert paired == replace(SMALL, order_share=0.5, sentence_task="none", sentence_weight=1.0)
+    weighted = make_config(tmp_path, order_share=0.5, sentence_weight=0.3).changed(SMALL)
+    assert weighted.sentence_weight == 0.3
+    ends = ({"steps": 7}, {"steps": None, "recipe": "paper"}, {"steps": None, "budget": 60.0})
+    configs = [make_config(tmp_path, **end) for end in ends]
+    assert [num_steps(config, PAPER) for config in configs] == [7, 125_000, None]
+
+
+def test_a_new_model_has_the_options_sizes_and_the_vocabulary_s_ids(
+    vocab_dir: Path, tokenizer: AlbertTokenizer
+) -> None:
+    for length in (8, 64):
+        config = make_config(vocab_dir, length=length, hidden_size=96, heads=3, max_positions=64)
+        start = Start(folder=None, name=None, tokenizer=vocab_dir)
+        model = architecture(config, config.changed(PAPER), start, tokenizer)
+        assert (model.vocab_size, model.hidden_size, model.ffn_size) == (800, 96, 384)
+        assert (model.pad_id, model.cls_id, model.sep_id) == (0, 2, 3)
+        assert (model.hidden_dropout, model.attention_dropout) == (0.1, 0.1)
+
+
+def make_job(
+    shards: Shards, vocab_dir: Path, world: World | None = None, **values: Any
+) -> PretrainingJob:
+    """A job of rows of 32 tokens, of which half of the steps are on pairs."""
+    config = make_config(
+        vocab_dir, **{"length": 32, "batch_size": 64, "order_share": 0.5, **values}
+    )
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_positions": 64}
+    return PretrainingJob(
+        config=config,
+        recipe=config.changed(SMALL),
+        architecture=preset("base", vocab_size=800, embedding_size=16, ffn_size=128, **sizes),
+        start=Start(folder=None, name=None, tokenizer=vocab_dir),
+        shards=shards,
+        world=world or World(),
+        precision="auto",
+        compiles=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_size", "rows"),
+    [(None, 16), (64, 16), (8, 2), (4, 1), (1, 1)],
+)
+def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
+    shards: Shards, vocab_dir: Path, micro_batch_size: int | None, rows: int
+) -> None:
+    """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
+    job = make_job(shards, vocab_dir, micro_batch_size=micro_batch_size)
+    slicing = job.pair_stream().slicing
+    assert (slicing.num_rows, slicing.rows_a_batch) == (16, rows)
+    eight = make_job(shards, vocab_dir, World(size=8), order_batch_size=4)
+    with pytest.raises(RunError, match="--order-batch-size 4 is no multiple of the 8 processes"):
+        eight.pair_stream()
+
+
+def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(
+    shards: Shards, vocab_dir: Path
+) -> None:
+    """Nor do its weights decay in them, or go on by moments of the steps on pairs."""
+    options: dict[str, Any] = {"warmup": 0.0, "schedule": "wsd", "optimizer": "adamw"}
+    job = make_job(shards, vocab_dir, batch_size=8, order_share=0.25, **options)
+    run = job.build()
+    parts = (run.model.heads["sentence-order"], run.model.pooler)
+    mine = [each for part in parts if part is not None for each in part.parameters()]
+    has_changed = {"pretraining": set[bool](), "sentence-order": set[bool]()}
+    for number in range(12):
+        before, steps = [each.detach().clone() for each in mine], run.num_steps.copy()
+        run.step(done=number / 32)
+        (stream,) = run.num_steps - steps
+        has_changed[stream].add(not all(map(torch.equal, before, mine)))
+    assert has_changed == {"pretraining": {False}, "sentence-order": {True}}
+    assert run.num_steps["pretraining"] > run.num_steps["sentence-order"]
+
+
+def test_the_loss_falls_below_the_unigram_entropy(pretrained: Path) -> None:
+    entropy = unigram_entropy(Shards.open(pretrained / "shards"), 800)
+    metrics = read_metrics(pretrained)
+    assert [line["step"] for line in metrics] == list(range(5, 81, 5))
+    assert metrics[0]["fill-mask/loss"] > 0.9 * entropy
+    assert sum(line["fill-mask/loss"] for line in metrics[-5:]) / 5 < 0.9 * entropy
+    assert metrics[-1]["fill-mask/accuracy"] > 0.2
+    assert metrics[-1]["tokens"] > metrics[0]["tokens"] > 0
+    assert all(line["tokens_per_s"] > 0 for line in metrics)
+    assert metrics[0]["lr_factor"] == pytest.approx(1.0)
+    assert 0 < metrics[-1]["lr_factor"] < 0.3
+
+
+def test_the_checkpoint_is_one_of_transformers_and_says_where_it_comes_from(
+    pretrained: Path,
+) -> None:
+    folder = pretrained / "checkpoint"
+    model = hf_load("AlbertForPreTraining", folder)
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)("The school", return_tensors="pt")
+    with torch.no_grad():
+        assert model(**inputs).prediction_logits.isfinite().all()
+    assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
+    (stage,) = read_stages(folder)
+    assert stage["program"] == "albert-serve pretrain"
+    assert stage["corpus"] == ["easy.txt"]
+    assert (stage["steps"], stage["settings"]["batch_size"]) == (80, 16)
+    assert stage["tokens"] == read_metrics(pretrained)[-1]["tokens"]
+    assert str(REPOSITORY) not in json.dumps(stage)
+
+
+def test_order_is_learned_beside_masked_tokens(pretrain_options: list[str], tmp_path: Path) -> None:
+    """Half of the steps are on pairs; an easy corpus: its sentences follow each other alike."""
+    share = ("--order-share", "0.5", "--order-length", "64", "--order-batch-size", "8")
+    assert run(pretrain_options, tmp_path, *share, "--steps", "160") == 0
+    metrics = read_metrics(tmp_path)
+    assert sum(line["paired-order/accuracy"] for line in metrics[-5:]) / 5 > 0.8
+    assert sum(line["paired-order/loss"] for line in metrics[-5:]) / 5 < 0.55
+    assert metrics[-1]["sentence-order/loss"] < 0.6
+    assert metrics[-1]["fill-mask/loss"] < metrics[0]["fill-mask/loss"] - 0.3
+    folder = tmp_path / "checkpoint"
+    assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
+    assert json.loads((folder / "config.json").read_text())["albert_sentence_task"] == "sop"
+    (stage,) = read_stages(folder)
+    assert (stage["settings"]["order_share"], stage["settings"]["sentence_task"]) == (0.5, "none")
+
+
+def test_a_run_begins_with_the_weights_of_a_checkpoint_whose_config_has_more_layers(
+    tiny: Path, tiny_options: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny / "checkpoint", tmp_path / "deep")
+    config = json.loads((tmp_path / "deep" / "config.json").read_text())
+    (tmp_path / "deep" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
+    options = [*tiny_options, "--initialize-from", str(tmp_path / "deep"), "--layers", "6"]
+    assert run(options, tmp_path / "run", "--keep", "9") == 0
+    first, last = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (0, 8))
+    weights = read_weights(tiny / "checkpoint")
+    for name, tensor in read_weights(first).items():
+        assert tensor.equal(weights[name]), name
+    assert load_checkpoint(last).config.num_layers == 6
+    assert load_checkpoint(last).config.hidden_dropout == 0.1
+    assert [stage["steps"] for stage in read_stages(last)] == [8, 8]
+
+
+@pytest.mark.extended
+def test_held_out_text_as_files_or_as_shards_changes_no_weight(
+    pretrained: Path, pretrain_options: list[str], easy_corpus: Path, tmp_path: Path
+) -> None:
+    name, runs = "validation/fill-mask/loss", []
+    for folder, text in (("files", easy_corpus), ("shards", pretrained / "shards")):
+        more = ("--validation", str(text), "--validate-every", "40")
+        assert run(pretrain_options, tmp_path / folder, *more) == 0
+        assert same_weights(tmp_path / folder, pretrained)
+        validations = [line for line in read_metrics(tmp_path / folder) if name in line]
+        runs.append([{**line, "elapsed_s": 0} for line in validations])
+    assert runs[0] == runs[1]
+    assert [line["step"] for line in runs[0]] == [40, 80]
+    assert runs[0][1][name] < runs[0][0][name]
+
+
+def test_another_run_s_folder_is_rejected_and_unchanged(
+    pretrained: Path, pretrain_options: list[str], capsys: Capture
+) -> None:
+    before = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
+    for changes, message in (
+        (["--batch-size", "8"], "batch_size 16, not 8"),
+        (["--corpus", str(SQUAD)], "corpus [['easy.txt', "),
+    ):
+        assert run(pretrain_options, pretrained, *changes) == 1
+        assert f"error: {pretrained} holds a run with {message}" in capsys.readouterr().err
+    assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
+
+
+def test_impossible_options_are_one_line_and_no_run(
+    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    start = f"--initialize-from {pretrained / 'checkpoint'}"
+    for words, message in (
+        ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
+        ("--length 65", "--length 65: a sequence has from 8 tokens to the model's 64 positions"),
+        ("--length 7", "--length 7: a sequence has from 8 tokens"),
+        ("--order-share 0.2 --order-length 65", "--order-length 65: a sequence has from 8"),
+        (f"{start} --hidden-size 64", "hidden_size 64: "),
+        (f"{start} --preset base", "--preset goes with new weights; --initialize"),
+    ):
+        assert run([*pretrain_options, *words.split()], tmp_path / "run") == 1
+        assert message in refusal(capsys, tmp_path / "run")
