@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import Final
 
-# The packages that modules import as they are loaded, and that metrics need later.
+# Packages that modules import when they are loaded, and packages that metrics need later.
 PACKAGES: Final = (
     *("filelock", "google", "huggingface_hub", "numpy", "pyarrow"),
     *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
@@ -15,18 +15,18 @@ PACKAGES: Final = (
 
 
 def check_packages(*names: str) -> None:
-    """End a command whose packages are not installed, with one line; leave imports alone.
+    """Exit with a one-line message if this is a command and a package is not installed.
 
-    Called while `python -m PACKAGE` imports the package, before its modules import theirs.
+    It is called while `python -m PACKAGE` imports the package, before its modules import others.
     """
-    # Python's name of the program until it has found the module to run.
+    # "-m" is the program's name until Python has found the module to run.
     if sys.argv[:1] != ["-m"]:
         return
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         sys.exit(
-            f"error: {', '.join(missing)} {verb} not installed, which training and export need: "
+            f"error: {', '.join(missing)} {verb} not installed. For training and export, run "
             "pip install 'albert-serve[train]', or in a clone pip install '.[train]'"
         )
 

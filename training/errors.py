@@ -1,4 +1,4 @@
-"""Exceptions of training, and their report by a command in one line.
+"""Exceptions of training, and their one-line report by a command.
 
 TrainingError (ValueError)
 ├── CorpusError      a file of text or examples that cannot be read
@@ -20,8 +20,8 @@ from typing import Final
 from albert_serve.errors import AlbertServeError
 from albert_serve.terminal import prepare_output, print_error
 
-# Lines of an error that are shown.
-_SHOWN_LINES: Final = 20
+# Maximum lines of an error to show.
+_MAX_LINES: Final = 20
 # A shell reports this status for a program that SIGINT ended.
 _INTERRUPTED: Final = 128 + 2
 
@@ -29,14 +29,14 @@ _INTERRUPTED: Final = 128 + 2
 class TrainingError(ValueError):
     """Base of all errors that training raises on purpose.
 
-    An error of several faults has a line for each as its arguments, of which the first are shown.
+    The arguments are one line for each fault. Only the first lines are shown.
     """
 
     def __str__(self) -> str:
-        shown = list(map(str, self.args[:_SHOWN_LINES]))
-        if len(self.args) > _SHOWN_LINES:
-            shown.append(f"and {len(self.args) - _SHOWN_LINES:,} more")
-        return "\n".join(shown)
+        lines = list(map(str, self.args[:_MAX_LINES]))
+        if len(self.args) > _MAX_LINES:
+            lines.append(f"and {len(self.args) - _MAX_LINES:,} more")
+        return "\n".join(lines)
 
 
 class RunError(TrainingError):
@@ -47,22 +47,23 @@ class EvaluationError(TrainingError):
     """Data that a checkpoint cannot be evaluated on."""
 
 
-# The errors that are a user's.
+# Errors that users can fix, so that they need no traceback.
 REPORTED: Final = (TrainingError, AlbertServeError, OSError)
 
 
 def report_errors(command: Callable[[], int]) -> int:
-    """Run a command and return its exit status; report a user's error on stderr, with status 1.
+    """Run a command and return its exit status.
 
-    That of an interrupted command is 130.
+    An error that users can fix is reported on stderr, with status 1. If the command is interrupted,
+    the status is 130.
     """
     prepare_output()
     threading.excepthook = _skip_os_errors
     try:
         return command()
     except KeyboardInterrupt as error:
-        if not error.args:  # a run has said that it stopped
-            print("interrupted", file=sys.stderr)
+        if not error.args:  # With arguments, a run has already printed that it stopped.
+            print("Interrupted.", file=sys.stderr)
         return _INTERRUPTED
     except REPORTED as error:
         print_error(error)
@@ -70,6 +71,6 @@ def report_errors(command: Callable[[], int]) -> int:
 
 
 def _skip_os_errors(arguments: threading.ExceptHookArgs) -> None:
-    """Print the error of a thread, but a full disk's: TensorBoard passes that to its caller."""
+    """Print a thread's error, except an OSError, which TensorBoard also raises in its caller."""
     if not isinstance(arguments.exc_value, OSError):
         threading.__excepthook__(arguments)

@@ -1,4 +1,4 @@
-"""Losses of micro-batches: their sums, and the parts that the tasks' loss functions share.
+"""Losses of micro-batches: sums, and common parts of the tasks' loss functions.
 
 Shape legend: S positions, R rows gathered, C sequences, K outputs.
 """
@@ -21,10 +21,14 @@ from training.model.heads import AlbertForTasks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSums:
-    """Summed loss and number of right answers over `count` predictions.
+    """Summed loss and number of right answers of `count` predictions.
 
     Attributes:
-        logits, targets: (C, K), and (C,) or (C, K), of text classification, for its metrics.
+        loss: () sum of the losses.
+        right: () number of right predictions.
+        count: number of predictions.
+        logits: (C, K) logits of text classification, for its metrics.
+        targets: (C,) or (C, K) targets of text classification, for its metrics.
     """
 
     loss: Tensor
@@ -35,9 +39,9 @@ class LossSums:
 
 
 class Tally:
-    """Loss and accuracy over several batches; sums stay on the device until they are read.
+    """Loss and accuracy of several batches; sums stay on the device until they are read.
 
-    Logits and targets of text classification are kept for its metrics.
+    Logits and targets of text classification are stored for its metrics.
     """
 
     def __init__(self) -> None:
@@ -64,7 +68,7 @@ class Tally:
         self._targets += other._targets
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to send to another process, which has another device."""
+        """Return the state on the CPU, because another process has another device."""
         return {
             **vars(self),
             "_sums": None if self._sums is None else self._sums.cpu(),
@@ -74,7 +78,7 @@ class Tally:
 
     @property
     def sums(self) -> tuple[float, float, float]:
-        """Summed loss, right answers and predictions."""
+        """Summed loss, number of right answers, and number of predictions."""
         loss, right = (0.0, 0.0) if self._sums is None else self._sums.tolist()
         return loss, right, float(self.count)
 
@@ -85,12 +89,12 @@ class Tally:
 
     @property
     def accuracy(self) -> float:
-        """The fraction of the predictions that is right; nan without predictions."""
+        """Fraction of right predictions; nan without predictions."""
         return self.sums[1] / self.count if self.count else math.nan
 
     @property
     def predictions(self) -> tuple[Tensor, Tensor]:
-        """Logits (N, K) and targets, (N,) or (N, K), of text classification."""
+        """Logits (N, K) and targets (N,) or (N, K) of text classification."""
         return torch.cat(self._logits).float().cpu(), torch.cat(self._targets).cpu()
 
 
@@ -98,7 +102,7 @@ def cross_entropy(logits_RK: Tensor, targets_R: Tensor, count: int | None = None
     """Return cross-entropy and accuracy of logits (R, K); targets of IGNORED are ignored.
 
     Args:
-        count: the number of other targets, where it is known.
+        count: number of targets that are not IGNORED; None to count them.
     """
     return LossSums(
         loss=F.cross_entropy(logits_RK.float(), targets_R, ignore_index=IGNORED, reduction="sum"),
@@ -108,10 +112,10 @@ def cross_entropy(logits_RK: Tensor, targets_R: Tensor, count: int | None = None
 
 
 def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
-    """Have code compiled for any size of a dimension, from the first batch on.
+    """Have torch compile code for any size of a dimension, starting with the first batch.
 
-    Torch would compile it for the first batch's numbers, and for any at the second. Sums over rows
-    are then rounded otherwise, and which batch is the first depends on where a run was resumed.
+    By default, torch compiles code for the size in the first batch, and for any size at the second.
+    The two round sums differently, so results would depend on the step at which a run was resumed.
     """
     for tensor in inputs:
         if tensor is not None:
@@ -124,21 +128,24 @@ def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 
 
 def example_rows(batch: ExampleBatch) -> tuple[Tensor, Tensor]:
-    """Return the rows (C, S) of each example's positions in the flattened tokens, and the (S)."""
+    """Return each example's rows in the flattened tokens (C, S), and its positions (S,).
+
+    Rows beyond the last token are replaced by the last token's row.
+    """
     ids = batch.tokens.ids
-    places_S = torch.arange(ids.shape[1], device=ids.device)
-    return (batch.firsts[:, None] + places_S).clamp(max=ids.numel() - 1), places_S
+    positions_S = torch.arange(ids.shape[1], device=ids.device)
+    return (batch.firsts[:, None] + positions_S).clamp(max=ids.numel() - 1), positions_S
 
 
-# A model's pass over a batch, which is an argument of its loss function to be compiled by itself.
+# A model's forward pass, as an argument of its loss function, so that it is compiled separately.
 LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 LossFunction: TypeAlias = Callable[[AlbertForTasks, Any], Mapping[LossName, LossSums]]
 
 
 def compile_logits(logits: LogitsFunction) -> LogitsFunction:
-    """Compile a model's pass over packed examples, for any numbers of rows and of examples.
+    """Compile a model's forward pass for packed examples, any number of rows and of examples.
 
-    On a CPU also for any length of the rows.
+    On a CPU, it is also compiled for rows of any length.
     """
     compiled = torch.compile(logits)
 
@@ -150,7 +157,7 @@ def compile_logits(logits: LogitsFunction) -> LogitsFunction:
         mark_dynamic((*rows, packing.bounds, batch.firsts, batch.sizes, batch.targets))
         if batch.firsts.device.type == "cpu":
             mark_dynamic(rows, dimension=1)
-        # Sizes that are equal in the first batch are not in others.
+        # Sizes that are equal in the first batch differ in other batches.
         with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             return compiled(model, batch)
 

@@ -100,7 +100,7 @@ def test_the_tokenizer_splits_names_of_special_tokens_and_truncates_nothing(
 def test_the_bytes_are_the_same_for_any_number_of_workers(
     tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenising, "_CHARACTERS_A_CHUNK", 1)
+    monkeypatch.setattr(tokenising, "_CHUNK_CHARACTERS", 1)
     one, two = tmp_path / "one", tmp_path / "two"
     prepare([WIKI], tokenizer_file, one, part_bytes=SMALL_PART)
     prepare([WIKI], tokenizer_file, two, num_workers=2, part_bytes=SMALL_PART)
@@ -172,7 +172,7 @@ def test_the_same_corpus_is_tokenised_once_and_another_rejected(
     before = file_contents(folder)
     for name, content, options in changes:
         corpus.with_name(name).write_text(content)
-        with pytest.raises(ShardError, match=f"{folder} holds another corpus"):
+        with pytest.raises(ShardError, match=f"{folder} contains another corpus"):
             prepare([corpus.with_name(name)], tokenizer_file, folder, **options)
     moved = tmp_path / "elsewhere" / "corpus.txt"
     moved.parent.mkdir()
@@ -182,7 +182,7 @@ def test_the_same_corpus_is_tokenised_once_and_another_rejected(
     assert file_contents(folder) == before
     (folder / "shards.json").rename(folder / "partial.json")
     corpus.write_text(TEXT)
-    with pytest.raises(ShardError, match=f"{folder} holds another corpus"):
+    with pytest.raises(ShardError, match=f"{folder} contains another corpus"):
         prepare([corpus], tokenizer_file, folder)
 
 
@@ -194,7 +194,7 @@ def test_a_folder_that_is_locked_or_cannot_be_made_is_rejected(
     assert corpus.read_text() == TEXT
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(ShardError, match=f"{tmp_path} is being prepared by another process"):
+    with pytest.raises(ShardError, match=f"Another process is preparing {tmp_path}"):
         prepare([corpus], tokenizer_file, tmp_path)
     os.close(descriptor)
 
@@ -211,7 +211,7 @@ def test_the_command_prints_its_result_or_an_error_in_one_line(
         expected = f"{folder}: 2 documents, 3 sentences, {num_tokens} tokens\n"
         assert capsys.readouterr().out == expected
     for file, text, message in (
-        (corpus, "\n \n", "the corpus holds no sentence"),
+        (corpus, "\n \n", "The corpus contains no sentence"),
         (copy, "{", "tokenizer.json is not a tokenizer"),
     ):
         shutil.rmtree(folder, ignore_errors=True)
@@ -240,7 +240,7 @@ def test_the_tokenizer_is_compared(folder: Path, tokenizer_file: Path, tmp_path:
         Shards.open(folder, copy)
     parts = [make_part([[1, 2]], 11), make_part([[3, 3]], 11)]  # ids from 5 to 10
     assert make_shards(*parts).token_counts(11).tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1]
-    with pytest.raises(ShardError, match="token id 10, the vocabulary 10 tokens"):
+    with pytest.raises(ShardError, match="token id 10, the vocabulary only 10 tokens"):
         make_shards(*parts).token_counts(10)
 
 
@@ -267,18 +267,21 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_files_are_named(folder: Path, damage: Callable[[Path], Any]) -> None:
     damage(folder / "part-00000")
-    with pytest.raises(ShardError, match=f"{folder}/part-00000.*; delete {folder} and prepare"):
+    with pytest.raises(ShardError, match=rf"{folder}/part-00000.*\. Delete {folder} and prepare"):
         Shards.open(folder)
 
 
 def test_a_folder_without_a_valid_list_is_rejected(folder: Path) -> None:
     file = folder / "shards.json"
-    for change in ({"format": 3}, {"parts": [{}]}):
+    changes: list[dict[str, Any]] = [{"format": 3}, {"parts": [{}]}]
+    for change in changes:
         file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-        with pytest.raises(ShardError, match=f"{file} is damaged, .*; delete {folder} and prepare"):
+        with pytest.raises(
+            ShardError, match=rf"{file} is damaged, .*\. Delete {folder} and prepare"
+        ):
             Shards.open(folder)
     file.unlink()
-    with pytest.raises(ShardError, match=r"shards.json; make it with albert-serve prepare"):
+    with pytest.raises(ShardError, match=r"shards.json. Create it with albert-serve prepare"):
         Shards.open(folder)
 
 
@@ -302,7 +305,7 @@ def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
         if (folder / "shards.json").is_file():
             assert file_contents(folder) == file_contents(expected), number
         else:
-            with pytest.raises(ShardError, match=r"is not whole|holds no shards\.json"):
+            with pytest.raises(ShardError, match=r"is incomplete|has no shards\.json"):
                 Shards.open(folder)
         prepare([corpus], tokenizer_file, folder, part_bytes=600)
         assert file_contents(folder) == file_contents(expected), number
@@ -328,7 +331,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     ended = started.wait()
     if number is signal.SIGINT:
         assert (ended.status, ended.err) == (130, "\nstopped; repeat the command to resume it\n")
-    with pytest.raises(ShardError, match=r"is not whole; give the command .* again"):
+    with pytest.raises(ShardError, match=r"is incomplete\. Repeat the command"):
         Shards.open(folder)
     first = folder / "part-00000" / "tokens.npy"
     written = first.stat().st_mtime_ns
@@ -357,7 +360,7 @@ def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path)
     message = rf"{folder} cannot be written: .*\. 1 complete parts are saved\. Fix the problem"
     with limited_file_size(10_000), pytest.raises(ShardError, match=message):
         prepare(*args, folder, part_bytes=600)
-    with pytest.raises(ShardError, match="is not whole"):
+    with pytest.raises(ShardError, match="is incomplete"):
         Shards.open(folder)
     prepare(*args, folder, part_bytes=600)
     prepare(*args, expected, part_bytes=600)
@@ -373,5 +376,5 @@ def test_a_dead_worker_is_reported(tokenizer_file: Path) -> None:
                 worker.kill()
             yield Document(text="It rained. " * 100_000, end=CorpusPosition())
 
-    with pytest.raises(ShardError, match="a worker was killed, most likely for want of memory"):
+    with pytest.raises(ShardError, match="A worker was killed, probably for lack of memory"):
         list(tokenise(documents(), tokenizer_file, num_workers=2))

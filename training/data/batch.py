@@ -1,4 +1,4 @@
-"""Micro-batches: the tokens of one forward pass, and what its loss is computed from.
+"""Micro-batches: the tokens and targets of one forward pass.
 
 Shape legend: B rows, S positions, R tokens to predict, C sequences.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from training.model.albert import ModelInputs, move
 
-# A head's loss has the head's name; the other one is of pairs in both orders
+# A head's loss has the head's name. Only the loss of pairs in both orders has another name
 # (training/tasks/pretraining/files.py).
 LossName: TypeAlias = str
 
@@ -24,9 +24,9 @@ class MicroBatch:
     """A batch that goes through the model in one forward pass.
 
     Attributes:
-        task: the name of its loss function.
+        task: name of the loss function.
         tokens: ids (B, S), padded or packed.
-        num_tokens: real tokens.
+        num_tokens: number of tokens without padding.
         counts: number of predictions of each loss.
     """
 
@@ -46,10 +46,10 @@ class PretrainBatch(MicroBatch):
 
     Attributes:
         rows: (R,) positions of the tokens to predict, as indices into the flattened (B * S).
-        targets: (R,) the original ids; IGNORED where R was rounded up.
-        firsts: (C,) positions of each sequence's [CLS], as indices into the flattened (B * S).
-        labels: (C,) of the sentence task, or IGNORED.
-        counts: without "sentence-order" where the rows have no sentence task.
+        targets: (R,) original ids; IGNORED in the entries that round R up.
+        firsts: (C,) position of each sequence's [CLS], as an index into the flattened (B * S).
+        labels: (C,) labels of the sentence task, or IGNORED.
+        counts: number of predictions of each loss; no "sentence-order" without a sentence task.
     """
 
     task: str = "pretraining"
@@ -64,9 +64,9 @@ class TokenisedExample:
     """The tokens of one sequence, and the target of its loss.
 
     Attributes:
-        target: a number, or numbers, as many for each example of a task: the label of a text, of
-            several labels 1 or 0 for each; the positions of an answer's first and last token, or
-            0, the [CLS], without one; of each token its tag, or IGNORED.
+        target: label of a text, or 1 or 0 for each of several labels. In question answering, the
+            positions of an answer's first and last token; both 0, the [CLS], without an answer. In
+            token classification, the tag of each token, or IGNORED.
     """
 
     ids: list[int]
@@ -75,18 +75,19 @@ class TokenisedExample:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens of its one sequence."""
+        """Number of tokens of the one sequence."""
         return [len(self.ids)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleBatch(MicroBatch):
-    """A micro-batch of examples, with one prediction for each or for each of its words.
+    """A micro-batch of examples, with a prediction for each example or each of its words.
 
     Attributes:
         firsts: (C,) position of each example's [CLS], as an index into the flattened (B * S).
         sizes: (C,) number of tokens of each example.
-        targets: (C, ...); of token classification (C, T), T the tokens of the longest example.
+        targets: (C, ...) targets; (C, T) in token classification, where T is the number of tokens
+            of the longest example.
     """
 
     firsts: Tensor
@@ -95,7 +96,7 @@ class ExampleBatch(MicroBatch):
 
 
 def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> ModelInputs:
-    """Collate ids and types into a batch, padded on the right to the longest."""
+    """Collate pairs of ids and types into a batch (B, S), padded on the right to the longest."""
     lengths = torch.tensor([len(ids) for ids, _ in sequences])
     shape = (len(sequences), int(lengths.max()))
     ids, types = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)

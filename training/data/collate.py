@@ -31,7 +31,7 @@ from training.system.process import STOPPING
 Rows: TypeAlias = Sequence[Sequence[Example]]
 # Collate function: from the examples of each row to a batch.
 Collate: TypeAlias = Callable[[Rows], MicroBatch]
-# Numbers of predictions are rounded up to a multiple, so that compiled code meets few shapes.
+# Numbers of predictions are rounded up to a multiple, so that code is compiled for few shapes.
 _ROUNDING: Final = 64
 
 
@@ -40,8 +40,9 @@ class Collator:
     """Collates examples into batches: reads their tokens, masks and packs them.
 
     Attributes:
-        has_labels: whether the examples are of a sentence task; without one, batches do not count
-            its predictions, and its head is left out.
+        length: tokens of a row.
+        has_labels: whether there is a sentence task. If not, batches count no predictions of it,
+            and its head is not computed.
     """
 
     shards: Shards
@@ -58,11 +59,11 @@ class Collator:
         labels: list[int] = []
         for line, row in enumerate(rows):
             for example in row:
-                whole, second = example.tokens(self.shards.parts[example.part])
-                masked, chosen = self.masking(whole, example.mask_rng(self.seed))
-                types = (np.arange(len(whole)) >= second).astype(np.int64)
-                positions.append(packed.add(line, masked, types) + chosen)
-                targets.append(whole[chosen])
+                ids, second = example.tokens(self.shards.parts[example.part])
+                masked_ids, masked = self.masking(ids, example.mask_rng(self.seed))
+                types = (np.arange(len(ids)) >= second).astype(np.int64)
+                positions.append(packed.add(line, masked_ids, types) + masked)
+                targets.append(ids[masked])
                 labels.append(example.label)
         return PretrainBatch(
             tokens=packed.batch(),
@@ -98,17 +99,17 @@ class PackedRows:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens without padding."""
+        """Number of tokens without padding."""
         return int(self._used.sum())
 
     def add(self, line: int, ids: ArrayLike, types: ArrayLike) -> int:
-        """Add a sequence (N,) to a row with room for it; return the index of its first token."""
+        """Append a sequence (N,) to a row; return the flat index of its first token."""
         begin, size = int(self._used[line]), np.size(ids)
-        within = slice(begin, begin + size)
-        self._ids[line, within] = ids
-        self._types[line, within] = types
-        self._positions[line, within] = np.arange(size)
-        self._sequences[line, within] = self._counts[line]
+        span = slice(begin, begin + size)
+        self._ids[line, span] = ids
+        self._types[line, span] = types
+        self._positions[line, span] = np.arange(size)
+        self._sequences[line, span] = self._counts[line]
         self._used[line] += size
         self._counts[line] += 1
         self.firsts.append(line * self._ids.shape[1] + begin)
@@ -141,9 +142,9 @@ def collate_examples(
         packed.add(line, example.ids, example.types)
         for line, example in zip(row_of.tolist(), examples, strict=True)
     ]
-    each = [torch.as_tensor(example.target) for example in examples]
+    all_targets = [torch.as_tensor(example.target) for example in examples]
     is_tagged = task == TOKENS
-    targets = pad_sequence(each, True, IGNORED) if is_tagged else torch.stack(each)
+    targets = pad_sequence(all_targets, True, IGNORED) if is_tagged else torch.stack(all_targets)
     return ExampleBatch(
         task=task,
         tokens=packed.batch(),
@@ -156,18 +157,18 @@ def collate_examples(
 
 
 def rounded(values: NDArray[Any], filler: int) -> Tensor:
-    """Round the last dimension up, so that compiled code meets few shapes."""
+    """Fill the last dimension up to a multiple of 64, so that code is compiled for few shapes."""
     return _filled(values, -(-values.shape[-1] // _ROUNDING) * _ROUNDING, filler)
 
 
 def _filled(values: NDArray[Any], size: int, filler: int) -> Tensor:
-    whole = np.full((*values.shape[:-1], size), filler, values.dtype)
-    whole[..., : values.shape[-1]] = values
-    return torch.from_numpy(whole)
+    filled = np.full((*values.shape[:-1], size), filler, values.dtype)
+    filled[..., : values.shape[-1]] = values
+    return torch.from_numpy(filled)
 
 
 class _Batches(Dataset[tuple[MicroBatch, Position]]):
-    """Dataset that a data loader worker collates from a plan."""
+    """The dataset of a data loader worker, which collates planned steps."""
 
     def __init__(self, collate: Collate) -> None:
         self._collate = collate
@@ -180,30 +181,30 @@ class _Batches(Dataset[tuple[MicroBatch, Position]]):
 class Slicing:
     """Division of a step's rows into micro-batches and among processes.
 
-    The process of a rank takes every `world_size`-th micro-batch.
+    Each process takes every `world_size`-th micro-batch, starting with number `rank`.
     """
 
     num_rows: int
-    rows_a_batch: int
+    rows_per_batch: int
     rank: int = 0
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_rows % (self.rows_a_batch * self.world_size):
+        if self.num_rows % (self.rows_per_batch * self.world_size):
             raise TrainingError(
-                f"{self.num_rows} rows do not divide into batches of {self.rows_a_batch} in "
-                f"{self.world_size} processes"
+                f"{self.num_rows} rows do not divide into batches of {self.rows_per_batch} in "
+                f"{self.world_size} processes."
             )
 
     @property
     def num_batches(self) -> int:
-        """Micro-batches of this process in a step."""
-        return self.num_rows // (self.rows_a_batch * self.world_size)
+        """Number of micro-batches of this process in a step."""
+        return self.num_rows // (self.rows_per_batch * self.world_size)
 
 
 def _planned(plan: Plan, slicing: Slicing, start: Position) -> Iterator[PlannedStep]:
     """Yield this process' micro-batches of each step, as parts of the step."""
-    size = slicing.rows_a_batch
+    size = slicing.rows_per_batch
     for step in plan.steps(slicing.num_rows, start):
         for begin in range(slicing.rank * size, slicing.num_rows, slicing.world_size * size):
             yield PlannedStep(step.rows[begin : begin + size], step.next)

@@ -1,6 +1,6 @@
 """Documents from files of text, JSON, CSV, Parquet and Arrow, and their sentences.
 
-Files are streamed, so that memory is bounded whatever their size.
+Files are streamed, so memory is bounded for files of any size.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _WHITESPACE: Final = re.compile(r"\s+")
 
 
 class CorpusError(TrainingError):
-    """A corpus file that cannot be read; the message names the file and the line."""
+    """A corpus file that cannot be read; the message gives the file and the line."""
 
 
 class CorpusPosition(NamedTuple):
     """A position between two documents of a list of files.
 
     Attributes:
-        num_files: whole files before it.
-        num_documents: documents of the next file before it.
-        num_bytes: approximate number of bytes on disk before it.
+        num_files: number of complete files before the position.
+        num_documents: number of documents before the position in the next file.
+        num_bytes: approximate number of bytes on disk before the position.
     """
 
     num_files: int = 0
@@ -55,9 +55,9 @@ class Document:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the given files and those in the given folders, each once and in a stable order.
+    """Return the files among `paths` and in their folders, each once and in a stable order.
 
-    Hidden files and folders within folders are skipped, and what `datasets` saves beside its data.
+    Within folders, hidden files and the metadata files of `datasets` are skipped.
     """
     files: list[Path] = []
     for path in paths:
@@ -66,24 +66,25 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         elif path.is_file():
             files.append(path)
         elif path.exists():
-            raise CorpusError(f"{path} is neither a file nor a folder")
+            raise CorpusError(f"{path} is neither a file nor a folder.")
         else:
-            raise CorpusError(f"{path} does not exist")
+            raise CorpusError(f"{path} does not exist.")
     if not files:
-        raise CorpusError(f"no file in {', '.join(map(str, paths))}")
+        raise CorpusError(f"There is no file in {', '.join(map(str, paths))}.")
     return list(dict.fromkeys(files))
 
 
 def read_documents(files: Sequence[Path], text_column: str | None = None) -> Iterator[str]:
     """Yield each document: a record's `text`, or the text between blank lines.
 
-    Names tell formats: `.jsonl` and `.json` (lines, or an array), `.csv`, `.tsv`, `.parquet`,
-    `.arrow`. Under other names what begins as JSON or as WikiExtractor's `<doc ...>` is read as
-    such, and else as text. A document over 4 Mi characters is split, at line ends where it has any.
+    The suffix gives the format: `.jsonl` and `.json` (lines, or an array), `.csv`, `.tsv`,
+    `.parquet`, `.arrow`. Files with other suffixes are JSON, CSV or WikiExtractor's `<doc ...>` if
+    they begin like it, otherwise text. A document of more than 4 Mi characters is split, at line
+    ends if possible.
 
     Args:
-        text_column: the field of JSON or column of a table that holds the documents; None for a
-            usual name, or the only one of texts.
+        text_column: JSON field or column of the documents (default: a usual name, or the only
+            column of texts).
     """
     return (document.text for document in read_from(files, CorpusPosition(), text_column))
 
@@ -93,7 +94,7 @@ def read_from(
 ) -> Iterator[Document]:
     """Yield the documents of `read_documents` after `start`, each with its position.
 
-    Whole files before `start` are not opened; earlier documents of its own file are read and
+    Files that end before `start` are not opened. Earlier documents of its own file are read and
     skipped.
     """
     num_bytes = sum(_size(file) for file in files[: start.num_files])
@@ -101,10 +102,10 @@ def read_from(
     for index in range(start.num_files, len(files)):
         documents = enumerate(_read_file(files[index], text_column), start=1)
         for number, (text, position) in islice(documents, num_skipped, None):
-            place = CorpusPosition(
+            end = CorpusPosition(
                 num_files=index, num_documents=number, num_bytes=num_bytes + position
             )
-            yield Document(text=text, end=place)
+            yield Document(text=text, end=end)
         num_skipped = 0
         num_bytes += _size(files[index])
 
@@ -135,7 +136,7 @@ def _is_visible_file(file: Path, folder: Path) -> bool:
 
 @contextmanager
 def _corpus_errors() -> Iterator[None]:
-    """Raise the errors of a file that is read as CorpusError; for `with`."""
+    """Convert errors of reading a file to CorpusError, in a `with` statement."""
     try:
         yield
     except (AlbertServeError, OSError) as error:
@@ -148,15 +149,15 @@ def _size(file: Path) -> int:
 
 
 def _read_file(file: Path, text_column: str | None) -> Iterator[tuple[str, int]]:
-    """Yield documents, each with the number of bytes of the file read so far."""
+    """Yield each document and the number of bytes of the file read so far."""
     with _corpus_errors():
         for text, position in documents.read_file(file, text_column):
-            for piece in _cut(text):
+            for piece in _split_long_text(text):
                 yield piece, position
 
 
-def _cut(text: str) -> Iterator[str]:
-    """Split a text into pieces of bounded length, at line ends where it has any."""
+def _split_long_text(text: str) -> Iterator[str]:
+    """Split a text into pieces of bounded length, at line ends if possible."""
     while len(text) > MAX_DOCUMENT_CHARACTERS:
         end = text.rfind("\n", 0, MAX_DOCUMENT_CHARACTERS) + 1 or MAX_DOCUMENT_CHARACTERS
         if piece := text[:end].strip():

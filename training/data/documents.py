@@ -1,6 +1,6 @@
 """Documents of one file: text, JSON, CSV, Parquet, Arrow, or WikiExtractor's.
 
-A file is what its name says or, where that says nothing, what its content is without doubt.
+The suffix of a file decides its format. Without a known suffix, the content does, if it is clear.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from albert_serve.tables.formats import (
 
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _JSON: Final = re.compile(r'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
-# Of a name between delimiters, in the first line of a CSV file.
+# A column's name between delimiters, in the first line of a CSV file.
 _NAME: Final = re.compile(r'"?\w[\w.# -]{,40}"?')
 _WIKI: Final = re.compile(r'\s*<doc id="')
 _WIKI_TITLE: Final = re.compile(r'<doc id=.* title="(.*?)"')
 
-# A text, and the number of bytes of the file up to its end.
+# Texts, each with the number of bytes of the file up to its end.
 _Read: TypeAlias = Iterator[tuple[str, int]]
-# A place for messages, the columns, and those of texts, to the column of the documents.
+# Finds the documents' column from a location for messages, all columns, and columns of texts.
 _FindColumn: TypeAlias = Callable[[str, Sequence[str], Sequence[str]], str]
 
 
@@ -44,7 +44,7 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
     """Yield the documents of a file, each with the number of bytes of the file read so far.
 
     Args:
-        text_column: the field of JSON or column of a table that holds them; None to find it.
+        text_column: JSON field or column of the documents; None to find it.
     """
     kind = detect_type(file)
     find = partial(_text_column, text_column)
@@ -57,7 +57,7 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
             beginning = lines.beginning
         if "\0" in beginning:
             raise InvalidInputError(
-                f"{file} is not text: it has bytes of 0, as binary files and UTF-32 have"
+                f"{file} is not text: it contains bytes of value 0. Convert it to UTF-8."
             )
         if ".json" in file.suffixes or _JSON.match(beginning):
             yield from _read_rows(file, kind, find)
@@ -68,7 +68,7 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
 
 
 def _is_table(beginning: str) -> bool:
-    """Whether text begins with a line of names of columns, of which one is usual for texts."""
+    """Return whether text begins with a line of column names, one of them usual for texts."""
     line = beginning.lstrip().partition("\n")[0].rstrip()
     delimiter = likely_delimiter(line)
     names = line.split(delimiter) if delimiter else []
@@ -83,7 +83,7 @@ def read_lines(file: Path, kind: TableType) -> _Read:
     with open_lines(file, kind.compression) as lines:
         for number, line in enumerate(lines.checked(file), start=1):
             if not is_utf8(line):
-                raise InvalidInputError(f"{file}, line {number} is not UTF-8")
+                raise InvalidInputError(f"{file}, line {number} is not UTF-8. Convert the file.")
             yield line, lines.position()
 
 
@@ -104,7 +104,7 @@ def _read_text(file: Path, kind: TableType) -> _Read:
 
 
 def _read_wiki(file: Path, kind: TableType) -> _Read:
-    """Yield the text between `<doc ...>` and `</doc>`, without the title and HTML's escapes."""
+    """Yield the text of each `<doc ...>`, without its title and with HTML escapes replaced."""
     lines: list[str] | None = None
     title = ""
     for line, position in read_lines(file, kind):
@@ -117,9 +117,9 @@ def _read_wiki(file: Path, kind: TableType) -> _Read:
             line = html.unescape(line.replace("\r\n", "\n"))
             lines += [] if not lines and line.strip() == title else [line]
         elif line.strip():
-            raise InvalidInputError(f"{file}: {line.strip()[:40]!r} stands outside of <doc ...>")
+            raise InvalidInputError(f"{file}: {line.strip()[:40]!r} is not inside <doc ...>.")
     if lines is not None:
-        raise InvalidInputError(f"{file} is incomplete: its last <doc ...> has no </doc>")
+        raise InvalidInputError(f"{file} is incomplete: its last <doc ...> has no </doc>.")
 
 
 def _read_rows(file: Path, kind: TableType, find: _FindColumn) -> _Read:
@@ -141,36 +141,44 @@ def _read_columnar(file: Path, kind: TableType, find: _FindColumn) -> _Read:
         yield _checked(row, column), row.position
 
 
-def _text_column(named: str | None, place: str, names: Sequence[str], texts: Sequence[str]) -> str:
-    """Return the column of the documents: one that has a usual name, or the only one of texts.
+def _text_column(
+    requested: str | None, location: str, names: Sequence[str], texts: Sequence[str]
+) -> str:
+    """Return the column of the documents: one with a usual name, or the only column of texts.
 
     Args:
-        named: the column in place of these.
-        texts: the names of columns that hold texts.
+        requested: name of the column; None to find it.
+        location: file, or file and line, for messages.
+        names: names of all columns.
+        texts: names of the columns of texts.
     """
-    column = find_column(names, [name for name, _ in SINGLES], named)
+    column = find_column(names, [name for name, _ in SINGLES], requested)
     if column is not None:
         return column
-    if len(texts) != 1 or named is not None:
-        several = f"several columns of texts ({', '.join(texts)})" if texts else "none of texts"
-        raise InvalidInputError(
-            f'{place}: no column "{named or "text"}", but {several}; --text-column of vocab, '
-            f"prepare and pretrain names another; its columns are "
-            f"{', '.join(names) or 'none'}"
+    if len(texts) != 1 or requested is not None:
+        candidates = (
+            f"several columns of texts ({', '.join(texts)})" if texts else "no column of texts"
         )
-    _report(texts[0])
+        raise InvalidInputError(
+            f'{location}: There is no column "{requested or "text"}", but {candidates}. Set '
+            "--text-column of vocab, prepare or pretrain to one of its columns: "
+            f"{', '.join(names) or 'none'}."
+        )
+    _report_column(texts[0])
     return texts[0]
 
 
 @cache
-def _report(column: str) -> None:
-    print(f'the documents of files without a column "text" are those of their only texts: {column}')
+def _report_column(column: str) -> None:
+    print(f'Files without a column "text" are read from their only column of texts, {column}.')
 
 
 def _checked(row: Row, column: str) -> str:
     text = row.values.get(column)
     if not isinstance(text, str):
-        raise InvalidInputError(f'{row.place}: "{column}" is {reprlib.repr(text)}, not a string')
+        raise InvalidInputError(f'{row.place}: "{column}" is {reprlib.repr(text)}, not a string.')
     if not text.isascii() and not is_utf8(text):
-        raise InvalidInputError(f"{row.place}: half of a surrogate pair in the text, or not UTF-8")
+        raise InvalidInputError(
+            f"{row.place}: The text is not UTF-8, or has half of a surrogate pair."
+        )
     return text

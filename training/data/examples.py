@@ -1,7 +1,7 @@
 """Examples of pretraining from a tokenised corpus: segment bounds and the sentence task's label.
 
 Segments are stored as bounds in the corpus, so that an example is a few numbers. The examples
-depend on (seed, epoch, part) alone, so a run can be resumed anywhere.
+depend only on (seed, epoch, part), so a run can be resumed anywhere.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SentenceTask = Literal["sop", "nsp", "none"]
 # Pairs of segments for sentence order without masks (training/tasks/pretraining/files.py).
 Pairs = Literal["pairs"]
 
-IGNORED: Final = -100  # torch's ignore_index
-# Tokens of the shortest pair worth training on: three special ones and a few of each segment.
+IGNORED: Final = -100  # This is torch's ignore_index.
+# Tokens of the shortest pair worth training on: three special tokens and a few of each segment.
 MIN_LENGTH: Final = 8
-# Tokens of a sentence of `single_sentences`; shorter ones are mostly headings.
-_SHORTEST: Final = 8
-# By what factor the longer of them may exceed the other, so that lengths tell nothing.
-_LIKE_LENGTHS: Final = 1.2
+# Minimum tokens of a sentence of `single_sentences`; shorter sentences are mostly headings.
+_MIN_SENTENCE: Final = 8
+# Maximum ratio of the two lengths, so that lengths do not reveal the order.
+_MAX_LENGTH_RATIO: Final = 1.2
 # Seeds of the random streams of an epoch.
 _EXAMPLES, _MASKS = 0, 1
 
@@ -38,12 +38,13 @@ class ExampleSettings:
 
     Attributes:
         length: maximum tokens of an example, with special tokens.
-        sentence_task: second segment: the first one's neighbour, in order or swapped (`sop`); the
-            next one or a random document's (`nsp`); none (`none`). With `pairs` both segments are
-            whole sentences, in order, and a chunk that has too few gives no example.
+        sentence_task: task that decides the second segment. `sop`: neighbour of the first segment,
+            in order or swapped. `nsp`: next segment, or one of a random document. `none`: no
+            segment. `pairs`: both segments are complete sentences, in order; a chunk with too few
+            sentences gives no example.
         short_rate: fraction of the documents that are cut into shorter examples.
-        min_sentences: of each segment of `pairs`.
-        single_sentences: whether `pairs` are of two single sentences of like lengths.
+        min_sentences: minimum sentences of each segment of `pairs`.
+        single_sentences: whether each segment of `pairs` is one sentence, of similar lengths.
     """
 
     length: int
@@ -63,11 +64,10 @@ class Example(NamedTuple):
 
     Attributes:
         part: number of the part; `part`, `epoch` and `number` seed the masks.
-        number: of the example within the part.
-        bounds: begin and end of the first and of the second segment in the part's tokens; the
-            second is empty if there is none.
-        label: of the sentence task, or IGNORED with one segment. 0 in order and 1 swapped
-            (`sop`), 0 the next one and 1 another document's (`nsp`).
+        number: number of the example within the part.
+        bounds: begin and end of both segments in the part's tokens; the second may be empty.
+        label: label of the sentence task: 0 in order and 1 swapped (`sop`), 0 next and 1 random
+            segment (`nsp`), or IGNORED if there is one segment.
     """
 
     part: int
@@ -77,14 +77,14 @@ class Example(NamedTuple):
     label: int
 
     def tokens(self, part: Shard) -> tuple[NDArray[np.int64], int]:
-        """Return [CLS] A [SEP] B [SEP], and the begin of B (the end if there is none)."""
+        """Return [CLS] A [SEP] B [SEP] (N,), and the begin of B (N if B is empty)."""
         first_begin, first_end, second_begin, second_end = self.bounds
         cls, sep = [part.cls_id], [part.sep_id]
         pieces: list[ArrayLike] = [cls, part.tokens[first_begin:first_end], sep]
         if second_end > second_begin:
             pieces += [part.tokens[second_begin:second_end], sep]
-        whole: NDArray[np.int64] = np.concatenate(pieces).astype(np.int64)
-        return whole, first_end - first_begin + 2
+        ids: NDArray[np.int64] = np.concatenate(pieces).astype(np.int64)
+        return ids, first_end - first_begin + 2
 
     def mask_rng(self, seed: int) -> np.random.Generator:
         """Return the generator for the masks of this example in this epoch."""
@@ -96,8 +96,8 @@ class Examples:
     """All examples of one part of the corpus in one epoch; fields as in `Example`.
 
     Attributes:
-        bounds: (N, 4).
-        labels: (N,).
+        bounds: (N, 4) bounds of the segments.
+        labels: (N,) labels of the sentence task.
     """
 
     bounds: NDArray[np.int64]
@@ -108,7 +108,7 @@ class Examples:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Tokens of each example, with special tokens; (N,)."""
+        """Number of tokens of each example, with special tokens; (N,)."""
         segments = self.bounds[:, 1::2] - self.bounds[:, ::2]
         sizes: NDArray[np.int64] = segments.sum(1) + 2 + (segments[:, 1] > 0)
         return sizes
@@ -119,16 +119,16 @@ def build_examples(
 ) -> Examples:
     """Build the examples of one epoch from part `number`.
 
-    As in the original's create_pretraining_data.py: sentences are gathered up to a target length,
-    which is random in a fraction `short_rate` of the documents; the cut is at a random sentence;
-    excess tokens are removed from either end of the longer segment. Unlike there, with `sop` a
-    chunk of one sentence has no label; there it got a random second segment.
+    The original's create_pretraining_data.py does the same: it gathers sentences up to a target
+    length, which is random in a fraction `short_rate` of the documents. It cuts at a random
+    sentence. It removes excess tokens from either end of the longer segment. The only difference:
+    with `sop`, a chunk of one sentence has no label here, and a random second segment there.
     """
     rng = np.random.default_rng([_EXAMPLES, seed, epoch, number])
     if settings.sentence_task == "pairs":
-        return _whole_pairs(part, rng, settings)
+        return _sentence_pairs(part, rng, settings)
     if settings.sentence_task == "nsp":
-        rows = list(_next_or_not(part, rng, settings))
+        rows = list(_next_or_random(part, rng, settings))
         chunks = np.array(rows, np.int64).reshape(-1, 5)
         bounds, labels = chunks[:, :4].copy(), chunks[:, 4].copy()
     else:
@@ -174,47 +174,46 @@ def _chunk_bounds(
     return np.array(chunks, np.int64).reshape(-1, 3)
 
 
-def _whole_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -> Examples:
-    """Cut chunks of whole sentences into two segments at a random sentence, all of label 0.
+def _sentence_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -> Examples:
+    """Cut chunks of complete sentences into two segments at a random sentence, all of label 0.
 
-    A sentence with which no chunk of enough sentences fits is skipped, and of `single_sentences`
-    one whose length is unlike the next one's.
+    If the shortest chunk that begins with a sentence is not a pair, the sentence is skipped.
     """
     cuts = iter(rng.random(len(part.sentences)).tolist())
-    least, chunks = settings.min_sentences, list[tuple[int, int, int]]()
+    minimum, chunks = settings.min_sentences, list[tuple[int, int, int]]()
     for bounds, target in zip(_documents(part), _targets(part, rng, settings), strict=True):
         first = 0
-        while (shortest := first + 2 * least) < len(bounds):
-            last = max(bisect_right(bounds, bounds[first] + target) - 1, shortest)
+        while (min_last := first + 2 * minimum) < len(bounds):
+            last = max(bisect_right(bounds, bounds[first] + target) - 1, min_last)
             if settings.single_sentences:
-                last = shortest
-            if not _fits(bounds[first : last + 1], settings):
+                last = min_last
+            if not _is_pair(bounds[first : last + 1], settings):
                 first += 1
                 continue
-            cut = first + least + int(next(cuts) * (last - first - 2 * least + 1))
+            cut = first + minimum + int(next(cuts) * (last - first - 2 * minimum + 1))
             chunks.append((bounds[first], bounds[cut], bounds[last]))
             first = last
     bounds_N4 = np.array(chunks, np.int64).reshape(-1, 3)[:, [0, 1, 1, 2]]
     return Examples(bounds_N4, np.zeros(len(chunks), np.int64))
 
 
-def _fits(bounds: list[int], settings: ExampleSettings) -> bool:
-    """Return whether sentences of these bounds may be a pair."""
+def _is_pair(bounds: list[int], settings: ExampleSettings) -> bool:
+    """Return whether sentences with these bounds can be a pair."""
     if bounds[-1] - bounds[0] > settings.room:
         return False
     if not settings.single_sentences:
         return True
     shorter, longer = sorted(end - begin for begin, end in pairwise(bounds))
-    return shorter >= _SHORTEST and longer <= _LIKE_LENGTHS * shorter
+    return shorter >= _MIN_SENTENCE and longer <= _MAX_LENGTH_RATIO * shorter
 
 
-def _next_or_not(
+def _next_or_random(
     part: Shard, rng: np.random.Generator, settings: ExampleSettings
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield bounds of both segments and the label (0 the next one, 1 a random document's).
+    """Yield bounds of both segments and the label (0: next segment, 1: random document).
 
-    As in BERT: a segment that a random one replaces begins the next chunk, and a chunk of one
-    sentence always gets a random one. Without another document, there are no pairs.
+    As in BERT, a segment that a random segment replaces begins the next chunk. A chunk of one
+    sentence always gets a random segment. In a part of one document, there are no pairs.
     """
     targets = _targets(part, rng, settings)
     for number, (bounds, target) in enumerate(zip(_documents(part), targets, strict=True)):
@@ -229,19 +228,17 @@ def _next_or_not(
                 yield bounds[first], bounds[cut], bounds[cut], bounds[last], 0
                 first = last
             else:
-                begin, stop = _random_segment(
-                    part, rng, number, max(1, target - (bounds[cut] - bounds[first]))
-                )
-                yield bounds[first], bounds[cut], begin, stop, 1
+                num_left = max(1, target - (bounds[cut] - bounds[first]))
+                yield bounds[first], bounds[cut], *_random_segment(part, rng, number, num_left), 1
                 first = cut
 
 
 def _random_segment(
-    part: Shard, rng: np.random.Generator, not_document: int, target: int
+    part: Shard, rng: np.random.Generator, excluded_document: int, target: int
 ) -> tuple[int, int]:
-    """Draw sentences of another document, of `target` tokens if it has as many; return bounds."""
+    """Return the bounds of random sentences of another document, of `target` tokens if possible."""
     document = int(rng.integers(part.num_documents - 1))
-    document += document >= not_document
+    document += document >= excluded_document
     begin, end = part.documents[document : document + 2].tolist()
     sentence = int(rng.integers(begin, end))
     bounds = part.sentences[sentence : end + 1]
@@ -252,8 +249,8 @@ def _random_segment(
 def _truncate(bounds: NDArray[np.int64], rng: np.random.Generator, room: int) -> None:
     """Truncate the segments in place to `room` tokens together.
 
-    As the original's loop: one token at a time from the longer segment, from the second if both
-    are equally long.
+    The original's loop has the same result: it removes one token at a time from the longer segment,
+    or from the second if both are equally long.
     """
     sizes = bounds[:, 1::2] - bounds[:, ::2]
     excess = np.maximum(sizes.sum(1) - room, 0)

@@ -1,8 +1,8 @@
 """N-gram masking of whole words (paper, section 4.1; create_pretraining_data.py of the original).
 
-Spans of n words, p(n) proportional to 1/n for n up to 3, are chosen until 15 % of the tokens
-are predicted; of those 80 % become [MASK], 10 % a random piece, 10 % stay. Unlike in the original,
-random pieces are never special tokens, and spans do not cross a [SEP].
+Spans of n words, p(n) proportional to 1/n for n up to 3, are chosen until 15 % of the tokens are
+predicted. Of the chosen tokens, 80 % become [MASK], 10 % a random piece, and 10 % stay. Unlike in
+the original, random pieces are never special tokens, and spans do not cross a [SEP].
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class NgramMasking:
 
     Attributes:
         word_starts: (V,) bool, whether a piece begins a word.
-        special: the special tokens of the vocabulary.
-        rate: fraction of the tokens, with special tokens, that is predicted.
-        max_words: longest span, in words.
+        special: special tokens of the vocabulary.
+        rate: fraction of the tokens to predict, counting special tokens.
+        max_words: maximum words of a span.
     """
 
     word_starts: NDArray[np.bool_]
@@ -45,7 +45,7 @@ class NgramMasking:
 
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
-        """Whether an id is of a special token; (V,)."""
+        """Whether each id is a special token; (V,) bool."""
         return np.isin(np.arange(len(self.word_starts)), list(self.special.every))
 
     @cached_property
@@ -58,15 +58,15 @@ class NgramMasking:
         """Mask one sequence of ids (S,).
 
         Returns:
-            The ids with replacements (S,), and the positions to predict in ascending order.
+            Masked ids (S,), and the positions to predict (N,) in ascending order.
         """
         chosen = self._choose(ids, rng)
-        masked = ids.copy()
-        fate = rng.random(len(chosen))
-        masked[chosen[fate < 0.8]] = self.special.mask
-        swapped = chosen[fate >= 0.9]
-        masked[swapped] = self._ordinary[rng.integers(0, len(self._ordinary), len(swapped))]
-        return masked, chosen
+        masked_ids = ids.copy()
+        draws = rng.random(len(chosen))
+        masked_ids[chosen[draws < 0.8]] = self.special.mask
+        swapped = chosen[draws >= 0.9]
+        masked_ids[swapped] = self._ordinary[rng.integers(0, len(self._ordinary), len(swapped))]
+        return masked_ids, chosen
 
     def _choose(self, ids: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         begins, ends = word_bounds(ids, self.word_starts, self.is_special)
@@ -75,26 +75,26 @@ class NgramMasking:
         odds = 1 / np.arange(1, self.max_words + 1)
         order = rng.permutation(len(begins))
         num_words = rng.choice(self.max_words, len(begins), p=odds / odds.sum()) + 1
-        # A span that would run past a special token ends before it.
+        # A span ends before a special token.
         lasts = np.minimum(order + num_words - 1, _last_neighbours(begins, ends)[order])
         budget = max(1, round(self.rate * len(ids)))
-        begin_of, end_of, taken = begins.tolist(), ends.tolist(), bytearray(len(ids))
+        begin_of, end_of, is_chosen = begins.tolist(), ends.tolist(), bytearray(len(ids))
         for word, last in zip(order.tolist(), lasts.tolist(), strict=True):
             begin = begin_of[word]
-            # A span over the budget is shortened; a span that overlaps another is skipped.
+            # A span that exceeds the budget is shortened. A span that overlaps another is skipped.
             while last >= word and end_of[last] - begin > budget:
                 last -= 1
-            if last >= word and not any(taken[begin : end_of[last]]):
+            if last >= word and not any(is_chosen[begin : end_of[last]]):
                 size = end_of[last] - begin
-                taken[begin : end_of[last]] = bytes([1]) * size
+                is_chosen[begin : end_of[last]] = bytes([1]) * size
                 budget -= size
                 if not budget:
                     break
-        return np.flatnonzero(np.frombuffer(taken, np.uint8))
+        return np.flatnonzero(np.frombuffer(is_chosen, np.uint8))
 
 
 def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each word, the last one that follows it without a special token between."""
+    """Return the index (W,) of the last word before the next special token, for each word (W,)."""
     breaks = np.flatnonzero(begins[1:] != ends[:-1])
     return np.append(breaks, len(begins) - 1)[np.searchsorted(breaks, np.arange(len(begins)))]
 
@@ -102,7 +102,7 @@ def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDAr
 def word_bounds(
     ids: NDArray[np.int64], word_starts: NDArray[np.bool_], is_special: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the begin and end of each word in ids (S,); special tokens belong to none."""
+    """Return the begins (W,) and ends (W,) of the words in ids (S,), without special tokens."""
     special = is_special[ids]
     after_special = np.concatenate([[True], special[:-1]])
     begins = np.flatnonzero((word_starts[ids] | after_special) & ~special)
@@ -112,12 +112,15 @@ def word_bounds(
 
 
 def word_starts(tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
-    """Return for each id whether its piece begins a word, by the original code's rule.
+    """Return whether each piece begins a word (V,), by the original code's rule.
 
-    A piece does if the vocabulary's notation says so or it begins with "<", if it is one
-    punctuation mark, or if it has a character other than a letter of its words or punctuation:
-    lower-case Latin, and what else stands beside letters in its pieces. A language without spaces
-    has no such letters, so that each of its pieces is a word.
+    A piece begins a word if any of these is true:
+
+    - The vocabulary's notation marks it, or it begins with "<".
+    - It is one punctuation mark.
+    - It has a character that is neither punctuation nor a letter of words. Letters of words are
+      lower-case Latin and the letters in pieces of two or more characters. Scripts without spaces
+      have no such letters, so each of their pieces is a word.
     """
     pieces = [tokenizer.token(token_id) for token_id in range(tokenizer.vocab_size)]
     surfaces = [tokenizer.surface(piece) for piece in pieces]
@@ -136,9 +139,8 @@ def word_starts(tokenizer: AlbertTokenizer) -> NDArray[np.bool_]:
 def _letters_of_words(surfaces: Sequence[str]) -> set[str]:
     letters: set[str] = set()
     for surface in surfaces:
-        others = {char for char in surface if char not in _LATIN and _is_letter(char)}
         if len(surface) > 1:
-            letters |= others
+            letters |= {char for char in surface if char not in _LATIN and _is_letter(char)}
     return letters
 
 

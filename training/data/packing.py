@@ -1,8 +1,8 @@
 """Sequence packing: the assignment of examples to rows, and of rows to steps.
 
-An example that fills a row is alone in it; the others are packed by best fit, so that rows of a
-fixed length have almost no padding. Steps have a constant number of rows, also across windows of
-the corpus and epochs. A step depends on the seed and its position alone.
+An example that fills a row is alone in it. The others are packed by best fit, so rows of a fixed
+length have almost no padding. All steps have the same number of rows, even if they extend over
+windows of the corpus or epochs. A step depends only on the seed and its position.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from training.data.examples import Example, Examples, ExampleSettings, build_exa
 from training.data.shards import Shards
 from training.errors import TrainingError
 
-# Maximum number of sequences in a row, so that the cu_seqlens of a batch have a fixed size.
+# Maximum sequences in a row, so that the cu_seqlens of a batch have a fixed size.
 MAX_IN_ROW: Final = 16
-# Tokens of a shuffle window: all of a small corpus.
+# Maximum tokens of a shuffle window, which may contain all of a small corpus.
 _WINDOW_TOKENS: Final = 1 << 26
-# Number of examples that are packed at a time.
+# Number of examples that are packed together.
 _POOL: Final = 4096
-# Rows of examples have a multiple of this length.
+# The length of rows of examples is a multiple of this number.
 _ROW_MULTIPLE: Final = 64
-# Seeds of an epoch's random streams, apart from its examples' and masks'.
+# Seeds of an epoch's random streams; training/data/examples.py has the others.
 _PARTS, _ROWS = 2, 3
 
 
@@ -45,8 +45,8 @@ class _Window:
     """Shuffle window: examples of some parts of the corpus, packed into rows in random order.
 
     Attributes:
-        epoch: of the examples.
-        parts: numbers of the parts, and the examples of each.
+        epoch: number of the epoch.
+        parts: number and examples of each part.
         order: (N,) indices of examples, counted through all parts, row by row.
         row_bounds: (rows + 1,) bounds of the rows in `order`.
     """
@@ -58,13 +58,13 @@ class _Window:
 
     @property
     def num_rows(self) -> int:
-        """Rows in the window."""
+        """Number of rows in the window."""
         return len(self.row_bounds) - 1
 
     def row(self, number: int) -> list[Example]:
         """Return the examples of a row."""
-        within = slice(*self.row_bounds[number : number + 2])
-        return [self._example(index) for index in self.order[within].tolist()]
+        begin, end = self.row_bounds[number : number + 2]
+        return [self._example(index) for index in self.order[begin:end].tolist()]
 
     def _example(self, index: int) -> Example:
         for part, examples in self.parts:
@@ -92,58 +92,58 @@ class Plan:
     seed: int
 
     def steps(self, num_rows: int, start: Position) -> Iterator[PlannedStep]:
-        """Yield steps of `num_rows` rows without end, from a position."""
+        """Yield steps of `num_rows` rows endlessly, from a position."""
         rows: list[list[Example]] = []
         num_empty = 0
-        for at, window in self._windows(start):
+        for position, window in self._windows(start):
             num_empty = 0 if window.num_rows else num_empty + 1
             if num_empty > len(self.shards.parts):
                 raise TrainingError(
-                    "no document of the corpus has sentences enough for a pair; give others"
+                    "No document has enough sentences for a pair. Add longer documents."
                 )
-            for number in range(at.row, window.num_rows):
+            for number in range(position.row, window.num_rows):
                 rows.append(window.row(number))
                 if len(rows) == num_rows:
-                    yield PlannedStep(rows, at._replace(row=number + 1))
+                    yield PlannedStep(rows, position._replace(row=number + 1))
                     rows = []
 
     def epoch(self, number: int) -> Iterator[list[Example]]:
         """Yield the rows of one epoch."""
         groups = self._groups(number)
         for index, parts in enumerate(groups):
-            _, window = self._window((Position(epoch=number, window=index), parts))
+            _, window = self._window(Position(epoch=number, window=index), parts)
             yield from map(window.row, range(window.num_rows))
 
     def _windows(self, start: Position) -> Iterator[tuple[Position, _Window]]:
-        """Yield windows from a position on; the next one is built in the background."""
-        places = self._places(start)
+        """Yield each window and its position; the next window is built in the background."""
+        positions = self._window_positions(start)
         with ThreadPoolExecutor(1, thread_name_prefix="windows") as pool:
-            future = pool.submit(self._window, next(places))
+            future = pool.submit(self._window, *next(positions))
             while True:
-                at, window = future.result()
-                future = pool.submit(self._window, next(places))
-                yield at, window
+                position, window = future.result()
+                future = pool.submit(self._window, *next(positions))
+                yield position, window
 
-    def _places(self, start: Position) -> Iterator[tuple[Position, tuple[int, ...]]]:
+    def _window_positions(self, start: Position) -> Iterator[tuple[Position, tuple[int, ...]]]:
         """Yield the position of each window and its parts of the corpus."""
-        at = start
+        position = start
         while True:
-            groups = self._groups(at.epoch)
-            for window in range(at.window, len(groups)):
-                yield at._replace(window=window), groups[window]
-                at = at._replace(row=0)
-            at = Position(epoch=at.epoch + 1)
+            groups = self._groups(position.epoch)
+            for window in range(position.window, len(groups)):
+                yield position._replace(window=window), groups[window]
+                position = position._replace(row=0)
+            position = Position(epoch=position.epoch + 1)
 
     def _groups(self, epoch: int) -> list[tuple[int, ...]]:
         """Shuffle the parts of the corpus for an epoch, and group them into windows."""
         parts = self.shards.parts
-        held = np.flatnonzero([part.num_documents for part in parts])
-        if not len(held):
-            raise TrainingError("the corpus gives no example; give more text")
+        filled = np.flatnonzero([part.num_documents for part in parts])
+        if not len(filled):
+            raise TrainingError("The corpus contains no example. Add text.")
         rng = np.random.default_rng([_PARTS, self.seed, epoch])
         groups: list[tuple[int, ...]] = []
         room = 0
-        for number in rng.permutation(held).tolist():
+        for number in rng.permutation(filled).tolist():
             size = parts[number].num_tokens
             if size > room or not groups:
                 groups.append(())
@@ -152,8 +152,7 @@ class Plan:
             room -= size
         return groups
 
-    def _window(self, place: tuple[Position, tuple[int, ...]]) -> tuple[Position, _Window]:
-        at, numbers = place
+    def _window(self, position: Position, numbers: tuple[int, ...]) -> tuple[Position, _Window]:
         parts = tuple(
             (
                 number,
@@ -161,14 +160,14 @@ class Plan:
                     self.shards.parts[number],
                     self.settings,
                     seed=self.seed,
-                    epoch=at.epoch,
+                    epoch=position.epoch,
                     number=number,
                 ),
             )
             for number in numbers
         )
-        rng = np.random.default_rng([_ROWS, self.seed, at.epoch, at.window])
-        return at, _arrange(at.epoch, parts, rng, self.settings.length)
+        rng = np.random.default_rng([_ROWS, self.seed, position.epoch, position.window])
+        return position, _arrange(position.epoch, parts, rng, self.settings.length)
 
 
 def _arrange(
@@ -182,17 +181,20 @@ def _arrange(
     shuffled = rng.permutation(len(sizes))
     row_of = pack(sizes[shuffled], length)
     num_rows = int(row_of.max(initial=-1)) + 1
-    place = rng.permutation(num_rows)[row_of]
-    order = np.argsort(place, kind="stable")
-    bounds = np.searchsorted(place[order], np.arange(num_rows + 1))
+    new_row_of = rng.permutation(num_rows)[row_of]
+    order = np.argsort(new_row_of, kind="stable")
+    bounds = np.searchsorted(new_row_of[order], np.arange(num_rows + 1))
     return _Window(epoch, parts, shuffled[order], bounds)
 
 
 def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Assign each example (N,) a row (N,), with at most `length` tokens a row.
+    """Return the row of each example (N,), with at most `length` tokens per row.
 
-    Best fit decreasing over some thousand examples at a time: an example goes into the row where
-    it leaves the least room.
+    The method is best fit decreasing: an example goes into the row that has the least room left
+    after it. Some thousand examples are packed together.
+
+    Args:
+        sizes: (N,) tokens of each example.
     """
     row_of = np.zeros(len(sizes), np.int64)
     fills_a_row = sizes == length
@@ -213,32 +215,36 @@ def best_row_length(
 ) -> int:
     """Return the row length for which the packed batches cost the fewest operations.
 
-    Longer rows have less padding, and attention over more pairs of positions.
+    Longer rows have less padding, but more pairs of positions in attention.
+
+    Args:
+        batches: tokens of each example (N,), for each batch.
+        longest: tokens of the longest example.
     """
-    most = config.max_positions
-    least = shortest_row_length(longest, most=most, multiple=_ROW_MULTIPLE)
+    maximum = config.max_positions
+    minimum = shortest_row_length(longest, maximum=maximum, multiple=_ROW_MULTIPLE)
 
     def cost(length: int) -> float:
         # A layer's products take 24 H^2 operations a token (F = 4 H), attention 4 H a pair.
         num_rows = sum(int(pack(sizes, length).max()) + 1 for sizes in batches)
         return num_rows * length * (1 + length / (6 * config.hidden_size))
 
-    return min(range(least, most + 1, _ROW_MULTIPLE), key=cost)
+    return min(range(minimum, maximum + 1, _ROW_MULTIPLE), key=cost)
 
 
-def shortest_row_length(longest: int, *, most: int, multiple: int) -> int:
-    """Return the length of the shortest rows for examples of up to `longest` tokens.
+def shortest_row_length(longest: int, *, maximum: int, multiple: int) -> int:
+    """Return the minimum row length for examples of up to `longest` tokens.
 
-    It is a multiple of `multiple`, or `most`.
+    The length is a multiple of `multiple`, or `maximum` if that is less.
     """
-    return min(-(-longest // multiple) * multiple, most)
+    return min(-(-longest // multiple) * multiple, maximum)
 
 
 def _best_fit(sizes: list[int], length: int) -> list[int]:
     """Return the row of each example; sizes must be in descending order."""
     rows: list[int] = []
-    # Open rows by the room left, and a bit mask of these rooms: the lowest bit from `size` on is
-    # the best fit.
+    # Open rows by the room left in them, and a bit mask of these rooms. The lowest bit from `size`
+    # on is the best fit.
     open_rows: dict[int, list[tuple[int, int]]] = {}
     rooms = num_rows = 0
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Preparation of a corpus: documents become shards of tokens, once for all runs on it."""
+"""Preparation of a corpus: documents become shards of tokens, once for all runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.data.shard_writer import ShardWriter, check_same_corpus
 from training.data.shards import SHARDS_FILE, CorpusManifest, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 
-# A preparation is resumed after its last complete part.
+# An interrupted preparation resumes after its last complete part.
 PART_BYTES: Final = 60 << 20
 _FINGERPRINT_BYTES: Final = 1 << 20
 
@@ -35,13 +35,14 @@ def prepare(
 ) -> Shards:
     """Tokenise a corpus into `folder`, or open the result of an earlier call with the same input.
 
-    The input is the same if files of the same names, sizes, first and last MiB come in the same
-    order, in any location, with the same `tokenizer.json`. An interrupted call is resumed.
+    The input is the same if `tokenizer.json`, the options, and the files' order, names, sizes,
+    first and last MiB are the same. The files' folders may differ. An interrupted call is resumed.
 
     Args:
-        num_workers: worker processes; with 1 the work is done in this process. Workers import the
-            program's main module, which needs `if __name__ == "__main__"`.
-        part_bytes: maximum size of a part's files; exceeded only by a single document.
+        text_column: JSON field or column of the documents; None to find it.
+        num_workers: number of worker processes; with 1, this process does the work. Workers import
+            the program's main module, which needs `if __name__ == "__main__"`.
+        part_bytes: maximum size of a part's files. Only a single document may exceed it.
     """
     files = find_files(paths)
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
@@ -60,40 +61,41 @@ def prepare(
         writer = ShardWriter(
             folder, manifest, part_bytes=part_bytes, vocab_size=tokenizer.vocab_size
         )
-        rest = read_from(files, writer.end, text_column)
-        chunks = tokenise(rest, tokenizer_file, num_workers=num_workers)
-        with closing(chunks), closing(_watched(chunks, files, writer.end)) as documents:
-            writer.write(documents)
+        documents = read_from(files, writer.end, text_column)
+        chunks = tokenise(documents, tokenizer_file, num_workers=num_workers)
+        with closing(chunks), closing(_with_progress(chunks, files, writer.end)) as tokenised:
+            writer.write(tokenised)
     return Shards.open(folder)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Create the folder, and lock it against other processes; for `with`."""
+    """Create a folder, and lock it against other processes, in a `with` statement."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)  # itself, so that no lock file appears in it
+        # The folder itself is locked, so that it contains no lock file.
+        descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise ShardError(f"{folder} cannot be written: {error.strerror}") from error
+        raise ShardError(f"{folder} cannot be written: {error.strerror}.") from error
     try:
-        is_ours = True
-        with suppress(OSError):  # a file system without locks
-            is_ours = lock_descriptor(descriptor, blocking=False)
-        if not is_ours:
-            raise ShardError(f"{folder} is being prepared by another process; wait for it")
+        is_locked = True
+        with suppress(OSError):  # Some file systems have no locks.
+            is_locked = lock_descriptor(descriptor, blocking=False)
+        if not is_locked:
+            raise ShardError(f"Another process is preparing {folder}. Wait until it ends.")
         yield
     finally:
         os.close(descriptor)
 
 
-def _watched(
-    chunks: Iterable[list[Tokenised]], files: Sequence[Path], done: CorpusPosition
+def _with_progress(
+    chunks: Iterable[list[Tokenised]], files: Sequence[Path], start: CorpusPosition
 ) -> Generator[Tokenised]:
-    """Yield the documents one by one, and show the bytes of the files that they are from."""
+    """Yield each document, and show the number of bytes read so far."""
     with progress_bar(
         title="tokenising",
         total=sum(file.stat().st_size for file in files),
-        initial=done.num_bytes,
+        initial=start.num_bytes,
         unit="B",
         unit_scale=True,
     ) as bar:
@@ -105,7 +107,7 @@ def _watched(
 def _fingerprint(
     files: Sequence[Path], tokenizer_sha256: str, part_bytes: int, text_column: str | None
 ) -> str:
-    """Hash the tokenizer, and names, sizes and ends of the files, without reading all of them."""
+    """Return a hash of the options, the tokenizer, and the files' names, sizes and ends."""
     column = "" if text_column is None else f"{text_column}\n"
     digest = hashlib.sha256(f"{tokenizer_sha256} {part_bytes}\n{column}".encode())
     for file in files:
@@ -116,6 +118,6 @@ def _fingerprint(
                 stream.seek(max(0, size - _FINGERPRINT_BYTES))
                 ends.update(stream.read(_FINGERPRINT_BYTES))
         except OSError as error:
-            raise CorpusError(f"{file} cannot be read: {error.strerror}") from error
+            raise CorpusError(f"{file} cannot be read: {error.strerror}.") from error
         digest.update(f"{file.name}:{size}:{ends.hexdigest()}\n".encode())
     return digest.hexdigest()

@@ -1,7 +1,8 @@
-"""Writer of a tokenised corpus, part by part, that goes on where an earlier process stopped.
+"""Writer of a tokenised corpus, part by part; it resumes after an earlier process' last part.
 
-A part counts once it is recorded in `partial.json`, which becomes `shards.json` after the last. A
-part that was not recorded is written again, to the same bytes: parts depend on the documents alone.
+A part is complete once `partial.json` lists it. After the last part, that file becomes
+`shards.json`. An unlisted part is written again, with the same bytes, because parts depend only on
+the documents.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from training.data.shards import (
 from training.data.tokenization import Tokenised
 
 _BOUND_BYTES: Final = 8
-# Each array has a header, and each of the two bounds one additional entry.
+# Each array has a header, and each of the two arrays of bounds an additional entry.
 _EMPTY_BYTES: Final = 3 * 128 + 2 * _BOUND_BYTES
 
 
 class ShardWriter:
-    """Gathers documents into parts of at most `part_bytes`, and writes these."""
+    """Writer of parts of at most `part_bytes`, each of complete documents."""
 
     def __init__(
         self, folder: Path, manifest: CorpusManifest, *, part_bytes: int, vocab_size: int
@@ -54,7 +55,7 @@ class ShardWriter:
 
     @property
     def end(self) -> CorpusPosition:
-        """The position in the corpus right after the last part."""
+        """Position in the corpus right after the last part."""
         return self.manifest.parts[-1].end if self.manifest.parts else CorpusPosition()
 
     def write(self, documents: Iterable[Tokenised]) -> None:
@@ -62,16 +63,16 @@ class ShardWriter:
         for document in documents:
             if not len(document.lengths):
                 continue
-            num_more = len(document.tokens) * self._dtype.itemsize
-            num_more += (len(document.lengths) + 1) * _BOUND_BYTES
-            if self._documents and self._num_bytes + num_more > self._part_bytes:
+            document_bytes = len(document.tokens) * self._dtype.itemsize
+            document_bytes += (len(document.lengths) + 1) * _BOUND_BYTES
+            if self._documents and self._num_bytes + document_bytes > self._part_bytes:
                 self._write_part()
             self._documents.append(document)
-            self._num_bytes += num_more
+            self._num_bytes += document_bytes
         if self._documents:
             self._write_part()
         if not self.manifest.parts:
-            raise ShardError("the corpus holds no sentence")
+            raise ShardError("The corpus contains no sentence. Add text.")
         os.replace(self._folder / PARTIAL_FILE, self._folder / SHARDS_FILE)
         sync(self._folder)
 
@@ -103,12 +104,12 @@ class ShardWriter:
         self._clear()
 
 
-def check_same_corpus(folder: Path, known: CorpusManifest, fingerprint: str) -> None:
-    """Check that the parts in a folder are of a corpus."""
-    if known.fingerprint != fingerprint:
+def check_same_corpus(folder: Path, manifest: CorpusManifest, fingerprint: str) -> None:
+    """Check that a folder's manifest is of the corpus with a fingerprint."""
+    if manifest.fingerprint != fingerprint:
         raise ShardError(
-            f"{folder} holds another corpus, or tokens of another tokenizer; delete it, or name a "
-            "new folder"
+            f"{folder} contains another corpus, or tokens of another tokenizer. Delete it, or "
+            "choose a new folder."
         )
 
 
@@ -125,7 +126,7 @@ def _bounds(lengths: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _save(file: Path, array: NDArray[Any]) -> None:
-    """Save as np.save does, but with the system's error, such as a full disk."""
+    """Save an array like np.save, but raise the system's error, for example if the disk is full."""
     with file.open("wb") as stream:
         header = np.lib.format.header_data_from_array_1_0(array)
         np.lib.format.write_array_header_1_0(stream, header)

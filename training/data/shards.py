@@ -1,14 +1,14 @@
 """A tokenised corpus on disk: token ids with the bounds of sentences and documents.
 
-A folder of parts, `part-00000/` and on, each of three arrays that are memory-mapped:
+A folder contains parts, `part-00000/` and so on. Each has three arrays, which are memory-mapped:
 
-- `tokens.npy`: uint16, or int32 where the vocabulary is over 65,536; all documents, one after
-  the other, without special tokens
-- `sentences.npy`: int64, begin of each sentence in the part's tokens, and their end
-- `documents.npy`: int64, begin of each document in the part's sentences, and their end
+- `tokens.npy`: uint16, or int32 if the vocabulary has more than 65,536 tokens; the tokens of all
+  documents in order, without special tokens
+- `sentences.npy`: int64, begin of each sentence in the part's tokens, and the end of the last
+- `documents.npy`: int64, begin of each document in the part's sentences, and the end of the last
 
-and `shards.json`, which lists them with their sizes. `albert-serve prepare` writes it last, so that
-a folder with it is complete; until then the same list is in `partial.json`.
+`shards.json` lists the parts with their sizes. `albert-serve prepare` writes it last, so a folder
+with this file is complete. Until then, `partial.json` contains the list.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ARRAYS: Final = ("tokens", "sentences", "documents")
 SHARDS_FILE: Final = "shards.json"
 PARTIAL_FILE: Final = "partial.json"
 _TOKEN_DTYPES: Final = (np.uint16, np.int32)
-# bincount converts its input to int64, so that it gets one piece at a time.
-_TOKENS_A_COUNT: Final = 1 << 22
+# Tokens are counted in pieces of this size, because bincount converts its input to int64.
+_PIECE_TOKENS: Final = 1 << 22
 
 
 class ShardError(TrainingError):
@@ -43,12 +43,13 @@ class ShardError(TrainingError):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Shard:
-    """Consecutive whole documents of a tokenised corpus.
+    """Consecutive complete documents of a tokenised corpus.
 
     Attributes:
         tokens: (T,) uint16 or int32, token ids without special tokens.
         sentences: (S + 1,) int64, bounds of sentences in `tokens`, from 0 to T.
         documents: (D + 1,) int64, bounds of documents in sentences, from 0 to S.
+        cls_id, sep_id: ids of [CLS] and [SEP].
     """
 
     tokens: NDArray[Any]
@@ -59,17 +60,17 @@ class Shard:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all its documents."""
+        """Number of tokens, without special tokens."""
         return len(self.tokens)
 
     @property
     def num_sentences(self) -> int:
-        """Sentences, none of them empty."""
+        """Number of sentences, none of them empty."""
         return len(self.sentences) - 1
 
     @property
     def num_documents(self) -> int:
-        """Documents, each of at least one sentence."""
+        """Number of documents, each with at least one sentence."""
         return len(self.documents) - 1
 
 
@@ -78,7 +79,7 @@ class ShardRecord:
     """The entry of a part in `shards.json`.
 
     Attributes:
-        end: position in the corpus right after it.
+        end: position in the corpus right after the part.
     """
 
     name: str
@@ -93,7 +94,7 @@ class CorpusManifest:
     """The content of `shards.json`.
 
     Attributes:
-        tokenizer_sha256: hash of the tokens' `tokenizer.json`.
+        tokenizer_sha256: hash of the `tokenizer.json` that made the tokens.
         fingerprint: hash of everything that the tokens depend on.
     """
 
@@ -114,17 +115,16 @@ class CorpusManifest:
         try:
             return TypeAdapter(cls).validate_json(file.read_bytes())
         except OSError as error:
-            raise ShardError(f"{file} cannot be read: {error.strerror}") from error
+            raise ShardError(f"{file} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
             raise ShardError(
-                f"{file} is damaged, or of another version of this program; delete {file.parent} "
-                "and prepare it again"
+                f"{file} is damaged, or of another version of albert-serve. {_again(file.parent)}"
             ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shards:
-    """A tokenised corpus in parts, at least one; hashes as in `CorpusManifest`."""
+    """A tokenised corpus of one or more parts; `CorpusManifest` describes the hashes."""
 
     parts: tuple[Shard, ...]
     tokenizer_sha256: str
@@ -132,27 +132,28 @@ class Shards:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all parts."""
+        """Number of tokens of all parts."""
         return sum(part.num_tokens for part in self.parts)
 
     def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
-        """Count the occurrences of each token; (vocab_size,) int64."""
+        """Return the number of occurrences of each token; (vocab_size,) int64."""
         counts = np.zeros(vocab_size, np.int64)
         for tokens in chain.from_iterable(map(_pieces, self.parts)):
             highest = int(tokens.max())
             if highest >= vocab_size:
                 raise ShardError(
-                    f"the corpus has token id {highest}, the vocabulary {vocab_size} tokens; "
-                    "prepare it with this vocabulary's tokenizer.json"
+                    f"The corpus has token id {highest}, the vocabulary only {vocab_size} tokens. "
+                    "Prepare the corpus with this vocabulary's tokenizer.json."
                 )
             counts += np.bincount(tokens, minlength=vocab_size)
         return counts
 
     @classmethod
     def open(cls, folder: Path, tokenizer_file: Path | None = None) -> Shards:
-        """Memory-map a folder that `albert-serve prepare` wrote, and check its parts.
+        """Memory-map a folder that `albert-serve prepare` wrote; check its sizes and bounds.
 
-        Sizes and bounds are checked.
+        Args:
+            tokenizer_file: `tokenizer.json` that must have made the tokens; None for any.
         """
         manifest = _read_manifest(folder)
         if tokenizer_file is not None:
@@ -165,22 +166,21 @@ class Shards:
 
 
 def _pieces(part: Shard) -> Iterator[NDArray[Any]]:
-    for begin in range(0, part.num_tokens, _TOKENS_A_COUNT):
-        yield part.tokens[begin : begin + _TOKENS_A_COUNT]
+    for begin in range(0, part.num_tokens, _PIECE_TOKENS):
+        yield part.tokens[begin : begin + _PIECE_TOKENS]
 
 
 def _open_part(folder: Path, record: ShardRecord, manifest: CorpusManifest) -> Shard:
     """Memory-map a part, and check it against its record."""
     part_folder = folder / record.name
     try:
-        # Plain arrays, since slices of np.memmap cost several times as much.
+        # Slicing a plain array is several times as fast as slicing an np.memmap.
         arrays = {
             name: np.asarray(np.load(part_folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS
         }
     except (OSError, ValueError, EOFError) as error:
         raise ShardError(
-            f"{part_folder} lacks files, or they are damaged: {error}; delete {folder} and prepare "
-            "it again"
+            f"{part_folder} has missing or damaged files: {error}. {_again(folder)}"
         ) from error
     part = Shard(**arrays, cls_id=manifest.cls_id, sep_id=manifest.sep_id)
     sizes = (part.num_tokens, part.num_sentences, part.num_documents)
@@ -191,10 +191,13 @@ def _open_part(folder: Path, record: ShardRecord, manifest: CorpusManifest) -> S
         or sizes != (record.num_tokens, record.num_sentences, record.num_documents)
     ):
         raise ShardError(
-            f"{part_folder}: the files contradict each other, or {SHARDS_FILE}; delete {folder} "
-            "and prepare it again"
+            f"{part_folder} has files that contradict each other or {SHARDS_FILE}. {_again(folder)}"
         )
     return part
+
+
+def _again(folder: Path) -> str:
+    return f"Delete {folder} and prepare it again."
 
 
 def _read_manifest(folder: Path) -> CorpusManifest:
@@ -202,24 +205,24 @@ def _read_manifest(folder: Path) -> CorpusManifest:
     if file.is_file():
         return CorpusManifest.read(file)
     if (folder / PARTIAL_FILE).is_file():
-        raise ShardError(f"{folder} is not whole; give the command that was preparing it again")
-    raise ShardError(f"{folder} holds no {SHARDS_FILE}; make it with albert-serve prepare")
+        raise ShardError(f"{folder} is incomplete. Repeat the command that was preparing it.")
+    raise ShardError(f"{folder} has no {SHARDS_FILE}. Create it with albert-serve prepare.")
 
 
 def _check_tokenizer(folder: Path, manifest: CorpusManifest, tokenizer_file: Path) -> None:
     try:
         sha256 = sha256_of(tokenizer_file)
     except OSError as error:
-        raise ShardError(f"{tokenizer_file} cannot be read: {error.strerror}") from error
+        raise ShardError(f"{tokenizer_file} cannot be read: {error.strerror}.") from error
     if sha256 != manifest.tokenizer_sha256:
         raise ShardError(
-            f"{folder} was prepared with another tokenizer than {tokenizer_file}; "
-            "give that one, or prepare the corpus again with this one"
+            f"{folder} was prepared with another tokenizer than {tokenizer_file}. Pass that "
+            "tokenizer, or prepare the corpus again with this one."
         )
 
 
 def _are_bounds(bounds: NDArray[Any], end: int) -> bool:
-    """Whether `bounds` are int64 and ascend from 0 to `end`."""
+    """Return whether `bounds` are int64 and ascend from 0 to `end`."""
     if bounds.dtype != np.int64 or bounds.ndim != 1 or len(bounds) < 2:
         return False
     return bool(bounds[0] == 0 and bounds[-1] == end and (np.diff(bounds) > 0).all())

@@ -17,11 +17,11 @@ from training.data.packing import Plan, Position, best_row_length, shortest_row_
 from training.errors import TrainingError
 from training.model.heads import Task
 
-# Number of batches from which the length of packed rows is chosen.
-BATCHES_SAMPLED: Final = 50
-# Enough for fast products of matrices.
-_TOKENS_A_PASS: Final = 1024
-# Rows of examples of like lengths have a multiple of this length.
+# The length of packed rows is chosen for this number of batches.
+NUM_SAMPLED_BATCHES: Final = 50
+# Minimum tokens of a forward pass; fewer tokens make matrix products slow.
+_TOKENS_PER_PASS: Final = 1024
+# The length of rows of examples of similar lengths is a multiple of this number.
 _ROW_MULTIPLE: Final = 16
 _ExampleT = TypeVar("_ExampleT")
 
@@ -39,7 +39,7 @@ class TaskStream(Protocol):
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """The losses of its micro-batches: the tasks', and additional ones."""
+        """The losses of its micro-batches: one for each task, and additional losses."""
 
     def step(self) -> Sequence[MicroBatch]:
         """Return this process' micro-batches of the next step."""
@@ -55,14 +55,15 @@ class TaskStream(Protocol):
 class Division:
     """Division of a step's examples into micro-batches and among processes.
 
-    The loss is the mean over all of them, whichever process has them.
+    The loss is the mean over all examples of the step, in any division.
 
     Attributes:
-        micro_batch_size: maximum number of examples of a micro-batch; None for one micro-batch a
-            process.
-        rank: of this process, which takes every `world_size`-th micro-batch.
-        by_length: whether examples of like lengths are a micro-batch, in rows no longer than they
-            need. Attention by plain products, as on a CPU, takes the square of a row's length.
+        micro_batch_size: maximum examples of a micro-batch; None for one micro-batch per process.
+        rank: number of this process, which takes every `world_size`-th micro-batch.
+        world_size: number of processes.
+        by_length: whether a micro-batch has examples of similar lengths, in rows as short as
+            possible. Without FlashAttention, as on a CPU, attention takes time quadratic in the
+            row length.
     """
 
     micro_batch_size: int | None = None
@@ -73,7 +74,7 @@ class Division:
     def parts(
         self, examples: Sequence[_ExampleT], size_of: Callable[[_ExampleT], int]
     ) -> list[Sequence[_ExampleT]]:
-        """Return the examples in parts of like sums of sizes, at least one for each process."""
+        """Return the examples in parts of similar size, at least one part per process."""
         num_parts = max(
             self.world_size, -(-len(examples) // (self.micro_batch_size or len(examples)))
         )
@@ -85,40 +86,40 @@ class Division:
     def passes(
         self, examples: Sequence[_ExampleT], size_of: Callable[[_ExampleT], int]
     ) -> Iterator[Sequence[_ExampleT]]:
-        """Yield a part's examples in those that go through the model together."""
+        """Yield the examples of each forward pass of a part."""
         if not self.by_length:
             yield examples
             return
         ordered = sorted(examples, key=size_of, reverse=True)
         sizes = np.array([size_of(example) for example in ordered])
-        num_passes = max(1, int(sizes.sum()) // _TOKENS_A_PASS)
+        num_passes = max(1, int(sizes.sum()) // _TOKENS_PER_PASS)
         pass_of = (np.cumsum(sizes) - sizes / 2) * num_passes // sizes.sum()
         for number in np.unique(pass_of):
             yield [ordered[index] for index in np.flatnonzero(pass_of == number)]
 
-    def row_length(self, sizes: Iterable[int], most: int) -> int:
-        """Return the length of the rows of a micro-batch with examples of these sizes."""
+    def row_length(self, sizes: Iterable[int], maximum: int) -> int:
+        """Return the row length of a micro-batch with examples of these sizes."""
         if not self.by_length:
-            return most
-        return shortest_row_length(max(sizes), most=most, multiple=_ROW_MULTIPLE)
+            return maximum
+        return shortest_row_length(max(sizes), maximum=maximum, multiple=_ROW_MULTIPLE)
 
     @property
-    def own(self) -> slice:
-        """The micro-batches of this process among all of a step."""
+    def micro_batches(self) -> slice:
+        """Slice of this process' micro-batches among all micro-batches of a step."""
         return slice(self.rank, None, self.world_size)
 
 
-# A step in one process, as one micro-batch.
-WHOLE: Final = Division()
+# One process computes a step in one micro-batch.
+UNDIVIDED: Final = Division()
 
 
 @dataclass(kw_only=True)
 class ExampleStream(Generic[_ExampleT]):
-    """Task stream over the examples of one task, `batch_size` a step, each once an epoch.
+    """Task stream over the examples of one task, `batch_size` per step, each once per epoch.
 
     Attributes:
-        row_length: maximum tokens of the rows that examples are packed into.
-        division: of a step's examples; the others' shares are skipped.
+        row_length: maximum tokens of a row.
+        division: division of a step's examples; `step` returns this process' micro-batches.
     """
 
     task: Task
@@ -126,19 +127,19 @@ class ExampleStream(Generic[_ExampleT]):
     batch_size: int
     row_length: int
     seed: int
-    division: Division = WHOLE
-    _num_taken: int = 0
+    division: Division = UNDIVIDED
+    _num_steps: int = 0
     _batches: Iterator[list[int]] | None = None
 
     def __post_init__(self) -> None:
         if not self.examples:
-            raise TrainingError(f"{self.task} has no examples to train on")
-        smallest = len(self.examples) // self.steps_an_epoch
-        if smallest < self.division.world_size:
+            raise TrainingError(f"{self.task} has no examples to train on.")
+        min_examples = len(self.examples) // self.steps_per_epoch
+        if min_examples < self.division.world_size:
             raise TrainingError(
-                f"--batch-size {self.batch_size} of {self.task} has {smallest} of "
-                f"{len(self.examples):,} examples in a step; each of the "
-                f"{self.division.world_size} processes needs one"
+                f"--batch-size {self.batch_size} of {self.task} has {min_examples} of "
+                f"{len(self.examples):,} examples in a step, fewer than the "
+                f"{self.division.world_size} processes. Increase it, or use fewer processes."
             )
 
     @property
@@ -147,8 +148,8 @@ class ExampleStream(Generic[_ExampleT]):
         return self.task
 
     @property
-    def steps_an_epoch(self) -> int:
-        """Steps in which every example is read once."""
+    def steps_per_epoch(self) -> int:
+        """Number of steps that read every example once."""
         return -(-len(self.examples) // self.batch_size)
 
     @property
@@ -162,26 +163,26 @@ class ExampleStream(Generic[_ExampleT]):
         return (self.task,)
 
     def step(self) -> Sequence[MicroBatch]:
-        """Return this process' share of the next examples as micro-batches."""
+        """Return this process' micro-batches of the next step."""
         if self._batches is None:
             batches = shuffled_batches(len(self.examples), self.batch_size, self.seed)
-            self._batches = islice(batches, self._num_taken, None)
-        self._num_taken += 1
+            self._batches = islice(batches, self._num_steps, None)
+        self._num_steps += 1
         examples = [self.examples[index] for index in next(self._batches)]
         parts = self.division.parts(examples, self.size_of)
-        passes = [passed for part in parts for passed in self.passes(part)]
-        return [self.collate(passed) for passed in passes[self.division.own]]
+        passes = [examples for part in parts for examples in self.passes(part)]
+        return [self.collate(examples) for examples in passes[self.division.micro_batches]]
 
     def size_of(self, example: Any) -> int:
-        """Return the tokens of an example's sequences."""
+        """Return the number of tokens of an example's sequences."""
         return sum(example.lengths)
 
     def passes(self, examples: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """Return examples in the parts that go through the model together."""
+        """Return the examples of each forward pass of a part."""
         return list(self.division.passes(examples, self.size_of))
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
-        """Return examples as one micro-batch."""
+        """Return examples as one micro-batch, in rows of the division's length."""
         sizes = chain.from_iterable(example.lengths for example in examples)
         return self.pack(examples, self.division.row_length(sizes, self.row_length))
 
@@ -190,19 +191,19 @@ class ExampleStream(Generic[_ExampleT]):
         return collate_examples(self.task, examples, row_length=row_length)
 
     def state(self) -> list[int]:
-        """Return the number of steps taken so far."""
-        return [self._num_taken]
+        """Return the number of steps so far."""
+        return [self._num_steps]
 
     def restore(self, state: Sequence[int]) -> None:
-        """Skip the steps taken before."""
-        (self._num_taken,) = state
+        """Move to a number of steps."""
+        (self._num_steps,) = state
         self._batches = None
 
 
 def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
-    """Yield batches of indices below `count` without end; each epoch is another permutation.
+    """Yield batches of indices below `count` endlessly; each epoch has a new permutation.
 
-    An epoch has every index once, in batches of like sizes, at most `batch_size`.
+    An epoch has every index once, in batches of similar sizes up to `batch_size`.
     """
     num_batches = -(-count // batch_size)
     for epoch in naturals():
@@ -216,7 +217,7 @@ class PackedStream:
 
     Attributes:
         num_workers: number of data loader workers.
-        further_losses: losses of its micro-batches besides those of its tasks.
+        additional_losses: losses of its micro-batches in addition to one for each task.
     """
 
     plan: Plan
@@ -224,7 +225,7 @@ class PackedStream:
     slicing: Slicing
     num_workers: int = 0
     name: str = "pretraining"
-    further_losses: tuple[LossName, ...] = ()
+    additional_losses: tuple[LossName, ...] = ()
     _position: Position = field(default_factory=Position)
     _steps: Iterator[tuple[list[MicroBatch], Position]] | None = None
 
@@ -239,8 +240,8 @@ class PackedStream:
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """The losses of its tasks, and the further ones."""
-        return (*self.tasks, *self.further_losses)
+        """One loss for each task, and the additional losses."""
+        return (*self.tasks, *self.additional_losses)
 
     def step(self) -> Sequence[MicroBatch]:
         """Return this process' micro-batches of the next step."""
@@ -272,10 +273,10 @@ def example_stream(
     *,
     batch_size: int,
     seed: int,
-    division: Division = WHOLE,
+    division: Division = UNDIVIDED,
 ) -> ExampleStream[TokenisedExample]:
-    """Return the task stream of examples, packed into rows of the length that costs least."""
-    batches = islice(shuffled_batches(len(examples), batch_size, seed), BATCHES_SAMPLED)
+    """Return the task stream of examples, packed into rows of the cheapest length."""
+    batches = islice(shuffled_batches(len(examples), batch_size, seed), NUM_SAMPLED_BATCHES)
     return ExampleStream(
         task=task,
         examples=examples,

@@ -23,11 +23,11 @@ from tokenizers import Tokenizer
 from training.data.corpus import CorpusPosition, Document, split_sentences
 from training.data.shards import ShardError
 
-# Size of a worker's task: large enough to amortise its transfer, small enough for memory.
-_DOCUMENTS_A_CHUNK: Final = 256
-_CHARACTERS_A_CHUNK: Final = 1 << 18
-_SENTENCES_A_BATCH: Final = 1024
-_CHUNKS_A_WORKER: Final = 4
+# A chunk, a worker's task, is large enough to amortise its transfer and small enough for memory.
+_CHUNK_DOCUMENTS: Final = 256
+_CHUNK_CHARACTERS: Final = 1 << 18
+_BATCH_SENTENCES: Final = 1024
+_CHUNKS_PER_WORKER: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,8 +36,8 @@ class Tokenised:
 
     Attributes:
         tokens: (T,) int32 ids, without special tokens.
-        lengths: (S,) int32 tokens of each sentence, none of them 0.
-        end: the position in the corpus right after the document.
+        lengths: (S,) int32 number of tokens of each sentence, none of them 0.
+        end: position in the corpus right after the document.
     """
 
     tokens: NDArray[np.int32]
@@ -60,12 +60,12 @@ def _tokenise_in_parallel(
 ) -> Generator[list[Tokenised]]:
     pool = ProcessPoolExecutor(
         num_workers,
-        # Not fork, since the libraries have threads.
+        # Fork is unsafe, because the libraries have threads.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
     )
-    # Ctrl-C interrupts the main thread. Between a worker's start and its input this would break the
-    # worker, so another thread submits. The workers inherit its signal mask.
+    # Ctrl-C interrupts the main thread. While that thread starts a worker, an interrupt would break
+    # the worker. So another thread submits, whose signal mask the workers inherit.
     submitter = ThreadPoolExecutor(
         1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT})
     )
@@ -73,14 +73,14 @@ def _tokenise_in_parallel(
     try:
         for chunk in chunks:
             pending.append(submitter.submit(_submit, pool, tokenizer_file, chunk).result())
-            if len(pending) >= _CHUNKS_A_WORKER * num_workers:
+            if len(pending) >= _CHUNKS_PER_WORKER * num_workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
         raise ShardError(
-            "a worker was killed, most likely for want of memory; "
-            "the same command resumes it, with fewer --workers if need be"
+            "A worker was killed, probably for lack of memory. Repeat the command with fewer "
+            "--workers to resume."
         ) from error
     finally:
         submitter.shutdown()
@@ -92,12 +92,12 @@ def _submit(
 ) -> Future[list[Tokenised]]:
     try:
         return pool.submit(_encode, tokenizer_file, chunk)
-    except OSError as error:  # a worker died while this started another
+    except OSError as error:  # A worker died while this thread started another.
         raise BrokenProcessPool(str(error)) from error
 
 
 def _start_worker() -> None:
-    """Set up a worker: one thread, exit with the parent."""
+    """Set up a worker with one thread, which exits with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
@@ -111,18 +111,18 @@ def _exit_with_parent() -> None:
 
 def _encode(tokenizer_file: Path, documents: list[Document]) -> list[Tokenised]:
     tokenizer = _load_tokenizer(tokenizer_file)
-    split = [split_sentences(document.text) for document in documents]
-    flat = list(chain.from_iterable(split))
+    sentences_of = [split_sentences(document.text) for document in documents]
+    flat = list(chain.from_iterable(sentences_of))
     encodings = chain.from_iterable(
         tokenizer.encode_batch_fast(
-            flat[begin : begin + _SENTENCES_A_BATCH], add_special_tokens=False
+            flat[begin : begin + _BATCH_SENTENCES], add_special_tokens=False
         )
-        for begin in range(0, len(flat), _SENTENCES_A_BATCH)
+        for begin in range(0, len(flat), _BATCH_SENTENCES)
     )
     tokenised = []
-    for document, sentences in zip(documents, split, strict=True):
-        every = [encoding.ids for encoding in islice(encodings, len(sentences))]
-        ids = [sentence for sentence in every if sentence]
+    for document, sentences in zip(documents, sentences_of, strict=True):
+        encoded = islice(encodings, len(sentences))
+        ids = [tokens for encoding in encoded if (tokens := encoding.ids)]
         tokenised.append(
             Tokenised(
                 tokens=np.fromiter(chain.from_iterable(ids), np.int32),
@@ -138,7 +138,7 @@ def _load_tokenizer(file: Path) -> Tokenizer:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # As in SentencePiece, "[SEP]" in a text is five characters, not the end of a segment.
+    # "[SEP]" in a text is five characters, like in SentencePiece, not the end of a segment.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -149,7 +149,7 @@ def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
     for document in documents:
         chunk.append(document)
         num_characters += len(document.text)
-        if len(chunk) == _DOCUMENTS_A_CHUNK or num_characters >= _CHARACTERS_A_CHUNK:
+        if len(chunk) == _CHUNK_DOCUMENTS or num_characters >= _CHUNK_CHARACTERS:
             yield chunk
             chunk, num_characters = [], 0
     if chunk:

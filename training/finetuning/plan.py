@@ -107,7 +107,7 @@ def _steps_an_epoch(tasks: Sequence[TrainingTask]) -> int | None:
     streams = [stream for task in tasks for stream in task.streams]
     match streams:
         case [ExampleStream() as stream]:
-            return stream.steps_an_epoch
+            return stream.steps_per_epoch
     return None
 
 

@@ -37,7 +37,7 @@ class _CorpusOptions(Options, title="data"):
     text_column: str | None = flag(TEXT_COLUMN_HELP, metavar="NAME")
     shards: Path | None = flag("folder that albert-serve prepare wrote, instead of --corpus")
     tokenizer: Path | None = flag(
-        "folder that albert-serve vocab wrote (default: that of --initialize-from)"
+        "folder that albert-serve vocab wrote (default: tokenizer of --initialize-from)"
     )
     validation: tuple[Path, ...] = flag("held-out text: files, or a folder of shards", ())
     validate_every: Count = flag(
@@ -45,15 +45,15 @@ class _CorpusOptions(Options, title="data"):
     )
 
     def __post_init__(self) -> None:
-        """Check that there is one corpus."""
+        """Check that there is exactly one corpus."""
         super().__post_init__()
         if bool(self.corpus) == (self.shards is not None):
-            raise OptionError("give either --corpus or --shards")
+            raise OptionError("Set either --corpus or --shards.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options, title="model (defaults are the preset's)"):
-    """The sizes of the model, or the checkpoint that it starts from."""
+    """Sizes of a new model, or the initial checkpoint."""
 
     preset: PresetName | None = flag("sizes of a new model (default: base)")
     embedding_size: Count | None = flag("size of the embeddings")
@@ -70,8 +70,8 @@ class ModelOptions(Options, title="model (defaults are the preset's)"):
     initialize_from: str | None = flag(f"{REFERENCE_HELP}, to start from", metavar="CHECKPOINT")
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The sizes that are given, by the names of `AlbertConfig`."""
+    def requested_sizes(self) -> dict[str, Any]:
+        """Sizes that options set, by their names in `AlbertConfig`."""
         sizes = {
             "embedding_size": self.embedding_size,
             "hidden_size": self.hidden_size,
@@ -88,7 +88,7 @@ class ModelOptions(Options, title="model (defaults are the preset's)"):
 
 @dataclass(frozen=True, kw_only=True)
 class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults are the recipe's)"):
-    """Values in place of the recipe's."""
+    """Options that replace the recipe's values."""
 
     length: Count | None = flag("tokens per row")
     batch_size: Count | None = flag("rows per step")
@@ -105,16 +105,16 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
     dropout: Dropout | None = flag("dropout: the paper's (0.1, except in xxlarge: 0), or none")
 
     def __post_init__(self) -> None:
-        """Check that one task trains the head of sentences."""
+        """Check that only one task trains the sentence-order head."""
         super().__post_init__()
         if self.order_share and self.sentence_task not in (None, "none"):
             raise RunError(
-                f"--sentence-task {self.sentence_task} and --order-share train the same head; "
-                "give one of them"
+                f"--sentence-task {self.sentence_task} and --order-share train the same head. "
+                "Omit one of them."
             )
 
     def changed(self, base: Recipe) -> Recipe:
-        """Return a recipe with these values in place of its own."""
+        """Return a recipe with its values replaced by these."""
         changes: dict[str, Any] = {
             field.name: value
             for field in fields(Recipe)
@@ -123,14 +123,14 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
         if self.batch_size is not None and self.lr is None and self.optimizer is None:
             changes["lr"] = scaled_lr(base, self.batch_size)
         if self.order_share:
-            # The small recipes' weight is for one label a sequence among its masked tokens.
+            # The small recipe's weight is for one label per sequence among its masked tokens.
             changes = {"sentence_weight": 1.0, **changes, "sentence_task": "none"}
         return replace(base, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _MachineOptions(Options, title="machine"):
-    """Options of the machine, which change results in their last digits at most."""
+    """Options of the machine, which change only the last digits of results."""
 
     micro_batch_size: Count | None = flag(
         "maximum rows per forward pass, or as many tokens of pairs (default: all of a process)"
@@ -169,7 +169,7 @@ class PretrainConfig(
         """Check that the run has an end."""
         super().__post_init__()
         if not (self.has_end or RECIPES[self.recipe].num_steps):
-            raise RunError("a run needs an end: give --steps, --budget or --recipe paper")
+            raise RunError("The run has no end. Set --steps, --budget or --recipe paper.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,9 +177,9 @@ class Start:
     """The origin of weights and tokenizer.
 
     Attributes:
-        folder: of the initial checkpoint; None for new weights.
-        name: of the checkpoint, for provenance.
-        tokenizer: a folder.
+        folder: folder of the initial checkpoint; None for new weights.
+        name: name of the initial checkpoint, for provenance.
+        tokenizer: folder of the tokenizer.
     """
 
     folder: Path | None
@@ -187,19 +187,24 @@ class Start:
     tokenizer: Path
 
     def open_tokenizer(self) -> AlbertTokenizer:
-        """Open the tokenizer."""
+        """Return the tokenizer."""
         return AlbertTokenizer.from_file(self.tokenizer / "tokenizer.json")
 
 
 @contextmanager
 def open_start(config: PretrainConfig) -> Iterator[Start]:
-    """Open the checkpoint of `--initialize-from`, for `with`; its tokenizer is the default."""
+    """Open the checkpoint of `--initialize-from`, in a `with` statement.
+
+    Its tokenizer is the default.
+    """
     if config.initialize_from is not None:
         with open_checkpoint(config.initialize_from) as initial:
             tokenizer = config.tokenizer or initial.folder
             yield Start(folder=initial.folder, name=initial.name, tokenizer=tokenizer)
     elif config.tokenizer is None:
-        raise RunError("new weights need a --tokenizer: a folder that albert-serve vocab wrote")
+        raise RunError(
+            "New weights need a --tokenizer. Set it to a folder that albert-serve vocab wrote."
+        )
     else:
         yield Start(folder=None, name=None, tokenizer=config.tokenizer)
 
@@ -207,9 +212,10 @@ def open_start(config: PretrainConfig) -> Iterator[Start]:
 def architecture(
     config: PretrainConfig, recipe: Recipe, start: Start, tokenizer: AlbertTokenizer
 ) -> AlbertConfig:
-    """Return the sizes of the model."""
+    """Return the configuration of the model, after a check of all sizes."""
     if start.folder is None:
-        new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **config.given)
+        sizes = config.requested_sizes
+        new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **sizes)
         pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
         new = replace(new, pad_id=pad_id, cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id)
         dropout = recipe.dropout_of(new)
@@ -221,23 +227,27 @@ def architecture(
     for name, length in lengths.items():
         if not MIN_LENGTH <= length <= model.max_positions:
             raise RunError(
-                f"--{name} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
-                f"{model.max_positions} positions (--max-positions)"
+                f"--{name} {length} is not between {MIN_LENGTH} and the model's "
+                f"{model.max_positions} positions (--max-positions). Change one of them."
             )
     return model
 
 
 def _check_sizes(config: PretrainConfig, initial: AlbertConfig, vocab_size: int) -> None:
-    """Check that no other sizes than the initial checkpoint's are given."""
+    """Check that the requested sizes and the initial checkpoint's are equal."""
     if config.preset is not None:
-        raise RunError("--preset goes with new weights; --initialize-from has sizes of its own")
+        raise RunError(
+            "--preset cannot be combined with --initialize-from, which has its own sizes. Omit one "
+            "of them."
+        )
     if initial.vocab_size != vocab_size:
         raise RunError(
-            f"{config.initialize_from} has {initial.vocab_size} tokens, --tokenizer {vocab_size}"
+            f"{config.initialize_from} has {initial.vocab_size} tokens, but --tokenizer has "
+            f"{vocab_size}. Omit --tokenizer."
         )
-    for name, value in config.given.items():
+    for name, value in config.requested_sizes.items():
         if getattr(initial, name) != value:
             raise RunError(
-                f"{name} {value}: {config.initialize_from} has {getattr(initial, name)}. "
-                "Omit the option"
+                f"{name} {value} is not the size of {config.initialize_from}, which is "
+                f"{getattr(initial, name)}. Omit the option."
             )

@@ -34,17 +34,17 @@ from training.tasks.pretraining.files import TextStreams
 from training.tasks.pretraining.loss import losses
 from training.tasks.pretraining.metrics import held_out
 
-# Default tokens of a micro-batch.
-_TOKENS_A_MICRO_BATCH: Final = {"cpu": 8192, "cuda": 65536}
-# The shortest budget of a compiled run, since compiling takes a minute or two.
+# Default tokens of a micro-batch, by type of device.
+_MICRO_BATCH_TOKENS: Final = {"cpu": 8192, "cuda": 65536}
+# Minimum budget of a compiled run, because compilation takes a minute or two.
 _MIN_COMPILED_S: Final = 600
-# Tokens of held-out text in a validation.
+# Maximum tokens of held-out text in a validation.
 _VALIDATION_TOKENS: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingJob:
-    """A pretraining run with all decided that its configuration leaves open."""
+    """A pretraining run: its configuration and everything that this leaves open."""
 
     config: PretrainConfig
     recipe: Recipe
@@ -63,15 +63,15 @@ class PretrainingJob:
     @property
     def streams(self) -> TextStreams:
         """The task streams."""
-        recipe, most_rows = self.recipe, self.config.micro_batch_size
-        tokens_a_batch = _TOKENS_A_MICRO_BATCH.get(self.world.device.type, 8192)
+        recipe, max_rows = self.recipe, self.config.micro_batch_size
+        default_tokens = _MICRO_BATCH_TOKENS.get(self.world.device.type, 8192)
         return TextStreams(
             shards=self.shards,
             tokenizer=self.tokenizer,
             world=self.world,
             num_rows=recipe.batch_size,
             length=recipe.length,
-            tokens_a_batch=most_rows * recipe.length if most_rows else tokens_a_batch,
+            max_batch_tokens=max_rows * recipe.length if max_rows else default_tokens,
             sentence_task=recipe.sentence_task,
             short_rate=recipe.short_rate,
             mask_rate=recipe.mask_rate,
@@ -82,7 +82,7 @@ class PretrainingJob:
 
     @property
     def _num_workers(self) -> int:
-        """The number of data loader workers."""
+        """Number of data loader workers."""
         if self.config.workers is not None:
             return self.config.workers
         if self.world.device.type != "cuda":
@@ -131,14 +131,14 @@ class PretrainingJob:
 
 
 def num_steps(config: PretrainConfig, recipe: Recipe) -> int | None:
-    """Return the steps of a run; None if its budget alone ends it."""
+    """Return the number of steps of a run; None if only its budget ends it."""
     return config.steps or (recipe.num_steps if config.budget is None else None)
 
 
 def run_record(
     config: PretrainConfig, recipe: Recipe, architecture: AlbertConfig
 ) -> dict[str, Any]:
-    """Return the content of `run.json`; the corpus' part is added when it is open."""
+    """Return the content of `run.json`, without the precision, which is known later."""
     return {
         "settings": {
             **asdict(recipe),
@@ -151,7 +151,7 @@ def run_record(
 
 
 def _corpus_record(config: PretrainConfig) -> list[list[Any]]:
-    """Return names and sizes of the files, which identify the corpus on any machine."""
+    """Return the files' names and sizes, or the shards' fingerprint, which identify the corpus."""
     if config.shards is not None:
         return [[Shards.open(config.shards).fingerprint, 0]]
     return [[file.name, file.stat().st_size] for file in find_files(config.corpus)]
@@ -165,7 +165,7 @@ def open_job(
     world: World,
     precision: PrecisionName,
 ) -> PretrainingJob:
-    """Return the job of a configuration, whose corpus is prepared if need be."""
+    """Return the job of a configuration; its corpus is prepared first if necessary."""
     return PretrainingJob(
         config=config,
         recipe=recipe,
@@ -179,9 +179,9 @@ def open_job(
 
 
 def _should_compile(config: PretrainConfig, device: torch.device) -> bool:
-    """Whether to compile; without `--compile`, a short budget would mostly go into it."""
+    """Return whether to compile, which by default a short budget is not spent on."""
     if config.compile is None and (config.budget or math.inf) < _MIN_COMPILED_S:
-        print("the budget is short, so training is not compiled (--compile does it all the same)")
+        print("The budget is short, so training is not compiled. Set --compile to compile it.")
         return False
     return should_compile(config.compile, device)
 
@@ -189,7 +189,7 @@ def _should_compile(config: PretrainConfig, device: torch.device) -> bool:
 def run_job(
     config: PretrainConfig, recipe: Recipe, architecture: AlbertConfig, start: Start
 ) -> TrainedRun:
-    """Train the run of a configuration to its end, or resume it."""
+    """Train the run of a configuration to its end; an interrupted run is resumed."""
     record = run_record(config, recipe, architecture)
     is_known_run(config.output, record)
     with join_world(config.device) as world:
@@ -208,7 +208,7 @@ def _open_shards(
     start: Start,
     world: World,
 ) -> Shards:
-    """Open tokenised text; if there are files instead, the main process first prepares them."""
+    """Open tokenised text; if there are only files, the main process prepares them first."""
     tokenizer, folder = start.tokenizer / "tokenizer.json", config.output / name
     if shards is not None:
         return Shards.open(shards, tokenizer)

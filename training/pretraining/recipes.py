@@ -12,30 +12,33 @@ from training.model.heads import Task
 from training.model.initialization import Start
 from training.optim.optimizers import Hyperparameters
 
-# `v1` is 0.1, except in xxlarge; `v2` is none (section 4.8 and the original's README).
+# `v1` is 0.1, except in xxlarge; `v2` is no dropout (section 4.8 and the original's README).
 Dropout = Literal["v1", "v2"]
 RecipeName = Literal["paper", "small"]
 PresetName = Literal["base", "large", "xlarge", "xxlarge", "small"]
-# The batch size of the paper's learning rate.
+# The paper's learning rate assumes this batch size.
 _PAPER_BATCH: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Hyperparameters):
-    """All that decides a pretraining run but the corpus, the model's sizes and the budget.
+    """Settings of a pretraining run, except the corpus, the model's sizes and the budget.
 
     Attributes:
-        length: tokens of a row, which is one example or several that are packed.
+        length: tokens of a row, which is one example or several packed examples.
         batch_size: rows per step.
-        num_steps: of the whole run; None if the recipe does not set them.
-        mask_rate: fraction of the tokens that is predicted.
-        start: the initialization.
-        order_share: fraction of the steps that are on pairs of segments in both orders, without
-            masks, in place of a sentence task of the masked rows.
-        order_length: maximum tokens of such a pair; None for 512, or the model's positions.
-        order_batch_size: rows of such pairs per step, each twice; None for as many tokens as in
+        num_steps: number of steps of the run; None if the recipe does not set it.
+        mask_rate: fraction of the tokens to predict.
+        sentence_task: sentence task of the masked rows.
+        short_rate: fraction of the documents that are cut into shorter examples.
+        start: initialization of the weights.
+        dropout: dropout of ALBERT v1 or v2.
+        order_share: fraction of the steps that train on unmasked pairs of segments in both orders.
+            These pairs replace the sentence task of the masked rows.
+        order_length: maximum tokens of a pair; None for 512, or the model's positions if fewer.
+        order_batch_size: rows of pairs per step, each in both orders; None for as many tokens as in
             the other steps.
-        order_sentences: minimum sentences of each segment.
+        order_sentences: minimum sentences of each segment of a pair.
     """
 
     length: int

@@ -1,1 +1,1 @@
-"""The machine: precision of products, signals, memory."""
+"""The machine: precision of matrix products, signals, memory."""

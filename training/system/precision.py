@@ -1,4 +1,4 @@
-"""Precision of matrix products: fp32, bf16, fp16, or the one that is faster on the device."""
+"""Precision of matrix products: fp32, bf16, fp16, or the fastest on the device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 PrecisionName: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 
-# The types by name.
+# Types of torch by name.
 DTYPES: Final = MappingProxyType(
     {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 )
 
-# As `torch.cpu.get_capabilities` names them: those of x86-64, then that of Arm.
+# Capabilities in `torch.cpu.get_capabilities`: two of x86-64, and one of Arm.
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16")
 _ROWS: Final = 1024
 _WIDTH: Final = 512
@@ -24,7 +24,10 @@ _REPEATS: Final = 10
 
 
 def precision(device: torch.device, name: PrecisionName = "auto") -> torch.autocast:
-    """Return the autocast context of training: products in `product_dtype`, all else in fp32."""
+    """Return the autocast context of training.
+
+    Matrix products are in `product_dtype`, everything else in fp32.
+    """
     dtype = product_dtype(device, name)
     if dtype == torch.float32:
         return torch.autocast(device.type, enabled=False)
@@ -32,7 +35,7 @@ def precision(device: torch.device, name: PrecisionName = "auto") -> torch.autoc
 
 
 def product_dtype(device: torch.device, name: PrecisionName = "auto") -> torch.dtype:
-    """Return the type of that name; with `auto` the one in which products are fastest."""
+    """Return the type of a precision; `auto` is the fastest type on the device."""
     if name != "auto":
         return DTYPES[name]
     if device.type == "cuda":
@@ -42,9 +45,9 @@ def product_dtype(device: torch.device, name: PrecisionName = "auto") -> torch.d
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this CPU has instructions for bf16 products.
+    """Return whether this CPU has instructions for bf16 products.
 
-    A CPU without them emulates bf16, up to two hundred times slower than fp32.
+    Other CPUs emulate bf16, up to two hundred times slower than fp32.
     """
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in _BF16_INSTRUCTIONS)
@@ -52,12 +55,12 @@ def cpu_has_bf16() -> bool:
 
 @cache
 def cpu_is_faster_in_bf16() -> bool:
-    """Whether this CPU multiplies matrices faster in bf16 than in fp32, measured once.
+    """Return whether this CPU multiplies matrices faster in bf16 than in fp32, measured once.
 
-    In processor time of one thread, which other programs hardly change: two runs of the same
-    command should come to the same precision. The instructions alone do not tell: AMX is several
-    times as fast as fp32, while AVX-512's bf16 reaches half of the speed of fp32 on some Intel
-    processors.
+    The instructions alone do not decide this: AMX is several times as fast as fp32, but bf16 of
+    AVX-512 is half as fast as fp32 on some Intel processors. The measurement is in processor time
+    of one thread, which other programs hardly change, so that repeated commands use the same
+    precision.
     """
     if not cpu_has_bf16():
         return False
@@ -70,7 +73,7 @@ def cpu_is_faster_in_bf16() -> bool:
 
 
 def _product_s(dtype: torch.dtype) -> float:
-    """Return this thread's seconds for one product of the size of a layer's: the best of ten."""
+    """Return the fastest of ten durations, in seconds, of a product of the size in a layer."""
     rows = torch.ones(_ROWS, _WIDTH, dtype=dtype)
     weights = torch.ones(_WIDTH, _WIDTH, dtype=dtype)
     durations = []
@@ -82,14 +85,17 @@ def _product_s(dtype: torch.dtype) -> float:
 
 
 def is_ampere(capability: tuple[int, int]) -> bool:
-    """Whether a GPU of this compute capability has products in bf16 and FlashAttention.
+    """Return whether a GPU of this compute capability has bf16 products and FlashAttention.
 
-    They came with 8.0 (A100); V100 (7.0) and T4 (7.5) have products in fp16, which need a loss
+    GPUs have both from 8.0 (A100) on. V100 (7.0) and T4 (7.5) have fp16 products, which need a loss
     scale (`training/loop/step.py`).
     """
     return capability >= (8, 0)
 
 
 def has_varlen(device: torch.device) -> bool:
-    """Whether torch's variable-length attention runs on a device; else attention has a mask."""
+    """Return whether torch's variable-length attention runs on a device.
+
+    Other devices use attention with a mask.
+    """
     return device.type == "cuda" and is_ampere(torch.cuda.get_device_capability(device))

@@ -1,1 +1,1 @@
-"""Vocabularies of checkpoints, as `tokenizers` reads them: SentencePiece's and BERT's."""
+"""Vocabularies of SentencePiece and BERT, and their tokenizers."""

@@ -1,7 +1,7 @@
-"""Normalisation of text before SentencePiece, as ALBERT's original code and `transformers` do it.
+"""Normalisation of text before SentencePiece, like in ALBERT's original code and `transformers`.
 
-`preprocess_text` of google-research/albert decomposes a text, drops the characters whose
-`unicodedata.combining` is not zero (accents, but no vowel signs), and lower-cases it.
+`preprocess_text` of google-research/albert decomposes a text, removes characters with a non-zero
+`unicodedata.combining` (accents, but not vowel signs), and lower-cases it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 
 from tokenizers import Regex, normalizers
 
-# Python's split() treats these as white space, the library does not.
+# Python's split() treats these characters as white space; `tokenizers` does not.
 _SPACES: Final = r"[\x0b\x1c-\x1f\x85]"
-# Python's lower() writes a sigma at the end of a word as ς, the library's does not. A word may
+# Python's lower() converts a sigma at the end of a word to ς; `tokenizers` does not. A word may
 # contain marks, apostrophes and similar characters.
 _CASED: Final = r"[\p{Lu}\p{Ll}\p{Lt}]"
 _INNER: Final = r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}.:'‘’·\u0387\u2024\u2027]"
@@ -32,7 +32,7 @@ class Folding:
 
     Attributes:
         case: whether text is lower-cased.
-        accents: whether combining characters are dropped, after compatibility decomposition.
+        accents: whether combining characters are removed, after compatibility decomposition.
     """
 
     case: bool = True
@@ -40,7 +40,10 @@ class Folding:
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[str]) -> Folding:
-        """Return the folding of a vocabulary: case or accents, if no piece has any."""
+        """Return the folding that a vocabulary's pieces show.
+
+        Case is folded if no piece has capitals, and accents if no piece has any.
+        """
         letters = "".join(pieces)
         return cls(
             case=letters == letters.lower(),
@@ -48,7 +51,7 @@ class Folding:
         )
 
     def group(self, words: Iterable[str]) -> list[list[str]]:
-        """Return the groups of distinct words that become equal."""
+        """Return the groups of two or more words that become equal."""
         normalizer = self.normalizer()
         groups = defaultdict[str, list[str]](list)
         for word in words:
@@ -56,7 +59,7 @@ class Folding:
         return [group for group in groups.values() if len(group) > 1]
 
     def normalizer(self) -> normalizers.Normalizer:
-        """Return the normalizer, which also unifies two ways to write quotes."""
+        """Return the normalizer, which also replaces `` and '' by double quotes."""
         steps: list[normalizers.Normalizer] = [
             normalizers.Replace(Regex(_SPACES), " "),
             normalizers.Replace("``", '"'),
@@ -70,7 +73,7 @@ class Folding:
 
 
 def _combining() -> str:
-    """Return a regular expression of the characters that Google's code drops."""
+    """Return a regular expression of the characters that the original code removes."""
     codes = [code for code in range(sys.maxunicode + 1) if unicodedata.combining(chr(code))]
     begins = [codes[0], *(b for a, b in pairwise(codes) if b != a + 1)]
     ends = [*(a for a, b in pairwise(codes) if b != a + 1), codes[-1]]

@@ -1,4 +1,4 @@
-"""The settings of a vocabulary in `tokenizer_config.json`, and the errors of a vocabulary."""
+"""Settings of a vocabulary in `tokenizer_config.json`, and errors of vocabularies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ _FLAGS: Final = ("do_lower_case", "keep_accents", "strip_accents", "tokenize_chi
 
 
 class VocabError(TrainingError):
-    """A vocabulary that cannot be trained, or cannot be read with the ids of its own library."""
+    """A vocabulary that cannot be trained, or whose library's ids cannot be reproduced."""
 
 
 class TooFewPiecesError(VocabError):
-    """A vocabulary with fewer pieces than its text has characters."""
+    """A vocabulary with fewer pieces than its text has characters.
+
+    Attributes:
+        required: minimum number of pieces.
+    """
 
     def __init__(self, message: str, required: int) -> None:
         super().__init__(message)
@@ -30,10 +34,10 @@ class TooFewPiecesError(VocabError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularySettings:
-    """Settings of a tokenizer, by `transformers`' names; None if the file does not set them.
+    """Settings of a tokenizer, by their names in `transformers`; None if the file omits them.
 
     Attributes:
-        tokenizer_class: the class of `transformers`, without "Fast".
+        tokenizer_class: name of the class in `transformers`, without "Fast".
         special: names of the special tokens in the file, by their role in `SPECIAL_NAMES`.
     """
 
@@ -46,20 +50,20 @@ class VocabularySettings:
 
 
 def read_settings(folder: Path) -> VocabularySettings:
-    """Read `tokenizer_config.json`; without the file, no setting is set."""
+    """Read `tokenizer_config.json`; without this file, all settings are None."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         return VocabularySettings()
     try:
         content = json.loads(read_small_file(file, _MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise VocabError(f"{file} cannot be read: {error}") from error
+        raise VocabError(f"{file} cannot be read: {error}.") from error
     if not isinstance(content, dict):
-        raise VocabError(f"{file} is not a JSON object")
+        raise VocabError(f"{file} is not a JSON object.")
     flags = {name: content.get(name) for name in _FLAGS}
     for flag, value in flags.items():
         if value is not None and not isinstance(value, bool):
-            raise VocabError(f"{file}: {flag} is {value!r}; it must be true or false")
+            raise VocabError(f"{file}: {flag} is {value!r}. Set it to true or false.")
     tokenizer_class = _name(content.get("tokenizer_class"))
     return VocabularySettings(
         tokenizer_class=tokenizer_class and tokenizer_class.removesuffix("Fast"),

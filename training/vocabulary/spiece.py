@@ -1,4 +1,4 @@
-"""The tokenizer of a SentencePiece model, with the ids of SentencePiece itself."""
+"""The tokenizer of a SentencePiece model, with the same ids as SentencePiece."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ _CLASSES: Final = (None, "AlbertTokenizer", "PreTrainedTokenizer", "TokenizersBa
 # Values of SentencePiece's enumerations.
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
-# Maximum number of letters to compose separately, because each takes a pass over the text.
+# Maximum letters to compose separately, because each needs its own pass through the text.
 _MAX_COMPOSED: Final = 64
-# The code points of letters with two marks, and of the final letters of Hangul's syllables.
+# Code points of letters with two marks, and of the final letters of Hangul syllables.
 _COMPOSED: Final = range(0xC0, 0x2000)
 _FINALS: Final = "\u11a8-\u11c2"
-# A character of no text, between which and a mark nothing is composed.
+# A character that no text contains. It prevents the composition of its two neighbours.
 _BOUNDARY: Final = "\U0010ffff"
 _NORMALIZATIONS: Final = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 
 
 def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) -> Tokenizer:
-    """Build the tokenizer with the ids of SentencePiece itself on text that `Folding` normalises.
+    """Build the tokenizer with the same ids as SentencePiece on text that `Folding` normalises.
 
     `transformers` reads its `tokenizer.json` unchanged as a `PreTrainedTokenizerFast`. From
     `spiece.model` alone, transformers 5.23 builds another tokenizer: it adds the user-defined
-    symbols as tokens, so that a word after one of ( ) " - . gets a "▁" that the model was not
-    trained with.
+    symbols as tokens, so a word after one of ( ) " - . gets a "▁" that was not there in training.
 
     Args:
-        settings: of `tokenizer_config.json`; without settings of case and accents, the pieces
-            show what the model was trained on.
+        spiece: SentencePiece model.
+        settings: settings in `tokenizer_config.json`. If they do not set case or accents, the
+            pieces show whether the model distinguishes them.
     """
     settings = settings or VocabularySettings()
     proto = _read(spiece)
     for reason in _unsupported(proto, settings):
         raise VocabError(
             f"{spiece} cannot be read with the ids of SentencePiece: {reason}. Add the "
-            "tokenizer.json that save_pretrained of transformers writes"
+            "tokenizer.json that save_pretrained of transformers writes."
         )
     special = _special_pieces(proto, spiece, settings)
     normal = [piece.piece for piece in proto.pieces if piece.type == _NORMAL]
@@ -85,19 +85,19 @@ def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) ->
 
 
 def _read(spiece: Path) -> Any:
-    # Protobuf creates the class at import, so type checkers do not know it.
+    # Protobuf creates the class at import, so type checkers cannot find it.
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     try:
         proto.ParseFromString(spiece.read_bytes())
     except (OSError, DecodeError) as error:
-        raise VocabError(f"{spiece} cannot be read as a SentencePiece model: {error}") from error
+        raise VocabError(f"{spiece} cannot be read as a SentencePiece model: {error}.") from error
     return proto
 
 
 def _unsupported(proto: Any, settings: VocabularySettings) -> Iterator[str]:
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     if settings.tokenizer_class not in _CLASSES:
-        yield f"tokenizer_class is {settings.tokenizer_class}, which numbers pieces in its own way"
+        yield f"tokenizer_class {settings.tokenizer_class} numbers pieces differently"
     if trainer.model_type not in (_UNIGRAM, _BPE):
         yield "its model_type is neither unigram nor bpe"
     if trainer.treat_whitespace_as_suffix:
@@ -105,7 +105,7 @@ def _unsupported(proto: Any, settings: VocabularySettings) -> Iterator[str]:
     if not normalizer.add_dummy_prefix or not normalizer.escape_whitespaces:
         yield "add_dummy_prefix or escape_whitespaces is off"
     if normalizer.precompiled_charsmap and normalizer.name not in _NORMALIZATIONS:
-        yield f"its normalisation {normalizer.name!r} is not one of SentencePiece's"
+        yield f"its normalisation {normalizer.name!r} is not built into SentencePiece"
     if any(piece.type == _UNUSED for piece in proto.pieces):
         yield "it has pieces of type unused"
     if trainer.model_type == _BPE and any(map(_is_long_symbol, proto.pieces)):
@@ -117,19 +117,19 @@ def _is_long_symbol(piece: Any) -> bool:
 
 
 def _special_pieces(proto: Any, spiece: Path, settings: VocabularySettings) -> dict[str, str]:
-    """Return the special pieces by their role; padding may be missing."""
+    """Return the name of the special piece of each role; only padding may be missing."""
     pieces = {piece.piece for piece in proto.pieces}
     special: dict[str, str] = {}
+    unknown = [piece.piece for piece in proto.pieces if piece.type == _UNKNOWN]
     for role, usual in SPECIAL_NAMES.items():
         names = [settings.special[role]] if role in settings.special else list(usual)
-        unknown = [piece.piece for piece in proto.pieces if piece.type == _UNKNOWN]
         name = next(
             (name for name in (unknown if role == "unk" else names) if name in pieces), None
         )
         if name is None and role != "pad":
             raise VocabError(
-                f"{spiece} has no piece {' or '.join(names)} ({role}_token); an ALBERT's "
-                "vocabulary has one for each of its special tokens"
+                f"{spiece} has no piece {' or '.join(names)} ({role}_token), which ALBERT needs. "
+                f"Set {role}_token in tokenizer_config.json if the piece has another name."
             )
         if name is not None:
             special[role] = name
@@ -161,7 +161,7 @@ def _unigram(proto: Any) -> models.Unigram:
 
 
 def _bpe(proto: Any, unk: str) -> models.BPE:
-    """Return the model whose merges are all splits of a piece into two, by the piece's score."""
+    """Return the BPE model that merges every two pieces into a piece, in order of its score."""
     ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
     normal = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
     merges = [
@@ -178,7 +178,7 @@ def _normalizers(proto: Any, normal: Sequence[str]) -> list[normalizers.Normaliz
     steps: list[normalizers.Normalizer] = []
     if charsmap := proto.normalizer_spec.precompiled_charsmap:
         steps = [normalizers.Precompiled(charsmap)]
-        # The map composes only short sequences, and uses the first match, not the longest.
+        # The map composes only short sequences, and uses the first match instead of the longest.
         composing = _composing("".join(normal))
         steps = [*composing, *steps, *composing]
     if _has_inner_space(normal):
@@ -187,10 +187,10 @@ def _normalizers(proto: Any, normal: Sequence[str]) -> list[normalizers.Normaliz
 
 
 def _composing(letters: str) -> list[normalizers.Normalizer]:
-    """Return the steps that compose the letters that pieces have.
+    """Return the steps that compose the letters of the vocabulary's pieces.
 
-    NFC also sorts marks, which SentencePiece does not. If marks of several classes can follow one
-    another, as in Arabic, each letter is composed separately.
+    NFC also sorts marks, unlike SentencePiece. If marks of several classes can follow each other,
+    as in Arabic, each letter is composed separately.
     """
     composed = {letter for letter in letters if unicodedata.normalize("NFD", letter) != letter}
     classes = {unicodedata.combining(letter) for letter in letters} - {0}
@@ -202,9 +202,9 @@ def _composing(letters: str) -> list[normalizers.Normalizer]:
 
 
 def _nfc() -> list[normalizers.Normalizer]:
-    """Return the steps of NFC that leave letters as they are that are composed already.
+    """Return the steps of NFC, except that composed letters are not composed with another mark.
 
-    NFC composes ü and an acute to ǘ, SentencePiece only u with both marks.
+    NFC composes ü and an acute to ǘ. SentencePiece does so only for u and both marks.
     """
     pairs = (unicodedata.decomposition(chr(code)).split() for code in _COMPOSED)
     firsts = {chr(int(pair[0], 16)) for pair in pairs if len(pair) == 2 and pair[0].isalnum()}
@@ -225,5 +225,5 @@ def _pre_tokenizer(normal: Sequence[str]) -> pre_tokenizers.PreTokenizer:
 
 
 def _has_inner_space(normal: Sequence[str]) -> bool:
-    """Whether a piece can extend over several words."""
+    """Return whether a piece extends over several words."""
     return any("▁" in piece[1:] for piece in normal)

@@ -1,6 +1,6 @@
 """Training of a SentencePiece vocabulary with the settings of ALBERT's original code.
 
-They are in google-research/albert, README, "SentencePiece".
+See google-research/albert, README, "SentencePiece".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.vocabulary.settings import TooFewPiecesError, VocabError
 
 VOCAB_SIZE: Final = 30000
 NUM_SENTENCES: Final = 10_000_000
-# The original code reads text without case and accents.
+# The original code removes case and accents.
 _ALBERT: Final = Folding()
 _USER_SYMBOLS: Final = ("(", ")", '"', "-", ".", "–", "£", "€")
 _TOO_FEW: Final = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -37,12 +37,15 @@ def train_vocab(
     seed: int = 0,
     folding: Folding = _ALBERT,
 ) -> Path:
-    """Train a unigram model on at most `num_sentences` sentences, drawn from the whole corpus.
+    """Train a unigram model on sentences of a corpus, and return the path of `spiece.model`.
 
-    The same documents and `seed` give the same file. Returns the path of `spiece.model`.
+    The same documents and `seed` give the same file.
 
     Args:
-        folding: whether text loses its case and its accents before it is read, as ALBERT's does.
+        output: folder to write.
+        vocab_size: number of pieces.
+        num_sentences: maximum number of sentences, drawn from all documents.
+        folding: removal of case and accents (default: both, as in ALBERT).
     """
     normalizer = folding.normalizer()
     sentences = (
@@ -59,25 +62,25 @@ def train_vocab(
     return spiece
 
 
-def _draw(items: Iterable[str], num_kept: int, rng: random.Random) -> list[str]:
-    """Draw `num_kept` items uniformly in one pass (reservoir sampling).
+def _draw(items: Iterable[str], size: int, rng: random.Random) -> list[str]:
+    """Return a uniform sample of at most `size` items, in one pass (reservoir sampling).
 
-    Not left to SentencePiece, whose sample differs in every process, whatever its seed.
+    SentencePiece's own sample differs in every process, even with a seed.
     """
-    kept: list[str] = []
+    sample: list[str] = []
     for index, item in enumerate(items):
-        if index < num_kept:
-            kept.append(item)
-        elif (place := rng.randrange(index + 1)) < num_kept:
-            kept[place] = item
-    return kept
+        if index < size:
+            sample.append(item)
+        elif (replaced := rng.randrange(index + 1)) < size:
+            sample[replaced] = item
+    return sample
 
 
 def _train_model(sentences: list[str], vocab_size: int) -> bytes:
-    """Train a SentencePiece model, return its bytes, and empty `sentences` to free memory."""
+    """Train a SentencePiece model and return its bytes; `sentences` is emptied to free memory."""
     if not sentences:
-        raise VocabError("no sentence to train on; is the corpus empty, or --num-sentences 0?")
-    # A writer, since a file name would be stored in the model.
+        raise VocabError("There is no sentence to train on. Add text, or increase --num-sentences.")
+    # SentencePiece would store a file name in the model, so it gets a writer instead.
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -96,11 +99,11 @@ def _train_model(sentences: list[str], vocab_size: int) -> bytes:
             minloglevel=1,
         )
     except RuntimeError as error:
-        # SentencePiece's source location and its own option's name say nothing to a user.
+        # SentencePiece's source location and the name of its own option are of no use to users.
         reason = str(error).rpartition("] ")[2].partition(" Increase ")[0]
         message = (
-            f"no vocabulary of {vocab_size} pieces from this corpus: {reason} "
-            "Change --vocab-size, or give more text."
+            f"A vocabulary of {vocab_size} pieces is not possible for this corpus: {reason} "
+            "Change --vocab-size, or add text."
         )
         if too_few := _TOO_FEW.search(reason):
             raise TooFewPiecesError(message, int(too_few[1])) from error

@@ -1,4 +1,4 @@
-"""The tokenizer of a `vocab.txt`, as `BertTokenizer` of `transformers` reads it."""
+"""The tokenizer of a `vocab.txt`, like `BertTokenizer` of `transformers`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _NAMES: Final = {
 
 
 def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer:
-    """Build the tokenizer of a WordPiece vocabulary: a piece per line, whose number is its id.
+    """Build the tokenizer of a WordPiece vocabulary.
 
     Args:
-        settings: of `tokenizer_config.json`; text is lower-cased unless it says otherwise.
+        vocabulary: file with one piece per line; the id is the number of the line, from 0.
+        settings: settings in `tokenizer_config.json` (default of `do_lower_case`: true).
     """
-    from transformers import BertTokenizer  # slow to import
+    from transformers import BertTokenizer  # This import is slow.
 
     if settings.tokenizer_class not in _CLASSES:
         raise VocabError(
-            f"{vocabulary} belongs to a {settings.tokenizer_class}, which splits text differently; "
-            "only BertTokenizer is built from a vocab.txt. Add the tokenizer.json that "
-            "save_pretrained of transformers writes for a fast tokenizer"
+            f"{vocabulary} belongs to a {settings.tokenizer_class}, which does not split text like "
+            "BertTokenizer. Add the tokenizer.json that save_pretrained of a fast tokenizer writes."
         )
     special = _NAMES | settings.special
     _check(vocabulary, special.values())
@@ -44,17 +44,20 @@ def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer
 
 
 def _check(vocabulary: Path, special: Iterable[str]) -> None:
-    """Check that each piece has one id, since `BertTokenizer` gives missing ones further ids."""
+    """Check that pieces are distinct and include the special tokens.
+
+    `BertTokenizer` would assign additional ids to missing pieces.
+    """
     try:
         lines = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise VocabError(f"{vocabulary} cannot be read: {error}") from error
+        raise VocabError(f"{vocabulary} cannot be read: {error}.") from error
     ids = {piece: index for index, piece in enumerate(lines)}
     if len(ids) < len(lines):
-        twice = next(piece for index, piece in enumerate(lines) if ids[piece] != index)
-        raise VocabError(f"{vocabulary} contains {twice!r} twice; each id needs a different piece")
+        duplicate = next(piece for index, piece in enumerate(lines) if ids[piece] != index)
+        raise VocabError(f"{vocabulary} contains {duplicate!r} twice. Each id needs its own piece.")
     if missing := [name for name in special if name not in ids]:
         raise VocabError(
-            f"{vocabulary} has no {' nor '.join(missing)}; name its special tokens in "
-            "tokenizer_config.json (cls_token, sep_token, mask_token, unk_token, pad_token)"
+            f"{vocabulary} has no {' nor '.join(missing)}. Set the names of its special tokens in "
+            "tokenizer_config.json (cls_token, sep_token, mask_token, unk_token, pad_token)."
         )

@@ -388,7 +388,7 @@ def test_runs_begin_with_an_old_checkpoint_and_outlive_its_converted_folder(
     texts = ["--text-classification", str(labelled), "--labels", "bad", "good"]
     corpus = ["--corpus", str(easy_corpus), "--batch-size", "4", "--no-compile"]
     assert pretrain.main([*given[2:], *corpus, "--output", str(tmp_path / "new")]) == 1
-    assert "new weights need a --tokenizer" in capsys.readouterr().err
+    assert "New weights need a --tokenizer" in capsys.readouterr().err
     for main, data in ((finetune.main, texts), (pretrain.main, corpus)):
         output = tmp_path / main.__module__
         for _ in range(2):  # the same command goes on, although the converted folder is another

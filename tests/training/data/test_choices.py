@@ -120,8 +120,13 @@ def test_a_row_that_ends_before_a_choice_is_named(tmp_path: Path, names: tuple[s
     ("header", "columns", "choices", "message"),
     [
         ("story,ending0,ending1,label", Columns(), (), "no column context, sent1 or question"),
-        ("context,first,second", Columns(), (), "no column label or answer (--label-column names"),
-        ("context,first,second", Columns(), (), "no column choices, nor ending0, ending1, ... (--"),
+        ("context,first,second", Columns(), (), "no column label or answer. Set --label-column"),
+        (
+            "context,first,second",
+            Columns(),
+            (),
+            "no column choices, nor ending0, ending1, ...",
+        ),
         ("context,a,b,label", Columns(), ("a", "c"), "no column c for --choice-columns"),
         ("context,a,b,label", Columns(text="t"), ("a", "b"), "no column t for --text-column"),
     ],
@@ -134,7 +139,7 @@ def test_missing_columns_are_named(
     with pytest.raises(CorpusError) as caught:
         read_choices([file], columns, choices)
     assert message in str(caught.value)
-    assert f"its columns are {', '.join(header.split(','))}" in str(caught.value)
+    assert f"The columns are {', '.join(header.split(','))}" in str(caught.value)
 
 
 @pytest.mark.parametrize("length", [128, 48, 16])

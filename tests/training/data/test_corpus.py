@@ -45,7 +45,8 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 def parquet_bytes(columns: dict[str, Any]) -> bytes:
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.table(columns), sink, row_group_size=100)
-    return sink.getvalue().to_pybytes()
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def read(*files: Path) -> list[str]:
@@ -103,14 +104,18 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     [
         ("a.jsonl", '{"text": {"}', "line 301 is not JSON"),
         ("a.jsonl", '{"text": 5}', 'line 301: "text" is 5, not a string'),
-        ("a.jsonl", r'{"text": "half \ud83d of it"}', "line 301: half of a surrogate pair"),
+        (
+            "a.jsonl",
+            r'{"text": "half \ud83d of it"}',
+            "line 301: The text is not UTF-8, or has half",
+        ),
         ("a.txt", b"\xff", "a.txt, line 301 is not UTF-8"),
-        ("a.bin", b"\0\1", "a.bin is not text: it has bytes of 0"),
+        ("a.bin", b"\0\1", "a.bin is not text: it contains bytes of value 0"),
         ("a.txt", "a" * (1 << 24) + "b", "a.txt, line 301 has more than 16777216 bytes"),
-        ("wiki", '<doc id="1" title="A">\nOne.\n</doc>\n\nTwo.', "wiki: 'Two.' stands outside"),
+        ("wiki", '<doc id="1" title="A">\nOne.\n</doc>\n\nTwo.', "wiki: 'Two.' is not inside <doc"),
         ("wiki", '<doc id="1" title="A">\nOne.\n', "wiki is incomplete"),
-        ("a.parquet", {"id": [1]}, 'a.parquet: no column "text", but none of texts; .* are id'),
-        ("a.parquet", {"a": ["a"], "b": ["b"]}, r"several columns of texts \(a, b\); --text-col"),
+        ("a.parquet", {"id": [1]}, 'parquet: There is no column "text", but no column of .*: id'),
+        ("a.parquet", {"a": ["a"], "b": ["b"]}, r"several columns of texts \(a, b\)\. Set --text"),
         ("a.parquet", {"text": ["a", None]}, 'a.parquet, row 2: "text" is None, not a string'),
     ],
 )
@@ -180,7 +185,7 @@ def test_the_column_of_the_texts_is_the_only_one_or_the_one_named(
     ]
     for file in files:
         assert list(read_documents([file], "body")) == ["One.", "Two."]
-        with pytest.raises(CorpusError, match=r'no column "story", but several .* Body'):
+        with pytest.raises(CorpusError, match=r'no column "story", but several .* Body\.'):
             list(read_documents([file], "story"))
 
 
@@ -217,7 +222,7 @@ def test_a_path_without_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in (
         ("nowhere", "nowhere does not exist"),
-        ("empty", "no file in .*/empty"),
+        ("empty", "There is no file in .*/empty"),
         ("pipe", "pipe is neither a file nor a folder"),
     ):
         with pytest.raises(CorpusError, match=message):

@@ -123,7 +123,7 @@ def test_offsets_are_held_against_the_text_of_their_entity(tmp_path: Path, capsy
     assert f"located by it: 3, at {file}, line 1" in capsys.readouterr().out
     for row, message in (
         (entity("Rio", places[2]), "divides words, but none if .* UTF-16"),
-        (entity("Rio", places[2], text="Rome"), "not 'Rome', which stands at 0 places"),
+        (entity("Rio", places[2], text="Rome"), "not 'Rome', which occurs 0 times"),
     ):
         file = write_jsonl(tmp_path / "a.jsonl", {"text": text, "entities": [row]})
         with pytest.raises(CorpusError, match=f"line 1: .*{message}"):

@@ -221,10 +221,10 @@ def stream_of(shards: Shards) -> PackedStream:
     return PackedStream(
         plan=Plan(shards=shards, settings=PAIRS, seed=3),
         collate=OrderCollator(shards=shards, length=PAIRS.length),
-        slicing=Slicing(num_rows=4, rows_a_batch=4),
+        slicing=Slicing(num_rows=4, rows_per_batch=4),
         num_workers=0,
         name="sentence-order",
-        further_losses=("paired-order",),
+        additional_losses=("paired-order",),
     )
 
 
@@ -300,7 +300,7 @@ def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> Non
 
 def test_a_corpus_without_a_pair_is_an_error() -> None:
     shards = make_shards(make_part([[5], [7]]))
-    with pytest.raises(TrainingError, match="no document of the corpus has sentences enough"):
+    with pytest.raises(TrainingError, match="No document has enough sentences"):
         stream_of(shards).step()
 
 

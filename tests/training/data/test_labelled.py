@@ -62,7 +62,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     assert read_labelled([file], columns=Columns(text="Title", label="TEAM"))[1] == names
     for wrong in (Columns(text="titles"), Columns(label="class"), Columns(pair="none")):
         [error] = errors_of(tmp_path, file, columns=wrong)
-        assert error.endswith("its columns are id, body, title, team, text")
+        assert error.endswith("The columns are id, body, title, team, text.")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,13 @@ def test_columns_of_public_data_sets(
 @pytest.mark.parametrize(
     ("name", "content", "messages"),
     [
-        ("a.tsv", "text\tlabel\n", ["no examples in a.tsv"]),
-        ("a.tsv", "words\tlabel\na\t1\n", ["a.tsv, line 1: no column text or sentence or "]),
-        ("a.tsv", "text\tclass\na\t1\n", ["a.tsv, line 1: no column label or category "]),
+        ("a.tsv", "text\tlabel\n", ["There are no examples in a.tsv"]),
+        (
+            "a.tsv",
+            "words\tlabel\na\t1\n",
+            ["a.tsv, line 1: There is no column text or "],
+        ),
+        ("a.tsv", "text\tclass\na\t1\n", ["a.tsv, line 1: There is no column label or category"]),
         ("a.csv", "text,label\na, b,1\n", ["a.csv, line 2 has 3 fields; the header has 2"]),
         (
             "a.csv",
@@ -111,10 +115,10 @@ def test_columns_of_public_data_sets(
         (
             "a.tsv",
             "text,label\nc,no\n",
-            ["columns are text,label; is its delimiter ','? Give --delimiter"],
+            ["columns are text,label. Is ',' the delimiter? Then set --delimiter"],
         ),
         ("a.csv", "text,text,label\na,b,0\n", ["a.csv has several columns 'text'"]),
-        ("a.txt", "text\n", ["a.txt: the format is unknown; name it .csv, .tsv, .jsonl or "]),
+        ("a.txt", "text\n", ["a.txt has no known suffix. Rename it to .csv, .tsv, .jsonl or "]),
         ("a.parquet", "PAR1", ["a.parquet is damaged or incomplete"]),
         (
             "a.jsonl",
@@ -123,13 +127,13 @@ def test_columns_of_public_data_sets(
                 "a.jsonl, line 1 is not JSON: Invalid control character",
                 "a.jsonl, line 2 is not a JSON object",
                 "a.jsonl, line 3: no text, but ['a']",
-                "a.jsonl, line 4: column label holds lists; --problem-type multi_label_classific",
+                "a.jsonl, line 4: column label contains lists. If texts have several labels",
             ],
         ),
         (
             "a.jsonl",
             '{"text": "a", "label": {"name": "a"}}',
-            ["a.jsonl, line 1: column label holds nested values; give a column with one label"],
+            ["a.jsonl, line 1: column label contains nested values. Choose a column"],
         ),
         (
             "a.jsonl",
@@ -162,14 +166,14 @@ def test_rows_without_a_label_are_left_out_and_counted(
     examples, names = read_labelled([file])
     assert (names, [example.text for example in examples]) == (["0", "1"], ["a", "c"])
     reason = f"with the label {missing} (--labels names it, if it is one)" if missing else ""
-    line = f"2 of 4 rows are left out: 2 {reason or 'without a label'}\n"
+    line = f"2 of 4 rows are omitted: 2 {reason or 'without a label'}.\n"
     assert capsys.readouterr().out == line
     if missing:
         examples, _ = read_labelled([file], ["0", "1", missing])
         assert [example.label for example in examples] == [0, 2, 1, 2]
     write(file, f"text\tlabel\na\t{missing}\n")
     [error] = errors_of(tmp_path, file)
-    assert error.startswith("no examples: 1 of 1 rows are left out: 1 with")
+    assert error.startswith("There are no examples: 1 of 1 rows are omitted: 1 with")
 
 
 CLASSES: Final = ["entailment", "contradiction"]
@@ -266,7 +270,7 @@ def test_a_missing_score_is_left_out_where_no_other_is_negative(
     file = write(tmp_path / "a.csv", "text,label\na,3.5\nb,-1\nc,0\nd,-1.0\n")
     examples, _ = read_labelled([file], problem="regression")
     assert [example.label for example in examples] == [3.5, 0.0]
-    assert "2 of 4 rows are left out: without a score (-1)" in capsys.readouterr().out
+    assert "2 of 4 rows are omitted: without a score (-1)" in capsys.readouterr().out
     write(file, "text,label\na,0.5\nb,-1\nc,-0.5\n")
     examples, _ = read_labelled([file], problem="regression")
     assert [example.label for example in examples] == [0.5, -1.0, -0.5]
@@ -308,8 +312,8 @@ def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None
     lines = [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
     assert lines[0].startswith("a.tsv, line 3 has 3 fields; the header has 2")
     assert lines[1].startswith("broken.jsonl, line 1 is not JSON: Expecting value")
-    assert lines[2].startswith("broken.jsonl, line 2: no column text or ")
-    assert lines[3] == "no examples in empty.tsv"
+    assert lines[2].startswith("broken.jsonl, line 2: There is no column text or ")
+    assert lines[3] == "There are no examples in empty.tsv."
     assert lines[4] == "b.csv, line 2: label 'maybe' (30 rows); the training split has no, yes"
     assert len(lines) == 5
 
@@ -371,7 +375,7 @@ def test_what_has_no_text_in_the_column_of_pairs_is_no_pair(tmp_path: Path) -> N
     examples, _ = read_labelled([file])
     assert [e.pair for e in examples] == [None] * 4
     assert errors_of(tmp_path, file, columns=Columns(needs_pair=True)) == [
-        "no examples: 4 of 4 rows are left out: 4 with an empty text"
+        "There are no examples: 4 of 4 rows are omitted: 4 with an empty text."
     ]
 
 
@@ -381,7 +385,7 @@ def test_empty_texts_are_left_out_and_counted(
     file = write(tmp_path / "a.csv", 'text,label\nfine,1\n,0\n" \t",0\ndull,0\n')
     examples, _ = read_labelled([file])
     assert [each.text for each in examples] == ["fine", "dull"]
-    assert "2 of 4 rows are left out: 2 with an empty text" in capsys.readouterr().out
+    assert "2 of 4 rows are omitted: 2 with an empty text" in capsys.readouterr().out
 
 
 # Texts with several labels.
@@ -417,8 +421,18 @@ def test_every_form_of_several_labels_gives_the_same(tmp_path: Path, form: str) 
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
-        ("a.csv", "text,label\na,x\n", Columns(), "a.csv, line 2: column label holds no lists"),
-        ("a.csv", "text,x,y\na,0,2\n", Columns(indicators=("x", "y")), "y holds '2', not 0 or 1"),
+        (
+            "a.csv",
+            "text,label\na,x\n",
+            Columns(),
+            "column label does not contain lists",
+        ),
+        (
+            "a.csv",
+            "text,x,y\na,0,2\n",
+            Columns(indicators=("x", "y")),
+            "y contains '2', not 0",
+        ),
         ("a.csv", "text,x,y\na,0,\n", Columns(indicators=("x", "y")), "no value in column x or y"),
         ("a.csv", "text,x\na,0\n", Columns(indicators=("x", "y")), "no column y for --label-colum"),
         ("a.jsonl", '{"text": "a", "label": ["x", null]}', Columns(), "no value in column label"),
@@ -453,4 +467,4 @@ def test_a_text_of_more_than_a_million_characters_is_refused(tmp_path: Path) -> 
     """Its tokens would take gigabytes."""
     file = write(tmp_path / "data.csv", f"text,label\na,x\n{'a' * 1_000_001},y\n")
     [error] = errors_of(tmp_path, file)
-    assert "the column 'text' has 1,000,001 characters, at most 1,000,000 are read" in error
+    assert "the column 'text' has 1,000,001 characters; the maximum is 1,000,000" in error

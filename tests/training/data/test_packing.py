@@ -137,7 +137,7 @@ def test_windows_have_parts_up_to_their_number_of_tokens(monkeypatch: pytest.Mon
 def test_a_corpus_without_an_example_is_rejected() -> None:
     for shards in (make_shards(), make_shards(*[make_part([])] * 2)):
         plan = Plan(shards=shards, settings=ExampleSettings(length=32), seed=0)
-        with pytest.raises(TrainingError, match="the corpus gives no example"):
+        with pytest.raises(TrainingError, match="The corpus contains no example"):
             next(plan.steps(4, Position()))
 
 
@@ -259,7 +259,7 @@ def test_processes_take_turns_at_the_micro_batches_of_a_step() -> None:
         return list(rows)
 
     def steps(**slicing: int) -> list[Any]:
-        slices = Slicing(num_rows=8, rows_a_batch=2, **slicing)
+        slices = Slicing(num_rows=8, rows_per_batch=2, **slicing)
         return list(islice(load_steps(plan, collate, slices, Position(), num_workers=0), 3))
 
     whole = steps()
@@ -269,4 +269,4 @@ def test_processes_take_turns_at_the_micro_batches_of_a_step() -> None:
         assert [part for part, _ in parts] == [batches[::2], batches[1::2]]
         assert {end for _, end in parts} == {position}
     with pytest.raises(TrainingError, match="10 rows do not divide into batches of 2 in 2 proc"):
-        Slicing(num_rows=10, rows_a_batch=2, world_size=2)
+        Slicing(num_rows=10, rows_per_batch=2, world_size=2)

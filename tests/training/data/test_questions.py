@@ -118,9 +118,9 @@ def test_offsets_are_repaired_where_one_place_fits(
 @pytest.mark.parametrize(
     ("context", "answer", "start", "message"),
     [
-        ("a cat", "dog", 2, "has 'cat' at character 2, not 'dog', .* at 0 places"),
-        ("a cat or a cat", "cat", 7, "not 'cat', which stands at 2 places; correct"),
-        ("cat cat", "cat", -9, "has '' at character -9, .* at 2 places"),
+        ("a cat", "dog", 2, "has 'cat' at character 2, not 'dog', .* 0 times"),
+        ("a cat or a cat", "cat", 7, "not 'cat', which occurs 2 times. Correct"),
+        ("cat cat", "cat", -9, "has '' at character -9, .* 2 times"),
         ("a cat", " ", 1, "the answer is empty; mark the question is_impossible"),
     ],
 )

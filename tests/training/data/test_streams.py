@@ -22,7 +22,7 @@ from training.data.examples import ExampleSettings
 from training.data.masking import NgramMasking
 from training.data.packing import Plan
 from training.data.streams import (
-    WHOLE,
+    UNDIVIDED,
     Division,
     ExampleStream,
     PackedStream,
@@ -108,13 +108,17 @@ def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
 def test_each_process_needs_an_example_of_each_step() -> None:
     """Twelve in steps of five have four in the smallest step."""
     text_stream(division=Division(world_size=4))
-    with pytest.raises(TrainingError, match="has 4 of 12 examples in a step; each of the 5 proc"):
+    with pytest.raises(
+        TrainingError, match="has 4 of 12 examples in a step, fewer than the 5 proc"
+    ):
         text_stream(division=Division(world_size=5))
     with pytest.raises(TrainingError, match="text-classification has no examples to train on"):
         ExampleStream(task="text-classification", examples=[], batch_size=1, row_length=16, seed=0)
 
 
-def text_stream(*, seed: int = 1, division: Division = WHOLE) -> ExampleStream[TokenisedExample]:
+def text_stream(
+    *, seed: int = 1, division: Division = UNDIVIDED
+) -> ExampleStream[TokenisedExample]:
     return example_stream(
         "text-classification", EXAMPLES, TINY, batch_size=5, seed=seed, division=division
     )
@@ -167,7 +171,7 @@ def pretrain_stream(*, seed: int = 0) -> PackedStream:
     return PackedStream(
         plan=Plan(shards=shards, settings=ExampleSettings(length=16), seed=seed),
         collate=Collator(shards=shards, masking=masking, length=16, seed=seed),
-        slicing=Slicing(num_rows=4, rows_a_batch=4),
+        slicing=Slicing(num_rows=4, rows_per_batch=4),
     )
 
 

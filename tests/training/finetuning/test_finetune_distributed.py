@@ -166,8 +166,6 @@ def test_a_batch_that_is_too_small_for_the_processes_is_refused(
 ) -> None:
     first, second = together([*texts, "--batch-size", "1"], tmp_path / "run")
     assert (first.status, second.status, second.err) == (1, 1, "")
-    assert first.err == (
-        "error: --batch-size 1 of text-classification has 1 of 40 examples in a step; each of the "
-        "2 processes needs one\n"
-    )
+    (line,) = first.err.splitlines()
+    assert "--batch-size 1 of text-classification has 1 of 40 examples in a step" in line
     assert not (tmp_path / "run").exists()

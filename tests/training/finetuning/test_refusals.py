@@ -173,7 +173,7 @@ def test_missing_files_of_all_tasks_are_listed(
     ]
     assert run([*start, "--task", "RACE", "--data", str(tmp_path)], tmp_path / "run") == 1
     kinds = [line.partition(" has no ")[2] for line in errors_of(capsys, tmp_path)]
-    assert kinds == ["training files train/ or train*.jsonl", "held-out files dev/ or dev*.jsonl"]
+    assert kinds == ["training files train/ or train*.jsonl.", "held-out files dev/ or dev*.jsonl."]
 
 
 def test_all_that_is_wrong_with_the_data_is_listed_at_once(
@@ -192,5 +192,5 @@ def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     assert lines[0].startswith(f"error: {texts}, line 2 has 3 fields; the header has 2")
     assert lines[1].startswith(f"{broken} is not in SQuAD's format: the file: Invalid JSON: ")
     assert lines[2].startswith(f"{moved}, question ")
-    assert "not 'not in there', which stands at 0 places" in lines[2]
+    assert "not 'not in there', which occurs 0 times" in lines[2]
     assert len(lines) == 3

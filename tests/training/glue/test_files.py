@@ -117,7 +117,7 @@ def test_broken_rows_of_the_official_qqp_are_left_out(tmp_path: Path, capsys: Ca
     file = write(tmp_path, **{"train.tsv": _QQP + rows}) / "train.tsv"
     texts = read_task(TASKS["qqp"], {"training": [file]}).texts["training"]
     assert [text.text for text in texts] == ["Who?", "A?"]
-    assert capsys.readouterr().out == "2 of 4 rows are left out: 2 with an empty text\n"
+    assert capsys.readouterr().out == "2 of 4 rows are omitted: 2 with an empty text.\n"
 
 
 def test_rows_of_a_test_file_without_a_text_are_kept(tmp_path: Path) -> None:

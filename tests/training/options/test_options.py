@@ -211,11 +211,11 @@ def test_training_is_compiled_if_a_compiler_is_there(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"corpus": ()}, "give either --corpus or --shards"),
+        ({"corpus": ()}, "Set either --corpus or --shards"),
         ({"order_share": 1.0}, "--order-share 1 leaves no step to masked tokens"),
         ({"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
         ({"device": "gpu"}, "--device: 'gpu' cannot be used: "),
-        ({"steps": None}, "a run needs an end: give --steps, --budget or --recipe"),
+        ({"steps": None}, "The run has no end. Set --steps, --budget or --recipe"),
     ],
 )
 def test_a_configuration_is_checked_however_it_is_made(

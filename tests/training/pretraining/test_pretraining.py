@@ -108,8 +108,7 @@ def make_config(vocab_dir: Path, **values: Any) -> PretrainConfig:
         shards=Path("open"),
         tokenizer=vocab_dir,
         workers=0,
-        device="cpu",
-        **{"steps": 32, **values},
+        **{"device": "cpu", "steps": 32, **values},
     )
 
 
@@ -169,7 +168,7 @@ def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
     """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
     job = make_job(shards, vocab_dir, micro_batch_size=micro_batch_size)
     slicing = job.pair_stream().slicing
-    assert (slicing.num_rows, slicing.rows_a_batch) == (16, rows)
+    assert (slicing.num_rows, slicing.rows_per_batch) == (16, rows)
     eight = make_job(shards, vocab_dir, World(size=8), order_batch_size=4)
     with pytest.raises(RunError, match="--order-batch-size 4 is no multiple of the 8 processes"):
         eight.pair_stream()
@@ -207,9 +206,7 @@ def test_the_loss_falls_below_the_unigram_entropy(pretrained: Path) -> None:
     assert 0 < metrics[-1]["lr_factor"] < 0.3
 
 
-def test_the_checkpoint_is_one_of_transformers_and_says_where_it_comes_from(
-    pretrained: Path,
-) -> None:
+def test_the_checkpoint_is_one_of_transformers_with_its_provenance(pretrained: Path) -> None:
     folder = pretrained / "checkpoint"
     model = hf_load("AlbertForPreTraining", folder)
     inputs = transformers.AutoTokenizer.from_pretrained(folder)("The school", return_tensors="pt")
@@ -217,8 +214,7 @@ def test_the_checkpoint_is_one_of_transformers_and_says_where_it_comes_from(
         assert model(**inputs).prediction_logits.isfinite().all()
     assert load_checkpoint(folder).tasks == {"fill-mask": 800, "sentence-order": 2}
     (stage,) = read_stages(folder)
-    assert stage["program"] == "albert-serve pretrain"
-    assert stage["corpus"] == ["easy.txt"]
+    assert (stage["program"], stage["corpus"]) == ("albert-serve pretrain", ["easy.txt"])
     assert (stage["steps"], stage["settings"]["batch_size"]) == (80, 16)
     assert stage["tokens"] == read_metrics(pretrained)[-1]["tokens"]
     assert str(REPOSITORY) not in json.dumps(stage)
@@ -292,11 +288,11 @@ def test_impossible_options_are_one_line_and_no_run(
     start = f"--initialize-from {pretrained / 'checkpoint'}"
     for words, message in (
         ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
-        ("--length 65", "--length 65: a sequence has from 8 tokens to the model's 64 positions"),
-        ("--length 7", "--length 7: a sequence has from 8 tokens"),
-        ("--order-share 0.2 --order-length 65", "--order-length 65: a sequence has from 8"),
-        (f"{start} --hidden-size 64", "hidden_size 64: "),
-        (f"{start} --preset base", "--preset goes with new weights; --initialize"),
+        ("--length 65", "--length 65 is not between 8 and the model's 64 positions"),
+        ("--length 7", "--length 7 is not between 8"),
+        ("--order-share 0.2 --order-length 65", "--order-length 65 is not between 8"),
+        (f"{start} --hidden-size 64", "hidden_size 64 is not the size of"),
+        (f"{start} --preset base", "--preset cannot be combined with --init"),
     ):
         assert run([*pretrain_options, *words.split()], tmp_path / "run") == 1
         assert message in refusal(capsys, tmp_path / "run")

@@ -228,11 +228,12 @@ def test_the_seed_draws_each_sentence_alike_and_to_the_same_bytes(tmp_path: Path
 
 
 def test_a_corpus_that_allows_no_such_vocabulary_is_rejected(tmp_path: Path) -> None:
-    for options, message in (
-        ({"vocab_size": 50_000}, "no vocabulary of 50000 .* too high .* Change --vocab-size"),
-        ({"vocab_size": 20}, "no vocabulary of 20 .* smaller than required_chars"),
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"vocab_size": 50_000}, "A vocabulary of 50000 .* too high .* Change --vocab-size"),
+        ({"vocab_size": 20}, "A vocabulary of 20 .* smaller than required_chars"),
         ({"num_sentences": 0}, "no sentence to train on"),
-    ):
+    ]
+    for options, message in cases:
         with pytest.raises(VocabError, match=message):
             train_vocab(read_documents([WIKI]), tmp_path, **options)
     assert not list(tmp_path.iterdir())

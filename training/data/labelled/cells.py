@@ -12,30 +12,30 @@ from typing import Any, Final
 from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
 
-# A whole number that may be written as a decimal fraction.
-_WHOLE: Final = re.compile(r"(-?\d+)\.0*").fullmatch
-_IS_MARKED: Final = {"1": True, "0": False, "true": True, "false": False}
+# An integer that is written as a decimal fraction.
+_INTEGER: Final = re.compile(r"(-?\d+)\.0*").fullmatch
+_INDICATORS: Final = {"1": True, "0": False, "true": True, "false": False}
 
 
-class LabelFormError(ValueError):
-    """A column whose cells hold labels in another form."""
+class LabelFormatError(ValueError):
+    """A column whose cells contain labels in another format."""
 
 
 def cell_text(value: Any) -> str | None:
     """Return a cell as text without surrounding spaces; None if it is empty or nested."""
-    if not isinstance(value, str | int | float | Decimal | bytes) or _is_gap(value):
+    if not isinstance(value, str | int | float | Decimal | bytes) or _is_missing(value):
         return None
     if isinstance(value, bytes):
         value = value.decode()
-    elif isinstance(value, float) and value.is_integer():  # integers of a column with gaps
-        value = int(value)
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)  # Integers are read as floats if the column has empty cells.
     elif isinstance(value, Decimal):
         value = f"{value:f}"
     return str(value).strip() or None
 
 
 def finite_number(value: Any) -> float | None:
-    """Return the number in a cell; None if it is none, or not finite."""
+    """Return the number in a cell; None if it is not a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -44,108 +44,111 @@ def finite_number(value: Any) -> float | None:
 
 
 def locate(part: str, text: str, start: int) -> int:
-    """Return where a text has a part whose offset is said to be `start`.
+    """Return the offset of a part of a text, which a file gives as `start`.
 
-    A part that stands elsewhere is taken from the only place where the text has it, from the place
-    of its offset in UTF-16, or from the only one that overlaps the place of its offset.
+    If the part is not at `start`, its offset is the first of these that exists: the only occurrence
+    in the text, `start` as an offset in UTF-16, the only occurrence that overlaps `start`.
 
     Raises:
-        ValueError: it is at none of these.
+        ValueError: none of these exists.
     """
     if start >= 0 and text.startswith(part, start):
         return start
-    places = [match.start() for match in re.finditer(f"(?={re.escape(part)})", text)]
-    if len(places) != 1:
-        near = [place for place in places if 0 < place == from_utf_16(start, text)] or [
-            place for place in places if abs(place - start) < len(part)
+    offsets = [match.start() for match in re.finditer(f"(?={re.escape(part)})", text)]
+    if len(offsets) != 1:
+        near = [offset for offset in offsets if 0 < offset == from_utf_16(start, text)] or [
+            offset for offset in offsets if abs(offset - start) < len(part)
         ]
         if len(near) != 1:
-            there = text[start : start + len(part)] if start >= 0 else ""
+            actual = text[start : start + len(part)] if start >= 0 else ""
             raise ValueError(
-                f"the text has {there!r} at character {start}, not {part!r}, which stands at "
-                f"{len(places)} places; correct the offset, or leave this out"
+                f"The text has {actual!r} at character {start}, not {part!r}, which occurs "
+                f"{len(offsets)} times. Correct the offset, or omit this part."
             )
-        places = near
-    return places[0]
+        offsets = near
+    return offsets[0]
 
 
 def from_utf_16(offset: int, text: str) -> int:
-    """Return the offset in code points of one in UTF-16."""
-    before = text.encode("utf-16-le", "surrogatepass")[: 2 * max(offset, 0)]
-    return len(before.decode("utf-16-le", "ignore"))
+    """Convert an offset in UTF-16 to an offset in code points."""
+    beginning = text.encode("utf-16-le", "surrogatepass")[: 2 * max(offset, 0)]
+    return len(beginning.decode("utf-16-le", "ignore"))
 
 
 def plain_number(label: str) -> str:
-    """Return a label, without the decimal places of a whole number: 1.0 is 1."""
-    number = _WHOLE(label)
-    return number[1] if number else label
+    """Return a label; an integer loses its decimal places: 1.0 becomes 1."""
+    integer = _INTEGER(label)
+    return integer[1] if integer else label
 
 
-def _is_gap(value: Any) -> bool:
-    """Whether a cell has no value, not even an empty text."""
+def _is_missing(value: Any) -> bool:
+    """Return whether a cell is empty; an empty text is a value."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a cell has no value, or a text of spaces at most."""
-    return _is_gap(value) or (isinstance(value, str) and not value.strip())
+    """Return whether a cell is empty or contains only spaces."""
+    return _is_missing(value) or (isinstance(value, str) and not value.strip())
 
 
 def labels_in(
     values: Mapping[str, Any], names: Sequence[str], columns: Columns, problem: ProblemType
 ) -> tuple[str, ...] | None:
-    """Return the labels of a row, one or any number, in which 1.0 is 1; None if a cell is empty.
+    """Return the labels of a row, with 1.0 as 1; None if a cell is empty.
 
     Args:
-        names: the column of the labels, or the columns of 0 and 1.
+        values: cells of the row, by column.
+        names: column of the labels, or columns of 0 and 1.
 
     Raises:
-        LabelFormError: lists stand where texts are read, or texts where lists are.
-        ValueError: a cell is neither 0 nor 1, or holds bytes that are not UTF-8.
+        LabelFormatError: a cell contains a list instead of a text, or a text instead of a list.
+        ValueError: a cell is neither 0 nor 1, or contains bytes that are not UTF-8.
     """
     cells = [values[name] for name in names]
     if columns.indicators:
-        marks = [cell_text(cell) for cell in cells]
-        for name, mark in zip(names, marks, strict=True):
-            if mark is not None and mark.lower() not in _IS_MARKED:
-                raise ValueError(f"column {name} holds {mark!r}, not 0 or 1")
-        if None in marks:
+        indicators = [cell_text(cell) for cell in cells]
+        for name, indicator in zip(names, indicators, strict=True):
+            if indicator is not None and indicator.lower() not in _INDICATORS:
+                raise ValueError(f"column {name} contains {indicator!r}, not 0 or 1.")
+        if None in indicators:
             return None
         return tuple(
-            name for name, mark in zip(names, marks, strict=True) if _IS_MARKED[str(mark).lower()]
+            name
+            for name, indicator in zip(names, indicators, strict=True)
+            if _INDICATORS[str(indicator).lower()]
         )
     (cell,), (name,) = cells, names
     if problem == "multi_label_classification":
-        if _is_gap(cell):
+        if _is_missing(cell):
             return None
         if not isinstance(cell, list) and columns.separator is None:
-            raise LabelFormError(
-                f"column {name} holds no lists; --label-separator divides a text into labels"
+            raise LabelFormatError(
+                f"column {name} does not contain lists. Set --label-separator to split its texts."
             )
         if not isinstance(cell, list):
             texts = (label.strip() for label in str(cell).split(columns.separator))
             return tuple(dict.fromkeys(filter(None, texts)))
         cells = cell
     elif isinstance(cell, list):
-        raise LabelFormError(
-            f"column {name} holds lists; --problem-type multi_label_classification is for texts "
-            "with several labels"
+        raise LabelFormatError(
+            f"column {name} contains lists. If texts have several labels, set --problem-type "
+            "multi_label_classification."
         )
     if any(isinstance(label, list | dict) for label in cells):
-        raise LabelFormError(
-            f"column {name} holds nested values; give a column with one label in each row"
+        raise LabelFormatError(
+            f"column {name} contains nested values. Choose a column with one label in each row."
         )
     labels = list(map(cell_text, cells))
     return None if None in labels else tuple(dict.fromkeys(map(plain_number, filter(None, labels))))
 
 
 def label_key(name: str) -> str:
-    """Return a name without case and outer spaces, in which 1.0 is 1."""
+    """Return the key that all spellings of a label have: no case or outer spaces, 1.0 as 1."""
     return plain_number(name.strip()).casefold()
 
 
 def first_spellings(names: Iterable[str]) -> list[str]:
-    """Return each label once, in the first of its spellings, without outer spaces."""
+    """Return each label once, in its first spelling, without outer spaces."""
     spellings: dict[str, str] = {}
     for name in names:
         spellings.setdefault(label_key(name), name.strip())
@@ -153,9 +156,9 @@ def first_spellings(names: Iterable[str]) -> list[str]:
 
 
 def label_indices(names: Sequence[str], labels: Iterable[str]) -> dict[str, int]:
-    """Return the index of the name of each label; labels without one are left out.
+    """Return the index of each label's name; labels without a name are omitted.
 
-    Names that differ in case alone, as an older checkpoint may have them, need their own case.
+    Names that differ only in case, as in older checkpoints, match only labels in the same case.
     """
     exact = {name: index for index, name in enumerate(names)}
     keys = list(map(label_key, names))

@@ -10,16 +10,16 @@ from typing import Final, Literal, TypeAlias
 
 from training.data.corpus import CorpusError, find_files
 
-# The task of RACE, as --task names it.
+# The name of the task RACE in --task.
 RACE: Final = "race"
 
 _Split: TypeAlias = Literal["train", "validation", "test"]
 
 _TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet", ".arrow"})
-# The files of multiple choice, of which RACE's own are .txt.
+# Files of multiple choice; the original files of RACE are .txt.
 CHOICES: Final = _TABLES | {".txt"}
-# Names of files that are printed.
-_NUM_SHOWN: Final = 8
+# Maximum names of files to print.
+_MAX_PRINTED: Final = 8
 # Words in names of files and folders, as in `datasets`.
 _WORDS_OF: Final[Mapping[_Split, frozenset[str]]] = MappingProxyType(
     {
@@ -34,10 +34,11 @@ _WORD: Final = re.compile(r"[a-z]+")
 def labelled_files(
     paths: Sequence[Path], *splits: _Split, suffixes: frozenset[str] = _TABLES
 ) -> list[Path]:
-    """Return the given files, and in place of each folder its files with one of the suffixes.
+    """Return the files among `paths`, and the files with one of the suffixes in each folder.
 
-    If names in a folder tell splits, only the files of the first of these splits that it has are
-    taken; files without a split's name are of training. If none do, all files are taken.
+    If names in a folder contain splits, only the files of the first of `splits` in the folder are
+    returned. Files without a split's name then belong to training. Otherwise, all files are
+    returned.
     """
     files: list[Path] = []
     for path in paths:
@@ -48,18 +49,18 @@ def labelled_files(
 def files_of_split(
     folder: Path, split: _Split, *, suffixes: frozenset[str] = _TABLES
 ) -> list[Path]:
-    """Return the files of a split in a folder; none if it has no such file."""
+    """Return the files of a split in a folder, which may be none."""
     files = _readable(folder, suffixes)
     return [file for file in files if (_split_of(file, folder) or "train") == split]
 
 
 def _files_in(folder: Path, splits: Sequence[_Split], suffixes: frozenset[str]) -> list[Path]:
-    every = _readable(folder, suffixes)
-    if not every:
-        raise CorpusError(f"{folder} has no file in {', '.join(sorted(suffixes))}")
-    split_of = {file: _split_of(file, folder) for file in every}
+    files = _readable(folder, suffixes)
+    if not files:
+        raise CorpusError(f"{folder} has no file with the suffix {', '.join(sorted(suffixes))}.")
+    split_of = {file: _split_of(file, folder) for file in files}
     if not any(split_of.values()):
-        return every
+        return files
     by_split: dict[_Split, list[Path]] = {}
     for file, split in split_of.items():
         by_split.setdefault(split or "train", []).append(file)
@@ -68,42 +69,42 @@ def _files_in(folder: Path, splits: Sequence[_Split], suffixes: frozenset[str]) 
         raise CorpusError(
             f"{folder} has files for {', '.join(by_split)}, but none for {' or '.join(splits)}."
         )
-    names = ", ".join(str(file.relative_to(folder)) for file in chosen[:_NUM_SHOWN])
-    num_more = len(chosen) - _NUM_SHOWN
+    names = ", ".join(str(file.relative_to(folder)) for file in chosen[:_MAX_PRINTED])
+    num_more = len(chosen) - _MAX_PRINTED
     more = f" and {num_more:,} more" if num_more > 0 else ""
-    print(f"{folder}: {names}{more} of {len(every):,} files")
+    print(f"{folder}: {names}{more} of {len(files):,} files")
     return chosen
 
 
 def _readable(folder: Path, suffixes: frozenset[str]) -> list[Path]:
     try:
         return [file for file in find_files([folder]) if suffixes & set(file.suffixes)]
-    except CorpusError:  # no file at all
+    except CorpusError:  # The folder contains no file.
         return []
 
 
 def _split_of(file: Path, folder: Path) -> _Split | None:
-    """Return the split that the name of a file, or of a folder in which it is, tells; if any."""
+    """Return the split in the name of a file or one of its folders; None if there is none."""
     for part in reversed(file.relative_to(folder).parts):
         words = set(_WORD.findall(part.lower()))
-        for split, its_words in _WORDS_OF.items():
-            if words & its_words:
+        for split, split_words in _WORDS_OF.items():
+            if words & split_words:
                 return split
     return None
 
 
 def race_files(folder: Path, split: Literal["train", "dev"]) -> list[Path]:
-    """Find the files of a split of RACE (Lai et al. 2017), or the folder of them, in a folder.
+    """Return the files, or the folder, of a split of RACE (Lai et al. 2017).
 
-    The official archive has a folder for each split, `train/middle/*.txt` and so on. The same
-    passages may also be in files named after their split, such as `train.middle.jsonl`, one a line.
+    The official archive has a folder for each split, with `train/middle/*.txt` and so on. Passages
+    may also be in files such as `train.middle.jsonl`, one passage per line.
     """
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is not a folder; give that of the task's files")
+        raise CorpusError(f"{folder} is not a folder. Pass the folder of the task's files.")
     if (folder / split).is_dir():
         return [folder / split]
     files = sorted(folder.glob(f"{split}*.jsonl*"))
     if not files:
         kind = "training" if split == "train" else "held-out"
-        raise CorpusError(f"{folder} has no {kind} files {split}/ or {split}*.jsonl")
+        raise CorpusError(f"{folder} has no {kind} files {split}/ or {split}*.jsonl.")
     return files

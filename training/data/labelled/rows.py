@@ -1,4 +1,4 @@
-"""Rows of files of training data, and the errors of all files in one list."""
+"""Rows of files of training data, and one list of the errors of all files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ReadT = TypeVar("_ReadT")
 
 @contextmanager
 def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]:
-    """Append the errors of data that is read, for `raise_listed` later; for `with`.
+    """Append errors of data to a list, for `raise_listed` later, in a `with` statement.
 
     Args:
-        kinds: errors of data besides CorpusError.
+        kinds: types of errors to append, in addition to CorpusError.
     """
     try:
         yield
@@ -36,17 +36,17 @@ def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]
 
 
 def raise_listed(errors: Sequence[str]) -> None:
-    """Raise the errors as one.
+    """Raise all errors together.
 
     Raises:
-        CorpusError: there are errors, each of which is an argument.
+        CorpusError: there are errors; each one is an argument.
     """
     if errors:
         raise CorpusError(*errors)
 
 
-class LeftOut(NamedTuple):
-    """A row that is left out, and why."""
+class OmittedRow(NamedTuple):
+    """A row that is omitted, and the reason."""
 
     reason: str
 
@@ -57,20 +57,21 @@ def read_records(
     delimiter: str | None = None,
     names_by_order: NamesByOrder | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a file, whose suffix gives the format, and append its errors.
+    """Yield the rows of a file, and append its errors.
 
-    `.tsv`, `.csv`, `.jsonl`, `.ndjson` or `.json` (lines, or an array), optionally with `.gz`,
-    `.bz2`, `.xz` or `.zst`; `.parquet`, or `.arrow` as `datasets` saves it. Files of other suffixes
-    are TSV if the delimiter is given as a tab. A row that ends early has None in its last columns.
+    The suffix gives the format: `.tsv`, `.csv`, `.jsonl`, `.ndjson` or `.json` (lines or an array),
+    optionally with `.gz`, `.bz2`, `.xz` or `.zst`; `.parquet`; or `.arrow`, written by `datasets`.
+    Files with other suffixes are TSV if `delimiter` is a tab. A row that ends early has None in its
+    last columns.
     """
     is_named = has_known_suffix(file) or ".json" in file.suffixes
-    chosen: Format | None = "tsv" if not is_named and delimiter == "\t" else None
-    if not (is_named or chosen):
-        errors.append(f"{file}: the format is unknown; name it .csv, .tsv, .jsonl or .parquet")
+    default: Format | None = "tsv" if not is_named and delimiter == "\t" else None
+    if not (is_named or default):
+        errors.append(f"{file} has no known suffix. Rename it to .csv, .tsv, .jsonl or .parquet.")
         return
     options = ReadOptions(delimiter=delimiter, names_by_order=names_by_order)
     try:
-        for row in read_rows(file, detect_type(file, chosen), options):
+        for row in read_rows(file, detect_type(file, default), options):
             if error := row.error or _long_text(row):
                 errors.append(str(error))
             else:
@@ -80,45 +81,48 @@ def read_records(
 
 
 def _long_text(row: Row) -> str | None:
-    """Return the error of a row with a text that would take gigabytes to tokenise."""
+    """Return the error of a row with a text whose tokenisation would need gigabytes."""
     for name, value in row.values.items():
         if isinstance(value, str) and len(value) > MAX_CHARS:
             return (
-                f"{row.place}: the column {name!r} has {len(value):,} characters, at most "
-                f"{MAX_CHARS:,} are read; split it, or leave it out"
+                f"{row.place}: the column {name!r} has {len(value):,} characters; the maximum is "
+                f"{MAX_CHARS:,}. Split the text, or omit it."
             )
     return None
 
 
 def gather_rows(
     files: Sequence[Path],
-    read: Callable[[Path], Iterator[_ReadT | LeftOut]],
+    read: Callable[[Path], Iterator[_ReadT | OmittedRow]],
     name: str,
     errors: list[str],
 ) -> list[_ReadT]:
-    """Return the rows of files, and print how many are left out; that there is none is an error.
+    """Return the rows of files, and print the number of omitted rows.
+
+    Files without rows are an error, unless they have other errors.
 
     Args:
-        errors: those of the files, which `read` appends.
+        read: function that yields the rows of a file, and appends its errors to `errors`.
+        name: plural noun for the rows, for the error.
     """
     rows: list[_ReadT] = []
-    left_out: Counter[str] = Counter()
-    num_before, reason = len(errors), f" in {', '.join(map(str, files))}"
+    omitted: Counter[str] = Counter()
+    num_errors, reason = len(errors), f" in {', '.join(map(str, files))}."
     for row in chain.from_iterable(map(read, files)):
-        if isinstance(row, LeftOut):
-            left_out[row.reason] += 1
+        if isinstance(row, OmittedRow):
+            omitted[row.reason] += 1
         else:
             rows.append(row)
-    if left_out:
-        counts = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
-        reason = f": {tell_left_out(left_out.total(), len(rows) + left_out.total(), counts)}"
-    if not rows and len(errors) == num_before:
-        errors.append(f"no {name}{reason}")
+    if omitted:
+        counts = ", ".join(f"{count:,} {why}" for why, count in omitted.items())
+        reason = f": {print_omitted(omitted.total(), len(rows) + omitted.total(), counts)}"
+    if not rows and len(errors) == num_errors:
+        errors.append(f"There are no {name}{reason}")
     return rows
 
 
-def tell_left_out(num_left_out: int, num_rows: int, reason: str) -> str:
-    """Print how many of all rows are left out and why; return the line."""
-    line = f"{num_left_out:,} of {num_rows:,} rows are left out: {reason}"
+def print_omitted(num_omitted: int, num_rows: int, reason: str) -> str:
+    """Print the number of omitted rows and the reason; return the line."""
+    line = f"{num_omitted:,} of {num_rows:,} rows are omitted: {reason}."
     print(line)
     return line

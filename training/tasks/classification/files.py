@@ -20,7 +20,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
 from training.data.labelled.cells import (
-    LabelFormError,
+    LabelFormatError,
     cell_text,
     finite_number,
     first_spellings,
@@ -30,7 +30,7 @@ from training.data.labelled.cells import (
     labels_in,
 )
 from training.data.labelled.columns import COMMON_COLUMNS, ColumnNames, Columns, read_columns
-from training.data.labelled.rows import LeftOut, gather_rows, raise_listed, tell_left_out
+from training.data.labelled.rows import OmittedRow, gather_rows, print_omitted, raise_listed
 from training.glue.files import find_first
 from training.glue.tasks import GlueTask
 
@@ -168,8 +168,8 @@ def _scored(
     for split, its_rows in rows.items():
         kept = [row for row in its_rows if negative != {"-1"} or row.labels != ("-1",)]
         if num_left_out := len(its_rows) - len(kept):
-            message = tell_left_out(num_left_out, len(its_rows), "without a score (-1)")
-            errors += [] if kept else [f"no examples: {message}"]
+            message = print_omitted(num_left_out, len(its_rows), "without a score (-1)")
+            errors += [] if kept else [f"There are no examples: {message}"]
         texts[split] = []
         for row in kept:
             (label,) = row.labels
@@ -322,7 +322,7 @@ def _labelled_rows(
     problem: ProblemType,
     label_names: Sequence[str],
     errors: list[str],
-) -> Iterator[_Row | LeftOut]:
+) -> Iterator[_Row | OmittedRow]:
     """Yield each row, or why it is left out; append the errors of rows."""
     # A score may be -1.
     left_out = {"-"} if problem == "regression" else _NO_LABEL - set(label_names)
@@ -333,20 +333,20 @@ def _labelled_rows(
             classes = _spelled(tuple(row.classes.get(names.labels[0], ())), tuple(label_names))
         except ValueError as error:
             errors.append(f"{row.place}: {error}")
-            if isinstance(error, LabelFormError):
+            if isinstance(error, LabelFormatError):
                 return  # it is the same in all rows
             continue
         cells = [row.values[name] for name in (names.text, names.pair) if name is not None]
         if texts is None and any(map(is_blank, cells)):
-            yield LeftOut("with an empty text")
+            yield OmittedRow("with an empty text")
         elif texts is None:
             errors.append(f"{row.place}: no text, but {cells[0]!r:.50}")
         elif labels is None and problem == "multi_label_classification":
             errors.append(f"{row.place}: no value in column {' or '.join(names.labels)}")
         elif labels is None:
-            yield LeftOut("without a label")
+            yield OmittedRow("without a label")
         elif len(names.labels) == len(labels) == 1 and labels[0] in left_out:
-            yield LeftOut(f"with the label {labels[0]} (--labels names it, if it is one)")
+            yield OmittedRow(f"with the label {labels[0]} (--labels names it, if it is one)")
         elif problem == "regression":
             yield _Row(*texts, labels, row.place, ())
         else:
@@ -363,7 +363,7 @@ def _spelled(classes: tuple[str, ...], label_names: tuple[str, ...]) -> Sequence
         return ()  # the model's labels have no names
     indices = label_indices(label_names, classes)
     if not set(classes) <= indices.keys():
-        raise LabelFormError(
+        raise LabelFormatError(
             f"the file numbers the labels {listed(classes)}, which are not {listed(label_names)}; "
             "write the labels' names into its column, or rename them (--labels)"
         )

@@ -24,7 +24,7 @@ from albert_serve.bundle.sentence_vectors import SentenceVectors
 from training.data.batch import ExampleBatch, LossName, MicroBatch, TokenisedExample
 from training.data.collate import collate_examples
 from training.data.packing import best_row_length
-from training.data.streams import BATCHES_SAMPLED, ExampleStream
+from training.data.streams import NUM_SAMPLED_BATCHES, ExampleStream
 from training.errors import RunError
 from training.loop.validation import Validation
 from training.losses import LogitsFunction, LossFunction, LossSums
@@ -181,7 +181,7 @@ def _stream(
     """Return the task stream, packed into rows of the length that costs least."""
     rng = np.random.default_rng(setup.seed)
     lengths = [np.array(example.lengths) for example in examples]
-    sample = rng.integers(len(lengths), size=(BATCHES_SAMPLED, batch_size))
+    sample = rng.integers(len(lengths), size=(NUM_SAMPLED_BATCHES, batch_size))
     return _VectorStream(
         task=TASK,
         examples=examples,

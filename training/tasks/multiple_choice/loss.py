@@ -24,7 +24,7 @@ from training.data.collate import collate_examples
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import CHOICES, labelled_files
 from training.data.packing import best_row_length
-from training.data.streams import BATCHES_SAMPLED, ExampleStream, shuffled_batches
+from training.data.streams import NUM_SAMPLED_BATCHES, ExampleStream, shuffled_batches
 from training.loop.validation import Validation
 from training.losses import LogitsFunction, LossSums, cls_logits, cross_entropy
 from training.model.heads import MULTIPLE_CHOICE, AlbertForTasks
@@ -121,7 +121,7 @@ def _stream(
     examples: Sequence[ChoiceExample], setup: TrainingSetup, batch_size: int
 ) -> _ChoiceStream:
     """Return the task stream of questions, packed into rows of the length that costs least."""
-    steps = islice(shuffled_batches(len(examples), batch_size, setup.seed), BATCHES_SAMPLED)
+    steps = islice(shuffled_batches(len(examples), batch_size, setup.seed), NUM_SAMPLED_BATCHES)
     passes = [passed for step in steps for passed in _passes([examples[i] for i in step])]
     return _ChoiceStream(
         task=MULTIPLE_CHOICE,

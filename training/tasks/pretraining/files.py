@@ -80,7 +80,7 @@ class TextStreams:
 
     Attributes:
         num_rows: masked rows per step, of `length` tokens, over all processes.
-        tokens_a_batch: maximum tokens of a micro-batch, which has one row at least.
+        max_batch_tokens: maximum tokens of a micro-batch, which has one row at least.
         short_rate: fraction of the documents that are cut into shorter examples.
         rows_option: the option of the rows with its value, for errors.
     """
@@ -90,7 +90,7 @@ class TextStreams:
     world: World
     num_rows: int
     length: int
-    tokens_a_batch: int
+    max_batch_tokens: int
     sentence_task: SentenceTask
     short_rate: float
     mask_rate: float
@@ -156,7 +156,7 @@ class TextStreams:
             slicing=self._slice(rows, 2 * length, f"--order-batch-size {rows}"),
             num_workers=self.num_workers,
             name="sentence-order",
-            further_losses=("paired-order",),
+            additional_losses=("paired-order",),
         )
 
     def _slice(self, num_rows: int, row_length: int, option: str) -> Slicing:
@@ -164,10 +164,10 @@ class TextStreams:
         size = self.world.size
         if num_rows % size:
             raise RunError(f"{option} is no multiple of the {size} processes")
-        own, most = num_rows // size, max(1, self.tokens_a_batch // row_length)
+        own, most = num_rows // size, max(1, self.max_batch_tokens // row_length)
         return Slicing(
             num_rows=num_rows,
-            rows_a_batch=max(rows for rows in range(1, min(own, most) + 1) if own % rows == 0),
+            rows_per_batch=max(rows for rows in range(1, min(own, most) + 1) if own % rows == 0),
             rank=self.world.rank,
             world_size=size,
         )

@@ -74,7 +74,7 @@ def read_text(config: PretrainingConfig, setup: TrainingSetup, batch_size: int) 
         world=world,
         num_rows=batch_size,
         length=setup.length,
-        tokens_a_batch=(setup.micro_batch_size or batch_size) * setup.length,
+        max_batch_tokens=(setup.micro_batch_size or batch_size) * setup.length,
         sentence_task="none" if config.has_pairs else config.sentence_task,
         short_rate=config.short_rate,
         mask_rate=config.mask_rate,
