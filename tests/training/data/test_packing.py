@@ -47,16 +47,16 @@ def make_plan(
 
 def all_examples(plan: Plan, epoch: int) -> list[Example]:
     """Every example of an epoch, by the definition alone."""
-    examples: list[Example] = []
-    for number, part in enumerate(plan.shards.parts):
-        built = build_examples(part, plan.settings, seed=plan.seed, epoch=epoch, number=number)
-        examples += [
-            Example(number, epoch, index, tuple(bounds), label)
-            for index, (bounds, label) in enumerate(
-                zip(built.bounds.tolist(), built.labels.tolist(), strict=True)
-            )
+    return [
+        Example(number, epoch, index, tuple(bounds), label)
+        for number, part in enumerate(plan.shards.parts)
+        for built in [
+            build_examples(part, plan.settings, seed=plan.seed, epoch=epoch, number=number)
         ]
-    return examples
+        for index, (bounds, label) in enumerate(
+            zip(built.bounds.tolist(), built.labels, strict=True)
+        )
+    ]
 
 
 @settings(deadline=None, max_examples=100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from training.errors import RunError
 from training.loop.distributed import World
 from training.model.checkpoint import load_checkpoint, read_weights
 from training.model.provenance import read_stages
+from training.pretraining import job
 from training.pretraining.config import Start, architecture
 from training.pretraining.job import PretrainingJob, num_steps
-from training.pretraining.recipes import RECIPES, scaled_lr
+from training.pretraining.recipes import RECIPES
 from training.tasks.pretraining.metrics import unigram_entropy
 
 pytestmark = pytest.mark.process
@@ -46,18 +47,16 @@ PAPER, SMALL = RECIPES["paper"], RECIPES["small"]
 
 def test_the_paper_s_numbers() -> None:
     """Lan et al. 2019, and the defaults of google-research/ALBERT where the paper has none."""
-    assert asdict(PAPER) == {
+    expected = {
         "length": 512,  # section 4.1: the maximum input length
         "batch_size": 4096,  # section 4.1
         "num_steps": 125_000,  # section 4.1
         "optimizer": "lamb",  # section 4.1
         "lr": 0.00176,  # section 4.1
-        "adamw_lr": 0.00176,  # of no effect
         "pooled_factor": 1.0,  # one rate for all
         "weight_decay": 0.01,  # optimization.py, create_optimizer
         "schedule": "linear",  # optimization.py, polynomial decay of power 1 to 0
         "warmup": 3125 / 125_000,  # run_pretraining.py, num_warmup_steps
-        "decay": 1.0,  # of no effect
         "mask_rate": 0.15,  # create_pretraining_data.py, masked_lm_prob
         "sentence_task": "sop",  # section 3.1
         "sentence_weight": 1.0,  # run_pretraining.py: the sum of both losses
@@ -65,23 +64,13 @@ def test_the_paper_s_numbers() -> None:
         "clip_norm": 1.0,  # optimization.py
         "start": "random",  # modeling.py: truncated normal of 0.02
         "dropout": "v1",  # Table 1's models; section 4.8 takes it away later
-        "seed": 0,
-        "order_share": 0.0,  # not the paper's: sentence order stands in the masked rows
-        "order_length": None,
-        "order_batch_size": None,
-        "order_sentences": 2,
+        "order_share": 0.0,  # sentence order is trained in the masked rows
     }
+    assert {name: getattr(PAPER, name) for name in expected} == expected
     assert NgramMasking(word_starts=np.zeros(1, bool)).max_words == 3  # section 4.1
     # The rate decays from step 0 on, so it is at most 0.975 of the peak (optimization.py).
     rates = [PAPER.rate_schedule.factor(step / 125_000) for step in (0, 3124, 3125, 125_000)]
     assert rates == pytest.approx([0.0, 3124 / 3125, 0.975, 0.0])
-
-
-def test_lamb_s_rate_goes_with_the_root_of_the_batch() -> None:
-    """You et al. 2019, section 4: so that the variance of a step stays alike."""
-    rates = [scaled_lr(PAPER, batch_size) for batch_size in (4096, 1024, 16384)]
-    assert rates == pytest.approx([0.00176, 0.00088, 0.00352])
-    assert scaled_lr(replace(PAPER, optimizer="adamw"), 1024) == PAPER.lr
 
 
 def test_dropout_of_the_released_models() -> None:
@@ -113,10 +102,13 @@ def make_config(vocab_dir: Path, **values: Any) -> PretrainConfig:
 
 
 def test_options_change_a_recipe(tmp_path: Path) -> None:
-    assert make_config(tmp_path, batch_size=1024).changed(PAPER).lr == pytest.approx(0.00088)
+    """The rate of LAMB is scaled by the root of the batch (You et al. 2019, section 4)."""
+    for batch_size, lr in ((1024, 0.00088), (4096, 0.00176), (16384, 0.00352)):
+        assert make_config(tmp_path, batch_size=batch_size).changed(PAPER).lr == pytest.approx(lr)
     assert make_config(tmp_path, batch_size=1024, lr=0.1).changed(PAPER).lr == 0.1
     adamw = make_config(tmp_path, batch_size=1024, optimizer="adamw").changed(PAPER)
     assert adamw == replace(PAPER, batch_size=1024, optimizer="adamw")
+    assert make_config(tmp_path, batch_size=64).changed(SMALL) == replace(SMALL, batch_size=64)
     paired = make_config(tmp_path, order_share=0.5).changed(SMALL)
     assert paired == replace(SMALL, order_share=0.5, sentence_task="none", sentence_weight=1.0)
     weighted = make_config(tmp_path, order_share=0.5, sentence_weight=0.3).changed(SMALL)
@@ -169,9 +161,29 @@ def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
     job = make_job(shards, vocab_dir, micro_batch_size=micro_batch_size)
     slicing = job.pair_stream().slicing
     assert (slicing.num_rows, slicing.rows_per_batch) == (16, rows)
+    by_default = make_job(shards, vocab_dir, batch_size=512).streams.masked().slicing
+    assert (by_default.num_rows, by_default.rows_per_batch) == (512, 256)  # 8,192 tokens
     eight = make_job(shards, vocab_dir, World(size=8), order_batch_size=4)
     with pytest.raises(RunError, match="--order-batch-size 4 is no multiple of the 8 processes"):
         eight.pair_stream()
+
+
+def test_a_run_of_less_than_ten_minutes_is_not_compiled_by_default(
+    shards: Shards, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "should_compile", lambda compiles, _: compiles is not False)
+    monkeypatch.setattr(Shards, "open", lambda *_: shards)
+
+    def compiles(**options: Any) -> bool:
+        like = make_job(shards, vocab_dir, steps=None, **options)
+        opened = job.open_job(
+            like.config, like.recipe, like.architecture, like.start, World(), precision="fp32"
+        )
+        return opened.compiles
+
+    assert [compiles(budget=budget) for budget in (599.0, 600.0)] == [False, True]
+    assert compiles(budget=599.0, compile=True)
+    assert not compiles(budget=600.0, compile=False)
 
 
 def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from training.commands.finetune import main as finetune
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
-from training.vocabulary.settings import VocabError, VocabularySettings
+from training.vocabulary.settings import VocabError, VocabularySettings, read_settings
 from training.vocabulary.wordpiece import build_wordpiece
 
 PIECES = [
@@ -76,6 +77,28 @@ def test_a_vocabulary_that_is_not_berts_is_rejected(tmp_path: Path) -> None:
         write_vocabulary(tmp_path, pieces)
         with pytest.raises(VocabError, match=message):
             build_wordpiece(tmp_path / "vocab.txt", settings_)
+
+
+def test_the_settings_are_those_of_tokenizer_config_json(tmp_path: Path) -> None:
+    assert read_settings(tmp_path) == VocabularySettings()
+    file = tmp_path / "tokenizer_config.json"
+    content = {
+        "tokenizer_class": "BertTokenizerFast",
+        "do_lower_case": False,
+        "model_max_length": 1,
+    }
+    tokens = {"cls_token": "<s>", "mask_token": {"content": "<mask>"}, "pad_token": None}
+    file.write_text(json.dumps({**content, **tokens}))
+    expected = VocabularySettings(tokenizer_class="BertTokenizer", do_lower_case=False)
+    assert read_settings(tmp_path) == replace(expected, special={"cls": "<s>", "mask": "<mask>"})
+    for text, message in (
+        ("{", "cannot be read"),
+        ("[]", "is not a JSON object"),
+        ('{"keep_accents": 1}', "keep_accents is 1. Set it to true or false"),
+    ):
+        file.write_text(text)
+        with pytest.raises(VocabError, match=f"{file}.* {message}"):
+            read_settings(tmp_path)
 
 
 @pytest.fixture
