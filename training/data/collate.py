@@ -37,7 +37,7 @@ _ROUNDING: Final = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
-    """Collates examples into batches: reads their tokens, masks and packs them.
+    """A function from examples to a batch: it reads, masks and packs their tokens.
 
     Attributes:
         length: tokens of a row.

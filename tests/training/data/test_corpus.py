@@ -54,7 +54,7 @@ def read(*files: Path) -> list[str]:
 
 
 @pytest.fixture
-def one_of_each(tmp_path: Path) -> list[Path]:
+def files(tmp_path: Path) -> list[Path]:
     """Files of every format and compression, each of all documents, and one of none."""
     return [
         *(
@@ -72,16 +72,16 @@ def one_of_each(tmp_path: Path) -> list[Path]:
     ]
 
 
-def test_every_file_holds_the_same_documents_from_any_place(one_of_each: list[Path]) -> None:
-    documents = list(read_from(one_of_each, CorpusPosition()))
+def test_every_format_gives_the_same_documents_from_any_position(files: list[Path]) -> None:
+    documents = list(read_from(files, CorpusPosition()))
     texts = [document.text.strip() for document in documents]
-    assert texts == DOCUMENTS * (len(one_of_each) - 1)
-    size = sum(file.stat().st_size for file in one_of_each)
+    assert texts == DOCUMENTS * (len(files) - 1)
+    size = sum(file.stat().st_size for file in files)
     positions = [document.end.num_bytes for document in documents]
     assert positions == sorted(positions)
     assert positions[-1] <= size
     for number in (0, 1, 298, 299, 300, 450, 600, 899, 901, len(documents) - 1):
-        assert list(read_from(one_of_each, documents[number].end)) == documents[number + 1 :]
+        assert list(read_from(files, documents[number].end)) == documents[number + 1 :]
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ LINES: Final = "".join(json.dumps(record) + "\n" for record in RECORDS)
         ),
     ],
 )
-def test_a_file_is_read_as_what_it_is(tmp_path: Path, name: str, content: bytes) -> None:
+def test_formats_are_detected(tmp_path: Path, name: str, content: bytes) -> None:
     texts = read(write(tmp_path / name, content))
     assert "\n\n".join(texts) == "One.\n\nTwo.\n\nThree."
     assert len(texts) == (3 if name == "a.txt" else 2)

@@ -68,9 +68,9 @@ class Model:
 
     def is_limit(self, first: str, second: str) -> bool:
         """Whether a mark is read otherwise than by SentencePiece (docs/languages.md)."""
-        kept = unicodedata.normalize("NFKC", first)
-        kept = kept.casefold() if "nmt_nfkc_cf" in dict(self.options).values() else kept
-        is_lost = kept != first and unicodedata.category(second).startswith("M")
+        normal = unicodedata.normalize("NFKC", first)
+        normal = normal.casefold() if "nmt_nfkc_cf" in dict(self.options).values() else normal
+        is_lost = normal != first and unicodedata.category(second).startswith("M")
         two = unicodedata.combining(first) and unicodedata.combining(second)
         return is_lost or (self.language != "arabic" and bool(two))
 
@@ -124,8 +124,8 @@ def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
     model: Model, tmp_path: Path
 ) -> None:
     spiece = model.train(tmp_path / "spiece.model")
-    said = VocabularySettings(do_lower_case=model.folds, keep_accents=not model.folds)
-    tokenizer = AlbertTokenizer(build_tokenizer(spiece, said))
+    settings_ = VocabularySettings(do_lower_case=model.folds, keep_accents=not model.folds)
+    tokenizer = AlbertTokenizer(build_tokenizer(spiece, settings_))
     library = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
 
     @settings(deadline=None, max_examples=60)
@@ -162,7 +162,7 @@ def test_the_offsets_of_a_syllable_cover_all_its_letters(
 @pytest.mark.parametrize(
     ("folds", "text", "same"), [(True, "der bar", "Der Bär"), (False, "Der Bär", "Der Bär")]
 )
-def test_where_nothing_is_said_the_pieces_show_case_and_accents(
+def test_without_settings_the_pieces_show_case_and_accents(
     tmp_path: Path, folds: bool, text: str, same: str
 ) -> None:
     spiece = Model("german", folds).train(tmp_path / "spiece.model")
@@ -213,7 +213,7 @@ def test_pieces_begin_with_albert_s_special_and_user_symbols(vocab_dir: Path) ->
     assert all(model.is_control(index) for index in (2, 3, 4))
 
 
-def test_the_seed_draws_each_sentence_alike_and_to_the_same_bytes(tmp_path: Path) -> None:
+def test_each_sentence_is_drawn_as_often_and_a_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     text = ["aaa bbb. ccc ddd.", "eee fff."]
 
     def train_on_one(seed: int, folder: str) -> bytes:
@@ -260,7 +260,7 @@ def test_a_vocabulary_has_at_least_the_pieces_that_its_characters_need(
         (["--cased", "--keep-accents"], None),
     ],
 )
-def test_it_says_which_words_become_equal(
+def test_words_that_become_equal_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str | None
 ) -> None:
     corpus, output = tmp_path / "german.txt", tmp_path / "new"
