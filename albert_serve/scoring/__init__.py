@@ -9,7 +9,7 @@ __all__ = ["AlbertScorer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the scorer when it is asked for: the command line reads options without pyarrow."""
+    """Import the scorer on first use, because the command line reads options without pyarrow."""
     if name == "AlbertScorer":
         from albert_serve.scoring.scorer import AlbertScorer
 

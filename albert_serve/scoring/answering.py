@@ -1,4 +1,4 @@
-"""Rows answered in parts, with an error in the place of an answer that a row cannot have."""
+"""Answer rows in parts; a row that cannot be answered has an error instead."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from albert_serve.tasks.text_classification import no_head
 
 
 class Scorer(Protocol):
-    """Answers the requests of one task.
+    """Scorer of the requests of one task.
 
     Attributes:
-        task: its name.
-        identity: what its answers depend on, such as the model's revision.
+        task: name of the task.
+        identity: properties of the model that determine its answers, such as its revision.
         heads: names of the model's text classifiers, if the task is text classification.
     """
 
@@ -31,16 +31,16 @@ class Scorer(Protocol):
     heads: Sequence[str]
 
     def text_length(self, parameters: Mapping[str, Any]) -> int:
-        """Return the maximum tokens of a text, by the parameters of a request."""
+        """Return the maximum number of tokens of a text, given the parameters of a request."""
         ...
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
-        """Return the results of requests, in order; of one that failed, its error."""
+        """Return the result of each request, in order; if a request failed, its error."""
         ...
 
 
 def check_head(scorer: Scorer, parameters: Mapping[str, Any]) -> None:
-    """Check that the model has the classifier that the parameters of all rows name."""
+    """Check that the model has the classifier that the job's parameters name."""
     name = parameters.get("head")
     if name is not None and name not in scorer.heads:
         raise no_head(name, scorer.heads)
@@ -48,7 +48,7 @@ def check_head(scorer: Scorer, parameters: Mapping[str, Any]) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class ScoredPart:
-    """Rows with their results, which are written together."""
+    """Rows and their results, which are written together."""
 
     batch: RowBatch = field(default_factory=RowBatch)
     results: list[RowResult] = field(default_factory=list)
@@ -62,10 +62,10 @@ def answer_batches(
     options: ScoreOptions,
     total: Counts | None = None,
 ) -> Iterator[ScoredPart]:
-    """Yield the rows of the input with their results.
+    """Yield the rows of each batch with their results.
 
     Args:
-        total: the counts of the parts before, to which those of each part are added.
+        total: counts of the previous parts; the counts of each new part are added.
     """
     total = Counts() if total is None else total
     _check_errors(total, options.error_limit)
@@ -77,7 +77,7 @@ def answer_batches(
 
 
 def _answer(scorer: Scorer, reader: RowReader, batch: RowBatch) -> ScoredPart:
-    """Return rows with their results; a row that makes no request has an error."""
+    """Return rows with their results; a row that is not a valid request has an error."""
     results: dict[int, RowResult] = {}
     requests: dict[int, TaskRequest] = {}
     for index in range(len(batch.values)):
@@ -101,7 +101,7 @@ def _answer(scorer: Scorer, reader: RowReader, batch: RowBatch) -> ScoredPart:
 
 def _check_errors(total: Counts, limit: int | None) -> None:
     if limit is not None and total.num_errors > limit:
-        allowed = f"; {limit} are allowed" if limit else ""
+        allowed = f", but {limit} are allowed" if limit else ""
         raise TooManyErrorsError(
-            f"{total.num_errors} rows are in error{allowed}; the first: {total.first_error}"
+            f"{total.num_errors} rows failed{allowed}. The first error: {total.first_error}"
         )

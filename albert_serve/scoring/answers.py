@@ -1,7 +1,7 @@
-"""The tasks that are scored: the columns of an item, and the columns of its answer in a table.
+"""The tasks that can be scored: the columns of an item, and the columns of its answer in a table.
 
-An answer in JSONL is one value, `output`. A table (CSV, TSV, Parquet) has columns instead, the
-same for all rows whatever their own parameters. A new task is one entry of `SCORED_TASKS`.
+In JSONL, an answer is one value, `output`. In a table (CSV, TSV, Parquet), it has several columns,
+which are the same for all rows. To add a task, add an entry to `SCORED_TASKS`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from albert_serve.bundle.weights import TOKENS
 from albert_serve.errors import AlbertServeError
 from albert_serve.tables.columns import PAIRS, SINGLES, TextColumns
 
-_Types = Mapping[str, Any]  # of Arrow, by name
+_Types = Mapping[str, Any]  # Arrow types by column
 _TEXT: Final = pa.string()
 _INTEGER: Final = pa.int64()
 _NUMBER: Final = pa.float64()
 
 
 def _list_of(**fields: Any) -> Any:
-    """Return the type of a list of structures."""
+    """Return the Arrow type of a list of structures."""
     return pa.list_(pa.struct(fields))
 
 
@@ -33,14 +33,13 @@ class _ScoredTask:
     """The columns of a task's items and answers.
 
     Attributes:
-        fields: the columns of an item. An item of one field is its value, others are objects.
-        columns: Arrow's types of an answer's columns, by name.
-        to_columns: an answer as JSON, of one item, to the values of its columns; a column that is
-            left out is null.
-        required: the fields that an item needs, or one of several such sets.
-        texts: names of columns of the first two fields, where they have not the fields' names.
-        defaults: parameters of all rows that name no others.
-        asked: columns that are there if one of these parameters is given for all rows.
+        fields: names of an item's fields. An item with one field is its value; others are objects.
+        required: sets of fields; an item needs all fields of one set.
+        columns: Arrow types of the answer's columns, by name.
+        to_columns: function from an item's JSON answer to column values; others are null.
+        texts: additional names that columns of the first two fields can have.
+        defaults: default parameters of the job.
+        optional_columns: parameter of the job that adds a column, by column.
     """
 
     fields: tuple[str, ...]
@@ -49,22 +48,22 @@ class _ScoredTask:
     to_columns: Callable[[Any], dict[str, Any]]
     texts: Sequence[TextColumns] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    asked: Mapping[str, str] = field(default_factory=dict)
+    optional_columns: Mapping[str, str] = field(default_factory=dict)
 
 
-# Beside the answer in every table; JSONL has those that are not null.
+# Every table has these columns next to the answer; JSONL omits null values.
 _NOTES: Final[_Types] = {
     "warnings": pa.list_(_TEXT),
     "truncated_tokens": _INTEGER,
     "error": _TEXT,
     "error_type": _TEXT,
 }
-# JSONL has the answer under this name.
+# JSONL stores the answer under this key.
 OUTPUT: Final = "output"
 
 
 def _fill_mask(output: Any) -> dict[str, Any]:
-    """Return one list of predictions for each mask."""
+    """Return the columns of a text's predictions, including the best token of a single mask."""
     predictions = output if output and isinstance(output[0], list) else [output]
     if len(predictions) > 1 or not predictions[0]:
         return {"predictions": predictions}
@@ -78,7 +77,7 @@ def _fill_mask(output: Any) -> dict[str, Any]:
 
 
 def _best_and_all(name: str) -> Callable[[Any], dict[str, Any]]:
-    """Return the maker of a ranking's columns: the best entry's, and one with all entries."""
+    """Return a function that makes columns of a ranking: its best entry, and all entries."""
 
     def columns(output: Any) -> dict[str, Any]:
         ranking = output if isinstance(output, list) else [output]
@@ -131,7 +130,7 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
         to_columns=_best_and_all("labels"),
         texts=(*PAIRS, *SINGLES),
         defaults={"top_k": 1},
-        asked={"labels": "top_k"},
+        optional_columns={"labels": "top_k"},
     ),
     "question-answering": _ScoredTask(
         fields=("question", "context"),
@@ -172,11 +171,11 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowResult:
-    """The result of a row.
+    """Result of a row.
 
     Attributes:
-        values: as JSON: `output`, and the notes that there are; or `error` and `error_type`.
-        num_tokens: the tokens that were computed for it.
+        values: JSON values: `output` and notes, or `error` and `error_type`.
+        num_tokens: number of tokens that were computed for the row.
     """
 
     values: dict[str, Any]
@@ -185,34 +184,35 @@ class RowResult:
     @classmethod
     def of_error(cls, error: AlbertServeError) -> RowResult:
         """Return the result of a row that cannot be answered."""
-        # The name of a file in it need not be UTF-8.
+        # The message can contain a file name that is not UTF-8.
         message = str(error).encode(errors="backslashreplace").decode()
         return cls(values={"error": message, "error_type": error.error_type})
 
     @property
     def is_error(self) -> bool:
-        """Whether the row could not be answered."""
+        """Whether the row failed."""
         return "error" in self.values
 
 
 def answer_columns(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Arrow's types of all columns that the output adds to the input's.
+    """Return the Arrow types of all columns that the output adds to the input columns.
 
     Args:
-        parameters: those that are given for all rows.
+        parameters: parameters of the job.
     """
     scored = SCORED_TASKS[task]
-    left_out = {name for name, parameter in scored.asked.items() if parameter not in parameters}
-    columns = {name: kind for name, kind in scored.columns.items() if name not in left_out}
+    optional = scored.optional_columns
+    omitted = {name for name, parameter in optional.items() if parameter not in parameters}
+    columns = {name: kind for name, kind in scored.columns.items() if name not in omitted}
     return {**columns, **_NOTES}
 
 
-# The names of the columns that JSONL has for an answer.
+# Names of the columns that JSONL adds to the input columns.
 JSON_NAMES: Final = frozenset({OUTPUT, *_NOTES})
 
 
 def table_values(task: str, result: RowResult) -> dict[str, Any]:
-    """Return a result's values by the columns of a table."""
+    """Return a result's values by column of a table."""
     notes = {name: value for name, value in result.values.items() if name != OUTPUT}
     if OUTPUT not in result.values:
         return notes

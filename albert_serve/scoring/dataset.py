@@ -1,4 +1,4 @@
-"""Scoring of tables and iterators in memory, lazily.
+"""Lazy scoring of tables and iterables in memory.
 
 scorer = LocalScorer.open("models/albert-small-en", "text-classification")
 for row in score_dataset(({"text": line} for line in lines), scorer):
@@ -24,21 +24,23 @@ from albert_serve.tables.formats import TableType
 
 
 def score_dataset(data: Any, scorer: Scorer, options: ScoreOptions | None = None) -> Any:
-    """Return the rows with their answers; they are computed as they are read.
+    """Return the rows with their answers, which are computed while the result is read.
 
     Args:
-        data: an iterable of texts or of rows, which are dictionaries; or a table: a pyarrow
-            dataset, or anything with Arrow's stream interface, such as a pyarrow table, a record
-            batch reader, a frame of polars, or one of pandas from 2.2 on.
-        scorer: answers the requests of a task.
-        options: parameters, columns, keep, errors, max_errors, part_rows.
+        data: iterable of texts or dictionaries; or a table: a pyarrow dataset, or an object with
+            Arrow's stream interface, such as a pyarrow table, a record batch reader, or a
+            DataFrame of polars or pandas (2.2 or newer).
+        scorer: scorer of the task.
+        options: options of the job; parameters, columns, keep, errors, max_errors and part_rows
+            are used.
 
     Returns:
-        An iterator of dictionaries, as rows of JSONL; of a table, a `pyarrow.RecordBatchReader`.
+        An iterator over dictionaries, like rows of JSONL; for a table, a
+        `pyarrow.RecordBatchReader`.
 
     Raises:
-        InvalidInputError: an option is wrong, or the table has not the columns that are read.
-        JobError: while it is read, the job cannot go on.
+        InvalidInputError: an option is invalid, or the table lacks a column that is read.
+        JobError: the job ends early; raised while the result is read.
     """
     options = options or ScoreOptions()
     if hasattr(data, "scanner"):
@@ -47,8 +49,8 @@ def score_dataset(data: Any, scorer: Scorer, options: ScoreOptions | None = None
         return _score_table(pa.RecordBatchReader.from_stream(data), scorer, options)
     if hasattr(data, "columns") or isinstance(data, str | Mapping):
         raise InvalidInputError(
-            f"a {type(data).__name__} is neither rows nor a table with Arrow's stream interface "
-            "(pandas has it from 2.2 on)"
+            f"A {type(data).__name__} is neither an iterable of rows nor a table with Arrow's "
+            "stream interface. Pass a list of dictionaries or a table (pandas: 2.2 or newer)."
         )
     reader = RowReader(scorer.task, options, in_table=False)
     check_head(scorer, reader.parameters)
@@ -58,7 +60,7 @@ def score_dataset(data: Any, scorer: Scorer, options: ScoreOptions | None = None
 def _score_rows(
     data: Iterable[Any], scorer: Scorer, reader: RowReader, options: ScoreOptions
 ) -> Iterator[dict[str, Any]]:
-    layout = Layout(type=TableType(format="jsonl"), reader=reader, kept=None)
+    layout = Layout(type=TableType(format="jsonl"), reader=reader, kept_types=None)
     rows = (
         Row(f"row {number}", dict(row) if isinstance(row, Mapping) else {"text": row})
         for number, row in enumerate(data, start=1)
@@ -72,13 +74,13 @@ def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
     """Return the layout of a table's rows with their answers.
 
     Args:
-        schema: the table's, of pyarrow.
+        schema: pyarrow schema of the table.
     """
     reader = RowReader(task, options, in_table=True)
     reader.check("the table", schema.names)
     keep = schema.names if options.keep is None else options.keep
-    kept = {name: schema.field(name).type for name in keep}
-    return Layout(type=TableType(format="parquet"), reader=reader, kept=kept)
+    kept_types = {name: schema.field(name).type for name in keep}
+    return Layout(type=TableType(format="parquet"), reader=reader, kept_types=kept_types)
 
 
 def _score_table(table: Any, scorer: Scorer, options: ScoreOptions) -> Any:

@@ -1,4 +1,4 @@
-"""The errors that end a job, each with an exit status that tells a scheduler what to do."""
+"""Errors that end a job; the exit status shows a scheduler whether to repeat the job."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Final
 
 from albert_serve.errors import AlbertServeError
 
-# A shell reports this status for a program that SIGTERM ended.
+# A shell reports this status for a program that SIGTERM terminated.
 _TERMINATED: Final = 128 + 15
 
 
 class JobError(AlbertServeError):
-    """A batch job that ended before its last row."""
+    """The job ended before its last row."""
 
     error_type = "job"
 
 
 class TooManyErrorsError(JobError):
-    """More rows are in error than the job allows."""
+    """More rows failed than the job allows."""
 
     exit_status = 3
 
 
 class ChangedJobError(JobError):
-    """The parts of a job that began with another input, model or parameter."""
+    """The input, the model or an option changed since the parts were written."""
 
     exit_status = 4
 
@@ -38,21 +38,21 @@ class LockedOutputError(JobError):
 
 
 class OutputError(JobError):
-    """The output cannot be written, as on a full disk."""
+    """The output cannot be written, for example because the disk is full."""
 
     exit_status = 7
 
 
 class StoppedError(JobError):
-    """The job was asked to stop, and ended after the part that it was at."""
+    """The job received SIGTERM and ended after the current part."""
 
     exit_status = _TERMINATED
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the output in errors of the file system."""
+    """Convert errors of the file system to errors that name the output."""
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -30,15 +30,17 @@ from albert_serve.tables.rows import check_names
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
-    """An input file.
+    """Input file.
 
     Attributes:
-        columns: the names and types of its columns; types are Arrow's, None for text. None for
-            JSONL, whose rows have columns of their own.
-        partition: the columns that its folders name, in place of its own: scalars of pyarrow.
-        is_guess: whether it is read as JSONL because nothing says what it is.
-        num_rows: of Parquet and Arrow.
-        version: of the content when it was opened; None of a stream.
+        columns: Arrow types of the columns by name, None for text; None for JSONL, whose rows can
+            have different columns.
+        partition: pyarrow scalars of the columns that the file's folders name; they replace columns
+            of the file.
+        is_guess: whether the format is JSONL by default, because the name does not show it.
+        num_rows: number of rows of Parquet and Arrow; otherwise 0.
+        version: device, inode, size and modification time when the file was opened; None for a
+            stream.
     """
 
     path: Path
@@ -54,14 +56,15 @@ class InputFile:
     def open(
         cls,
         path: Path,
-        chosen: Format | None = None,
+        chosen_format: Format | None = None,
         *,
         has_quotes: bool = True,
         delimiter: str | None = None,
         partition: Mapping[str, Any] | None = None,
     ) -> InputFile:
-        """Look at a file's format and columns."""
-        kind = detect_type(path, chosen)
+        """Read a file's format and columns."""
+        kind = detect_type(path, chosen_format)
+        is_named = chosen_format is not None or has_known_suffix(path)
         version = _version(path)
         options = ReadOptions(delimiter=delimiter, has_quotes=has_quotes, is_strict=True)
         source = cls(
@@ -69,32 +72,31 @@ class InputFile:
             type=kind,
             options=options,
             partition=partition or {},
-            is_guess=chosen is None and kind.format == "jsonl" and not has_known_suffix(path),
+            is_guess=kind.format == "jsonl" and not is_named,
             version=version,
         )
-        by_folder = {name: value.type for name, value in source.partition.items()}
+        folder_types = {name: value.type for name, value in source.partition.items()}
         if kind.is_columnar:
             schema, num_rows = read_schema(path, kind)
             check_names(path, schema.names)
             columns = dict(zip(schema.names, schema.types, strict=True))
-            return replace(source, columns={**columns, **by_folder}, num_rows=num_rows)
+            return replace(source, columns={**columns, **folder_types}, num_rows=num_rows)
         if kind.has_columns and version is not None:
             with open_lines(path, kind.compression) as lines:
                 names = open_table(path, lines, kind.format, options).names
-            return replace(source, columns={**dict.fromkeys(names), **by_folder})
+            return replace(source, columns={**dict.fromkeys(names), **folder_types})
         return source
 
     @property
     def num_bytes(self) -> int:
-        """The size on disk when it was opened; 0 of a stream."""
+        """Size on disk when the file was opened; 0 for a stream."""
         return 0 if self.version is None else self.version[2]
 
     def check_unchanged(self) -> None:
-        """Check that the file is the one that was opened."""
+        """Check that the file has not changed since it was opened."""
         if self.version is not None and _version(self.path) != self.version:
             raise ChangedJobError(
-                f"{self.path} changed while it was read; score a file that nothing writes to, with "
-                "--restart"
+                f"{self.path} changed while it was read. Use --restart once nothing writes to it."
             )
 
 
@@ -107,33 +109,36 @@ def _version(path: Path) -> tuple[int, ...] | None:
 
 @dataclass(kw_only=True, slots=True)
 class RowBatch:
-    """Rows of one input that are answered and written together.
+    """Rows of one input file that are answered and written together.
 
     Attributes:
-        values: of each row, by column; of Arrow, those that the task reads, without nulls in them.
-        places: of each row, for messages: file and line, or row.
-        errors: why rows cannot be read, by their index.
-        is_text: whether all values are text, as those of CSV are.
-        kept: of Arrow, the columns that the output keeps; None where `values` has them.
-        position: how many bytes of the input, on disk, end with the rows.
+        values: values of each row by column; for Arrow, only columns that the task reads, and
+            structures without null fields.
+        locations: file and line, or number, of each row, for messages.
+        errors: error of each row that cannot be read, by index.
+        is_text: whether all values are text, as in CSV.
+        kept_columns: Arrow record batch of the columns that the output keeps; None if they are in
+            `values`.
+        position: number of bytes of the input up to the end of the rows.
     """
 
     values: list[dict[str, Any]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
     errors: dict[int, RequestError] = field(default_factory=dict)
     is_text: bool = False
-    kept: Any = None
+    kept_columns: Any = None
     position: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSelection:
-    """The columns that are read of an input, and the limits of a batch.
+    """Columns to read, and limits of a batch.
 
     Attributes:
-        fields: returns which of a table's columns the task reads.
-        keep: the columns that the output keeps; None for all.
-        max_bytes: the limit of what a batch holds, approximately.
+        fields: function from a table's columns to the columns that the task reads.
+        keep: columns that the output keeps; None for all.
+        max_rows: maximum number of rows of a batch.
+        max_bytes: approximate maximum size of a batch.
     """
 
     fields: Callable[[Sequence[str]], Collection[str]]
@@ -145,7 +150,7 @@ class RowSelection:
 def read_batches(
     sources: Sequence[InputFile], selection: RowSelection, num_skipped: int = 0
 ) -> Iterator[RowBatch]:
-    """Yield the rows of several files, in order, after the first so many."""
+    """Yield the rows of several files in order, without the first `num_skipped` rows."""
     num_bytes = 0
     for source in sources:
         prefix = f"{source.path}, " if len(sources) > 1 else ""
@@ -165,11 +170,11 @@ def _checked(source: InputFile) -> Iterator[None]:
     except OSError as error:
         source.check_unchanged()
         reason = error.strerror or error
-        raise InvalidInputError(f"{source.path} cannot be read: {reason}") from error
+        raise InvalidInputError(f"{source.path} cannot be read: {reason}.") from error
     source.check_unchanged()
 
 
-# Yields the rows after those that are passed over; returns the number of these.
+# Yields the rows that are not skipped; returns the number of skipped rows.
 _Reading: TypeAlias = Generator[RowBatch, None, int]
 
 
@@ -177,16 +182,16 @@ def _read_lines(
     source: InputFile, selection: RowSelection, prefix: str, num_bytes: int, num_skipped: int
 ) -> _Reading:
     rows = _rows_of(source, prefix)
-    num_passed = sum(1 for _ in islice(rows, num_skipped))
+    num_skipped_here = sum(1 for _ in islice(rows, num_skipped))
     yield from collect_rows(
         rows, selection, is_text=source.type.has_columns, num_bytes_before=num_bytes
     )
-    return num_passed
+    return num_skipped_here
 
 
 def _rows_of(source: InputFile, prefix: str) -> Iterator[Row]:
-    """Yield the rows of a file of lines, with the columns that its folders name."""
-    by_folder = {name: value.as_py() for name, value in source.partition.items()}
+    """Yield the rows of a text file, with the columns that its folders name."""
+    folder_values = {name: value.as_py() for name, value in source.partition.items()}
     rows = read_rows(source.path, source.type, source.options, prefix)
     for number, row in enumerate(rows):
         if number == 0 and source.is_guess and isinstance(row.error, MalformedRequestError):
@@ -194,7 +199,7 @@ def _rows_of(source: InputFile, prefix: str) -> Iterator[Row]:
                 f"{source.path} does not begin with a JSON object: {row.error}. Name its format, "
                 "as in --input-format csv."
             )
-        yield row._replace(values={**row.values, **by_folder}) if by_folder else row
+        yield row._replace(values={**row.values, **folder_values}) if folder_values else row
 
 
 def collect_rows(
@@ -207,13 +212,13 @@ def collect_rows(
     """Yield rows in batches.
 
     Args:
-        num_bytes_before: bytes of the input before the file.
+        num_bytes_before: size of the previous input files in bytes.
     """
     batch, num_bytes = RowBatch(is_text=is_text), 0
     for row in rows:
         if row.error is not None:
             batch.errors[len(batch.values)] = row.error
-        batch.places.append(row.place)
+        batch.locations.append(row.place)
         batch.values.append(row.values)
         batch.position = num_bytes_before + row.position
         num_bytes += _size(row.values)
@@ -247,53 +252,55 @@ def _read_columnar(
         max_bytes=selection.max_bytes,
         num_skipped=num_skipped,
     )
-    for start, share, of_file in batches:
-        batch = of_file
+    for start, fraction, file_columns in batches:
+        batch = file_columns
         for name in columns:
             if (value := source.partition.get(name)) is not None:
                 batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
         for rows in arrow_batches(batch, selection, f"{prefix}row ", start):
-            rows.position = num_bytes + int(source.num_bytes * share)
+            rows.position = num_bytes + int(source.num_bytes * fraction)
             yield rows
     return min(num_skipped, source.num_rows)
 
 
 def arrow_batches(
-    batch: Any, selection: RowSelection, place: str, num_before: int
+    batch: Any, selection: RowSelection, prefix: str, num_before: int
 ) -> Iterator[RowBatch]:
-    """Yield a record batch of pyarrow within the limits of a batch.
+    """Yield the rows of a pyarrow record batch in batches within the limits.
 
     Args:
-        place: what precedes a row's number in its place.
-        num_before: the rows before the batch.
+        prefix: text before a row's number in its location.
+        num_before: number of rows before the record batch.
     """
     names = batch.schema.names
     fields = selection.fields(names)
-    batch = _as_text(batch, fields, f"{place}{num_before + 1}")
-    kept = batch.select([n for n in names if selection.keep is None or n in selection.keep])
-    read = batch.select([name for name in names if name in fields])
-    num_bytes = max(1, kept.nbytes, read.nbytes)
+    batch = _as_text(batch, fields, f"{prefix}{num_before + 1}")
+    keep = names if selection.keep is None else selection.keep
+    kept_columns = batch.select([name for name in names if name in keep])
+    task_columns = batch.select([name for name in names if name in fields])
+    num_bytes = max(1, kept_columns.nbytes, task_columns.nbytes)
     num_fitting = selection.max_bytes * batch.num_rows // num_bytes
     step = max(1, min(selection.max_rows, num_fitting))
     for start in range(0, batch.num_rows, step):
         values = [
             {name: _without_nulls(value) for name, value in row.items()}
-            for row in plain_rows(read.slice(start, step))
+            for row in plain_rows(task_columns.slice(start, step))
         ]
         first = num_before + start + 1
-        places = [f"{place}{number}" for number in range(first, first + len(values))]
-        yield RowBatch(values=values, places=places, kept=kept.slice(start, step))
+        locations = [f"{prefix}{number}" for number in range(first, first + len(values))]
+        kept_slice = kept_columns.slice(start, step)
+        yield RowBatch(values=values, locations=locations, kept_columns=kept_slice)
 
 
-def _as_text(batch: Any, fields: Collection[str], place: str) -> Any:
-    """Return a record batch of pyarrow, whose binary columns that the task reads are text."""
+def _as_text(batch: Any, fields: Collection[str], location: str) -> Any:
+    """Return a record batch with the binary columns that the task reads converted to text."""
     for index, column in enumerate(batch.schema):
         if column.name in fields and _is_binary(column.type):
             try:
                 text = batch.column(index).cast(pa.string())
             except pa.ArrowInvalid as error:
                 raise InvalidInputError(
-                    f"{place} or a later row: the column {column.name!r} is binary, and not UTF-8 "
+                    f"{location} or a later row: The binary column {column.name!r} is not UTF-8 "
                     f"({first_line(error)}). Write it as text."
                 ) from error
             batch = batch.set_column(index, column.name, text)
@@ -309,7 +316,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the fields that are null: a structure has all its fields in a row."""
+    """Return a value without null fields: in Arrow, each row has all fields of a structure."""
     if not isinstance(value, dict):
         return value
-    return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return {name: _without_nulls(part) for name, part in value.items() if part is not None}

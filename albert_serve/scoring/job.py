@@ -1,4 +1,4 @@
-"""Batch scoring: every row of the input with its answer, part by part, in order."""
+"""Batch scoring: write every row of the input with its answer, in parts and in order."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from albert_serve.scoring.paths import check_local, find_inputs, partition_colum
 from albert_serve.scoring.rows import RowReader
 from albert_serve.tables.formats import TableType, is_stream, type_by_name
 
-# The rows by which the columns of JSONL are known, where the output is a table.
+# Number of JSONL rows that determine the columns of a table.
 _FIRST_ROWS: Final = 1024
 _STDOUT: Final = "/dev/stdout"
+_RESUME: Final = " Repeat the command to resume."
 
 
 def score_files(
@@ -47,18 +48,22 @@ def score_files(
     """Write every row of the input with its answer.
 
     Args:
-        scorer: answers the requests of a task.
-        inputs: files, globs and folders; `-` is the standard input.
-        output: a file, which is replaced when it is complete; a folder, which holds the parts; or
-            `-`, a pipe or a device, which is written to at once.
-        is_stopped: asked after each part whether to stop.
+        scorer: scorer of the task.
+        inputs: files, globs and folders; `-` is standard input.
+        output: file, which is replaced when the job is complete; folder, which contains the parts;
+            or `-`, a pipe or a device, which is written immediately.
+        options: options of the job (default: `ScoreOptions()`).
+        is_stopped: function that is called after each part; the job stops if it returns true.
+
+    Returns:
+        The counts of the rows, and the throughput.
 
     Raises:
-        InvalidInputError: a parameter or an option is wrong, or the input is damaged or has not
-            the columns that are read.
-        JobError: the job ended early; the subclass says why. If its input and output are regular
-            files, the same call goes on.
-        OSError: the input cannot be opened.
+        InvalidInputError: a parameter or option is invalid, or the input is damaged or lacks a
+            column that is read.
+        JobError: the job ended early, for the reason that the subclass names. If input and output
+            are regular files, the same call resumes the job.
+        OSError: an input file cannot be opened.
     """
     options = options or ScoreOptions()
     check_local(output)
@@ -67,12 +72,13 @@ def score_files(
     is_folder = str(output).endswith(os.sep) or target.is_dir()
     sources = _open_sources(inputs, target, options)
     if is_folder:
-        form = sources[0].type.format
-        kind = TableType(format=options.output_format or ("parquet" if form == "arrow" else form))
+        input_format = sources[0].type.format
+        default = "parquet" if input_format == "arrow" else input_format
+        kind = TableType(format=options.output_format or default)
     else:
         kind = type_by_name(target.name, options.output_format)
         if kind.format == "arrow":
-            raise InvalidInputError(f"{target}: Arrow is read only; name the output .parquet")
+            raise InvalidInputError(f"{target} is an Arrow file, which is only an input format.")
     reader = RowReader(scorer.task, options, in_table=kind.has_columns)
     check_head(scorer, reader.parameters)
     for source in sources:
@@ -95,23 +101,23 @@ def score_files(
 
 
 def output_path(output: str | Path) -> Path:
-    """Return the path of an output; `-` is the standard output."""
+    """Return the path of an output; `-` is standard output."""
     return Path(_STDOUT if str(output) == "-" else output)
 
 
 def _check_links(target: Path) -> None:
-    """Refuse a path whose symbolic links lead to themselves; one to a missing file is followed."""
+    """Reject a symbolic link that leads to itself; a link to a missing file is valid."""
     try:
         target.stat()
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise InvalidInputError(
-                f"{target} is a symbolic link that leads to itself; name another output"
+                f"{target} is a symbolic link that leads to itself. Choose another output."
             ) from error
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether a path is where the standard output goes, such as /dev/stdout."""
+    """Return whether a path is the file that standard output writes to, such as /dev/stdout."""
     try:
         return os.path.samestat(os.fstat(1), path.stat())
     except OSError:
@@ -126,9 +132,9 @@ def _open_sources(
     partitions = partition_columns(files)
     for file, _ in files:
         if target.is_file() and target.samefile(file):
-            raise InvalidInputError(f"{target} is also the input; name another output")
+            raise InvalidInputError(f"{target} is also an input. Choose another output.")
     if count > len(files):
-        raise InvalidInputError(f"{len(files)} input files cannot be {count} shards")
+        raise InvalidInputError(f"{len(files)} input files cannot be split into {count} shards.")
     return [
         InputFile.open(
             file,
@@ -143,7 +149,7 @@ def _open_sources(
 
 @dataclass(kw_only=True)
 class _Job:
-    """One run of a job."""
+    """Run of a job."""
 
     scorer: Scorer
     sources: Sequence[InputFile]
@@ -156,11 +162,11 @@ class _Job:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the input can be read again."""
+        """Whether all input can be read again, which is not so for pipes."""
         return not any(is_stream(source.path) for source in self.sources)
 
     def write_stream(self, target: Path) -> ScoreSummary:
-        """Write a pipe or a device as the answers come."""
+        """Write answers to a pipe or a device immediately."""
         with writing(target), _open_stream(target) as stream:
             layout, batches = self._begin()
             with (
@@ -170,10 +176,10 @@ class _Job:
                 for part in parts:
                     write(part)
                     self._check_stopped("")
-        return self._so_far()
+        return self._current_summary()
 
     def write_parts(self, target: Path, *, is_folder: bool) -> ScoreSummary:
-        """Write parts, and join them into a file."""
+        """Write parts; join them unless the output is a folder."""
         resolved = target.resolve()
         with PartFolder.open(
             resolved if is_folder else resolved.with_name(f"{resolved.name}.parts"),
@@ -196,22 +202,22 @@ class _Job:
             with closing(self._parts(batches)) as answered:
                 for part in answered:
                     write(part)
-                    self._check_stopped("; the same command goes on" if self.is_resumable else "")
-            if not parts.counts:  # so that an empty table has its columns
+                    self._check_stopped(_RESUME if self.is_resumable else "")
+            if not parts.counts:  # an empty table also has columns
                 write(ScoredPart())
             if is_folder:
                 parts.finish()
             else:
                 parts.join(resolved, lambda stream: join(parts.files, stream, layout))
-        return self._so_far()
+        return self._current_summary()
 
     def _begin(self) -> tuple[Layout, Iterator[RowBatch]]:
-        """Return the output's layout, and the rows that are left to answer."""
+        """Return the output's layout, and an iterator over the remaining rows."""
         num_skipped = self.summary.num_resumed_rows
         batches = self._batches(num_skipped)
         first: list[RowBatch] = []
         if self.kind.has_columns and all(source.columns is None for source in self.sources):
-            # The first of all rows, whatever has been answered before.
+            # The layout depends on the first rows of the input, also after a resume.
             first = _first_rows(self._batches(0) if num_skipped else batches)
             batches = batches if num_skipped else chain(first, batches)
         layout = make_layout(self.kind, self.reader, self.sources, first)
@@ -221,13 +227,13 @@ class _Job:
         return read_batches(self.sources, self.reader.selection, num_skipped)
 
     def _parts(self, batches: Iterator[RowBatch]) -> Generator[ScoredPart, None, None]:
-        """Yield the parts, answered; count them, and show the progress."""
+        """Yield the answered parts; count them and show the progress."""
         summary, title = self.summary, self.scorer.task
         num_bytes = sum(source.num_bytes for source in self.sources) if self.is_resumable else 0
-        shown: dict[str, Any] = {"unit": "rows"}
+        scale: dict[str, Any] = {"unit": "rows"}
         if num_bytes:
-            shown = {"total": num_bytes, "unit": "B", "unit_scale": True}
-        with progress_bar(title=title, **shown) as bar:
+            scale = {"total": num_bytes, "unit": "B", "unit_scale": True}
+        with progress_bar(title=title, **scale) as bar:
             for part in answer_batches(self.scorer, self.reader, batches, self.options, summary):
                 yield part
                 pa.default_memory_pool().release_unused()
@@ -235,27 +241,27 @@ class _Job:
                 summary.num_run_tokens += part.counts.num_tokens
                 self._advance(bar, part)
 
-    def _so_far(self) -> ScoreSummary:
-        """Return the summary of the rows so far."""
+    def _current_summary(self) -> ScoreSummary:
+        """Return the summary with the current duration."""
         self.summary.duration_s = time.monotonic() - self.started_s
         return self.summary
 
     def _advance(self, bar: tqdm[Any], part: ScoredPart) -> None:
-        summary, position = self._so_far(), part.batch.position
+        summary, position = self._current_summary(), part.batch.position
         if not bar.n and summary.num_resumed_rows:
-            # The rate is that of this run.
+            # The bar computes the throughput from its initial value.
             bar.initial = bar.n = position * summary.num_resumed_rows // summary.num_rows
         speed = f"{summary.num_rows} rows, {summary.rows_per_s:.1f} rows/s"
         speed += f", {summary.tokens_per_s:.0f} tokens/s"
         bar.set_postfix_str(speed, refresh=False)
         bar.update(position - bar.n if bar.total else part.counts.num_rows)
 
-    def _check_stopped(self, advice: str) -> None:
+    def _check_stopped(self, remedy: str) -> None:
         if self.is_stopped():
-            raise StoppedError(f"stopped after {self.summary.num_rows} rows{advice}")
+            raise StoppedError(f"Stopped after {self.summary.num_rows} rows.{remedy}")
 
     def _description(self) -> dict[str, Any]:
-        """Return the settings that the rows of the output depend on."""
+        """Return everything that determines the rows of the output."""
         return {
             "version": __version__,
             "task": self.scorer.task,
@@ -288,13 +294,13 @@ def _write_part(layout: Layout, part: ScoredPart, has_header: bool, stream: Bina
 
 
 def _input(source: InputFile) -> dict[str, Any]:
-    described = {
+    description = {
         "format": source.type.suffix,
         "folders": {name: value.as_py() for name, value in source.partition.items()},
     }
     if source.version is None:
-        return described
-    return {**described, "size": source.num_bytes, "sha256": sha256_of(source.path)}
+        return description
+    return {**description, "size": source.num_bytes, "sha256": sha256_of(source.path)}
 
 
 @contextmanager
@@ -302,14 +308,14 @@ def _open_stream(target: Path) -> Iterator[BinaryIO]:
     """Open a pipe or a device."""
     if is_stdout(target):
         sys.stdout.flush()
-        # With its own position: opening the path again would begin at the file's start.
+        # A duplicate keeps the position; opening the path would start at the beginning of the file.
         stream: BinaryIO = open(os.dup(1), "wb")  # noqa: SIM115  # closed below
     else:
         stream = target.open("wb")
     try:
         yield stream
     except BaseException:
-        # To close it is to write what is left, which fails again.
+        # Closing writes the rest of the buffer, which fails again.
         with suppress(OSError):
             stream.close()
         raise

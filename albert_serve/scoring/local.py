@@ -1,4 +1,4 @@
-"""Answers by an engine in this process; inputs of like lengths run together."""
+"""Answer requests with an engine in this process; inputs of similar lengths share a batch."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from albert_serve.tasks.base import Runner, finish_all, group_by_length, inputs_
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tasks.text_length import text_length
 
-# Enough for the engine's parallel sessions; more would take much memory for fill-mask's
-# vocabulary-wide logits.
-_BATCHES_AT_ONCE: Final = 8
+# Enough batches for the engine's parallel sessions. More would need much memory, because logits of
+# fill-mask are as wide as the vocabulary.
+_NUM_CONCURRENT_BATCHES: Final = 8
 
 
 class LocalScorer:
-    """Answers with an engine.
+    """Scorer that runs a model in this process.
 
     Args:
-        engine: runs the model.
-        task: its name, such as "fill-mask".
-        setup: the model's tokenizer and labels.
-        identity: the model's, such as its revision.
-        training: a manifest's part about it, which has the length of texts.
+        engine: engine that runs the model.
+        task: name of the task, such as "fill-mask".
+        setup: tokenizer and labels of the model.
+        identity: properties of the model that determine its answers, such as its revision.
+        training: training section of the manifest, which has the length of texts.
     """
 
     def __init__(
@@ -71,26 +71,27 @@ class LocalScorer:
     def open(
         cls, bundle: Bundle | Path | str, task: str, options: RuntimeOptions | None = None
     ) -> Self:
-        """Open the engine of a bundle for one of its tasks."""
+        """Open a bundle for one of its tasks."""
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(Path(bundle))
         setups = load_setups(opened)
         if task not in setups:
-            raise NotFoundError(f"{opened.folder} has no {task}; it has {', '.join(setups)}")
+            names = ", ".join(setups)
+            raise NotFoundError(f"{opened.folder} has no {task}. Choose one of {names}.")
         engine = Engine.open(opened, options)
         identity = {"revision": opened.manifest.revision}
         training = opened.manifest.provenance.get("training")
         return cls(engine, task, setups[task], identity, training)
 
     def text_length(self, parameters: Mapping[str, Any]) -> int:
-        """Return the maximum tokens of a text, by the parameters of a request.
+        """Return the maximum number of tokens of a text, given the parameters of a request.
 
-        Contexts of questions and texts of token classification have no maximum.
+        For question answering, this is the maximum of the question; contexts have no maximum.
         """
         if self.task == "question-answering":
             max_positions = min(self._setup.max_positions, DEFAULT_MAX_SEQ_LEN)
             max_seq_len: int = parameters.get("max_seq_len") or max_positions
             is_error = parameters.get("truncation") in (False, "error")
-            # Without truncation, a question leaves room for special tokens and one of its context.
+            # Without truncation, a question leaves space for 3 special tokens and a context token.
             return parameters.get("max_question_len") or (
                 max_seq_len - 4 if is_error else max_seq_len // 2
             )
@@ -100,7 +101,7 @@ class LocalScorer:
         return min(length, max_length) if is_pooled and max_length else length
 
     def _max_positions(self, head: str | None, pooling: str | None) -> int:
-        """Return the positions of a text: as many as in training, except for vectors of tokens."""
+        """Return the maximum length of a text in training; for token vectors, all positions."""
         if pooling == "none":
             return self._setup.max_positions
         return self._lengths.get(head, self._lengths[None])
@@ -116,13 +117,13 @@ class LocalScorer:
         return self._tasks[length]
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
-        """Return the results of requests, in order; of one that cannot be answered, its error."""
+        """Return the result of each request, in order; if a request failed, its error."""
         rows = [_Row(self._task_of(request), request) for request in requests]
         inputs = [(row, number) for row in rows for number in range(len(row.inputs))]
         encoder_inputs = [row.inputs[number] for row, number in inputs]
         lengths = [len(encoder_input.ids) for encoder_input in encoder_inputs]
-        max_tokens = _BATCHES_AT_ONCE * self._engine.max_batch_tokens
-        for group in group_by_length(lengths, max_tokens):  # like lengths together
+        max_tokens = _NUM_CONCURRENT_BATCHES * self._engine.max_batch_tokens
+        for group in group_by_length(lengths, max_tokens):
             outcomes = _run(self._engine, [encoder_inputs[index] for index in group])
             for index, outcome in zip(group, outcomes, strict=True):
                 row, number = inputs[index]
@@ -131,10 +132,10 @@ class LocalScorer:
 
 
 class _Row:
-    """The work of a row's request, and its result.
+    """Request of a row, its logits and its result.
 
     Attributes:
-        inputs: of all items; none if the request is invalid.
+        inputs: encoder inputs of all items; empty if the request is invalid.
     """
 
     def __init__(self, task: Task, request: TaskRequest) -> None:
@@ -142,7 +143,7 @@ class _Row:
         self._items: list[Prepared[Any]] = []
         self._error: AlbertServeError | None = None
         self._num_tokens = 0
-        self._arrived: dict[int, Logits] = {}
+        self._logits: dict[int, Logits] = {}
         self._answers: list[Any] = []
         try:
             self._items = prepare_request(task, request)
@@ -151,31 +152,31 @@ class _Row:
         self.inputs = inputs_of(self._items)
 
     def take(self, number: int, num_tokens: int, outcome: Logits | AlbertServeError) -> None:
-        """Take the logits of an input, or its error; the last one makes the answer.
+        """Store the logits or the error of an input; after the last input, make the answer.
 
-        It does so at once, to free the logits, which fill-mask has as wide as the vocabulary.
+        The answer is made immediately to free the logits, which can be as wide as the vocabulary.
         """
         self._num_tokens += num_tokens
         if isinstance(outcome, AlbertServeError):
             self._error = self._error or outcome
-            self._arrived.clear()
+            self._logits.clear()
             return
-        self._arrived[number] = outcome
-        if self._error is None and len(self._arrived) == len(self.inputs):
+        self._logits[number] = outcome
+        if self._error is None and len(self._logits) == len(self.inputs):
             try:
-                logits = [self._arrived.pop(index) for index in range(len(self._arrived))]
+                logits = [self._logits.pop(index) for index in range(len(self._logits))]
                 self._answers = finish_all(self._items, logits)
             except AlbertServeError as error:
                 self._error = error
 
     def result(self) -> RowResult:
-        """Return the result, once all inputs have arrived."""
+        """Return the result; all inputs must have logits or errors."""
         if self._error is not None:
             return RowResult.of_error(self._error)
         answers = self._answers
         values = {OUTPUT: to_jsonable_python(answers if self._is_list else answers[0])}
         notes: dict[str, Any] = {
-            "warnings": list(dict.fromkeys(w for item in self._items for w in item.warnings)),
+            "warnings": list(dict.fromkeys(text for item in self._items for text in item.warnings)),
             "truncated_tokens": sum(item.num_truncated for item in self._items),
         }
         values |= {name: value for name, value in notes.items() if value}
@@ -183,7 +184,7 @@ class _Row:
 
 
 def _run(engine: Runner, inputs: Sequence[EncoderInput]) -> list[Logits | AlbertServeError]:
-    """Return the logits or the error of each input; bisects until failing inputs are alone."""
+    """Return the logits or the error of each input; split a failing batch to find the cause."""
     try:
         return list(engine.run(inputs))
     except AlbertServeError as error:

@@ -1,4 +1,4 @@
-"""The options of a job, and its summary."""
+"""Options and summary of a job."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PART_ROWS: Final = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreOptions:
-    """The options of a job.
+    """Options of a job.
 
     Attributes:
-        parameters: the task's, for all rows; a row's own take precedence.
-        truncation: whether long texts are truncated, where no parameter says it; otherwise their
-            rows are in error.
-        columns: the columns that hold the task's fields, where they have other names.
-        keep: the columns of the input that the output keeps; None for all.
-        errors: whether rows that cannot be answered are kept, with the error, or end the job.
-        max_errors: the limit of rows that are kept with an error; None for none.
-        part_rows: the limit of a part's rows.
-        restart: whether the job begins again, whatever parts there are.
-        input_format: of all inputs, whatever their names.
-        output_format: of the output, whatever its name.
-        has_quotes: whether fields of CSV and TSV are quoted, as in RFC 4180.
-        delimiter: of CSV and TSV, one character; None to detect it.
-        shard: (i, n) scores the files i, i + n, ... of the input only.
+        parameters: task parameters for every row; parameters of a row take precedence.
+        truncation: whether long texts are truncated, unless a parameter sets it; if not, their
+            rows fail.
+        columns: name of the input column, by field of the task (default: the field's name).
+        keep: input columns to keep in the output (default: all).
+        errors: "keep" to keep rows that fail, with the error; "fail" to end the job.
+        max_errors: maximum number of rows that may fail (default: unlimited).
+        part_rows: maximum number of rows in a part.
+        restart: whether existing parts are discarded.
+        input_format: input format (default: from each file name).
+        output_format: output format (default: from the file name).
+        has_quotes: whether fields of CSV and TSV can be quoted, as in RFC 4180.
+        delimiter: delimiter of CSV and TSV, one character (default: detected).
+        shard: (i, n) to score only every n-th input file, starting with file i.
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -53,18 +53,18 @@ class ScoreOptions:
 
     def __post_init__(self) -> None:
         if self.part_rows < 1:
-            raise ConfigError(f"part_rows is {self.part_rows}; it must be 1 or more")
+            raise ConfigError(f"part_rows is {self.part_rows}. It must be 1 or more.")
         if self.max_errors is not None and self.max_errors < 0:
-            raise ConfigError(f"max_errors is {self.max_errors}; it must be 0 or more")
+            raise ConfigError(f"max_errors is {self.max_errors}. It must be 0 or more.")
         if self.delimiter is not None and len(self.delimiter) != 1:
-            raise ConfigError(f"the delimiter is {self.delimiter!r}; give one character, as ';'")
+            raise ConfigError(f"delimiter is {self.delimiter!r}. Use one character, such as ';'.")
         index, count = self.shard
         if not 0 <= index < count:
-            raise ConfigError(f"the shard is {index} of {count}; it must be 0 to {count - 1}")
+            raise ConfigError(f"shard is {index} of {count}. It must be 0 to {count - 1}.")
 
     @property
     def error_limit(self) -> int | None:
-        """The rows with errors that do not end the job; None for any number."""
+        """Maximum number of rows that may fail; None if unlimited."""
         return 0 if self.errors == "fail" else self.max_errors
 
 
@@ -73,9 +73,11 @@ class Counts:
     """Counts of rows.
 
     Attributes:
-        num_tokens: the tokens that were computed.
-        num_truncated: rows whose texts were truncated.
-        first_error: the message of the first row with an error.
+        num_errors: number of rows that failed.
+        num_tokens: number of tokens that were computed.
+        num_truncated: number of rows whose texts were truncated.
+        errors_by_type: number of rows that failed, by error type.
+        first_error: error message of the first row that failed.
     """
 
     num_rows: NonNegativeInt = 0
@@ -97,14 +99,14 @@ class Counts:
 
 @dataclass(kw_only=True, slots=True)
 class ScoreSummary(Counts):
-    """The counts of a job's rows, of earlier runs too, and the rates of this run.
+    """Counts of all rows of a job, including previous runs, and the throughput of this run.
 
     Attributes:
-        text_length: the maximum tokens of a text, over which it was truncated or in error.
-        num_resumed_rows: rows that an earlier run of the job had answered.
-        num_run_tokens: tokens that this run computed.
-        num_parts: the parts of the output.
-        duration_s: the time of this run.
+        text_length: maximum number of tokens of a text; longer texts are truncated or fail.
+        num_resumed_rows: number of rows that a previous run of the job answered.
+        num_run_tokens: number of tokens that this run computed.
+        num_parts: number of parts of the output.
+        duration_s: duration of this run.
     """
 
     text_length: int = 0
@@ -115,12 +117,12 @@ class ScoreSummary(Counts):
 
     @property
     def rows_per_s(self) -> float:
-        """The rows that this run answered in a second."""
+        """Rows that this run answered per second."""
         return self._per_s(self.num_rows - self.num_resumed_rows)
 
     @property
     def tokens_per_s(self) -> float:
-        """The tokens that this run computed in a second."""
+        """Tokens that this run computed per second."""
         return self._per_s(self.num_run_tokens)
 
     def __str__(self) -> str:
@@ -130,7 +132,7 @@ class ScoreSummary(Counts):
         return f"{notes}, in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s)"
 
     def long_texts(self) -> list[str]:
-        """Return the lines about rows whose texts were too long."""
+        """Return a line each about truncated and omitted texts, if there are any."""
         num_omitted = self.errors_by_type.get(TextTooLongError.error_type, 0)
         counts = {True: self.num_truncated, False: num_omitted}
         return [
@@ -140,7 +142,7 @@ class ScoreSummary(Counts):
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
+        """Return the summary as a JSON object."""
         values = asdict(self)
         del values["num_run_tokens"]
         return {

@@ -1,4 +1,4 @@
-"""The output: its columns, of the input and of the answer, in CSV, TSV, JSONL or Parquet."""
+"""Write the output: columns of the input and of the answer, in CSV, TSV, JSONL or Parquet."""
 
 from __future__ import annotations
 
@@ -27,81 +27,85 @@ from albert_serve.tables.formats import TableType, compressor, first_line
 # Parts are joined into row groups of at least this size.
 _GROUP_ROWS: Final = 1 << 16
 _GROUP_BYTES: Final = 1 << 26
-# Rows between possible page ends in Parquet; a page of many wide rows would take much memory.
+# Rows between possible page ends in Parquet, because a page of many wide rows needs much memory.
 _PAGE_ROWS: Final = 64
 
 _CONVERSION_ERRORS: Final = (pa.ArrowException, TypeError, OverflowError)
+
+_OTHER_OUTPUT: Final = "Keep other columns (--keep), or write JSONL."
 
 _Write: TypeAlias = Callable[[ScoredPart], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The type and the columns of an output.
+    """Type and columns of an output.
 
     Attributes:
-        kept: the names of the columns that are kept of the input, and their Arrow types where the
-            output is Parquet; None for JSONL, whose rows keep what they have.
+        type: format and compression of the output.
+        reader: reader of the input rows.
+        kept_types: Arrow types of the input columns that the output keeps, by name (None unless
+            the output is Parquet); None for JSONL, whose rows keep their own columns.
     """
 
     type: TableType
     reader: RowReader
-    kept: Mapping[str, Any] | None
+    kept_types: Mapping[str, Any] | None
 
     @property
     def columns(self) -> list[str]:
-        """The names of a table's columns, in order."""
+        """Names of a table's columns, in order."""
         return [*self._names.values(), *self.reader.answers]
 
     @property
     def schema(self) -> Any:
-        """The Arrow schema of a table."""
-        kept = {self._names[name]: kind for name, kind in (self.kept or {}).items()}
-        return pa.schema({**kept, **self.reader.answers})
+        """Arrow schema of a table."""
+        types = {self._names[name]: kind for name, kind in (self.kept_types or {}).items()}
+        return pa.schema({**types, **self.reader.answers})
 
     @property
     def _names(self) -> dict[str, str]:
-        return self.reader.output_names(list(self.kept or ()))
+        return self.reader.output_names(list(self.kept_types or ()))
 
     def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
-        """Return the values that are kept of each row, as JSON, by their names in the output."""
+        """Return each row's values that the output keeps, as JSON, by their names in the output."""
         rows, names = self.reader.kept_rows(batch), self._names
         renamed = []
-        for place, row in zip(batch.places, rows, strict=True):
-            self._check_known(place, row)
-            own = self.reader.output_names(list(row)) if self.kept is None else names
-            renamed.append({own[name]: value for name, value in row.items()})
+        for location, row in zip(batch.locations, rows, strict=True):
+            self._check_columns(location, row)
+            row_names = self.reader.output_names(list(row)) if self.kept_types is None else names
+            renamed.append({row_names[name]: value for name, value in row.items()})
         return renamed
 
     def prepare(self, batch: RowBatch) -> RowBatch:
-        """Return a batch with the columns that Parquet keeps.
+        """Return a batch with the Arrow columns that Parquet keeps.
 
-        A row with a value that is not of its column's type gets an error, and null in its place.
+        If a value does not have its column's type, its row gets an error and the value is null.
         """
-        if self.kept is None or self.type.format != "parquet" or batch.kept is not None:
+        is_parquet = self.type.format == "parquet"
+        if self.kept_types is None or not is_parquet or batch.kept_columns is not None:
             return batch
         rows, errors, columns = self.reader.kept_rows(batch), dict(batch.errors), []
-        for place, row in zip(batch.places, rows, strict=True):
-            self._check_known(place, row)
-        for name, kind in self.kept.items():
+        for location, row in zip(batch.locations, rows, strict=True):
+            self._check_columns(location, row)
+        for name, kind in self.kept_types.items():
             column, failures = _to_column([row.get(name) for row in rows], kind)
             columns.append(column)
             for index, reason in failures.items():
                 message = (
-                    f"{batch.places[index]}: the column {name!r} holds a value that is not {kind} "
-                    f"as in the first rows ({reason}); leave it out (--keep), or write .jsonl"
+                    f"{batch.locations[index]}: The column {name!r} has a value that is not {kind} "
+                    f"as in the first rows ({reason}). {_OTHER_OUTPUT}"
                 )
                 errors.setdefault(index, InvalidInputError(message))
-        kept = pa.RecordBatch.from_arrays(columns, names=list(self.kept))
-        return replace(batch, errors=errors, kept=kept)
+        kept_columns = pa.RecordBatch.from_arrays(columns, names=list(self.kept_types))
+        return replace(batch, errors=errors, kept_columns=kept_columns)
 
-    def _check_known(self, place: str, names: Collection[str]) -> None:
-        if self.kept is None or self.kept.keys() >= set(names):
+    def _check_columns(self, location: str, names: Collection[str]) -> None:
+        if self.kept_types is None or self.kept_types.keys() >= set(names):
             return
-        unknown = next(name for name in names if name not in self.kept)
+        unknown = next(name for name in names if name not in self.kept_types)
         raise InvalidInputError(
-            f"{place} has a column {unknown!r}, which none of the first rows has; name the columns "
-            "to keep (--keep), or write .jsonl"
+            f"{location} has a column {unknown!r}, which is not in the first rows. {_OTHER_OUTPUT}"
         )
 
 
@@ -114,12 +118,12 @@ def make_layout(
     """Return the layout of an output, from the columns of the input.
 
     Args:
-        first: the first rows, which decide the columns where no file has its own.
+        first: first rows of JSONL, which determine its columns.
     """
     if not kind.has_columns:
-        return Layout(type=kind, reader=reader, kept=None)
+        return Layout(type=kind, reader=reader, kept_types=None)
     keep = reader.selection.keep
-    # Rows of JSONL have columns of their own, and those that folders name.
+    # The rows of JSONL also have the columns that folders name.
     schemas = [
         pa.schema({name: type_ or pa.string() for name, type_ in source.columns.items()})
         if source.columns is not None
@@ -132,11 +136,11 @@ def make_layout(
     columns = columns if keep is None else dict.fromkeys(keep)
     if kind.format == "parquet":
         columns = {name: _type_of(name, schemas, rows) for name in columns}
-    return Layout(type=kind, reader=reader, kept=columns)
+    return Layout(type=kind, reader=reader, kept_types=columns)
 
 
 def _type_of(name: str, schemas: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Any:
-    """Return the type of a column in the files that have it, else of its values in rows."""
+    """Return the type of a column in the files that have it, otherwise the type of its values."""
     fields = [schema.field(name) for schema in schemas if name in schema.names]
     try:
         if fields:
@@ -144,14 +148,14 @@ def _type_of(name: str, schemas: Sequence[Any], rows: Sequence[dict[str, Any]]) 
         kind = pa.array([value for row in rows if _has_type(value := row.get(name))]).type
     except (pa.ArrowException, OverflowError) as error:
         raise InvalidInputError(
-            f"the column {name!r} has values of different types ({first_line(error)}); leave it "
-            "out (--keep), or write .jsonl"
+            f"The column {name!r} has values of different types ({first_line(error)}). "
+            f"{_OTHER_OUTPUT}"
         ) from error
     return pa.string() if pa.types.is_null(kind) else kind
 
 
 def _has_type(value: Any) -> bool:
-    """Whether Parquet has a type for a value: not for an empty object, or a very large integer."""
+    """Return whether Parquet has a type for a value; {} and very large integers have no type."""
     try:
         return not _is_empty(pa.array([value]).type)
     except (pa.ArrowException, OverflowError):
@@ -159,13 +163,13 @@ def _has_type(value: Any) -> bool:
 
 
 def _is_empty(kind: Any) -> bool:
-    """Whether a type has a structure without fields in it."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return (pa.types.is_struct(kind) and not inner) or any(map(_is_empty, inner))
+    """Return whether a type is or contains a structure without fields."""
+    field_types = [kind.field(index).type for index in range(kind.num_fields)]
+    return (pa.types.is_struct(kind) and not field_types) or any(map(_is_empty, field_types))
 
 
 def _to_column(values: Sequence[Any], kind: Any) -> tuple[Any, dict[int, str]]:
-    """Return values as a column of a type; null for those that are not of it, with the reasons."""
+    """Return values as an Arrow array; values of another type are null and have a reason."""
     try:
         return pa.array(values, kind), {}
     except _CONVERSION_ERRORS:
@@ -180,28 +184,28 @@ def _to_column(values: Sequence[Any], kind: Any) -> tuple[Any, dict[int, str]]:
 
 
 @contextmanager
-def open_writer(raw: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[_Write]:
-    """Open the writer of a layout; the end is written if the block did not fail."""
+def open_writer(file: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[_Write]:
+    """Open the writer of a layout; the end of the file is written if the block succeeds."""
     if layout.type.format == "parquet":
-        # An incomplete writer is closed here too; later, its file would already be closed.
-        with pq.ParquetWriter(raw, layout.schema, write_batch_size=_PAGE_ROWS) as parquet:
+        # The writer must be closed before its file, also after an error.
+        with pq.ParquetWriter(file, layout.schema, write_batch_size=_PAGE_ROWS) as parquet:
             yield lambda part: parquet.write_table(to_table(layout, part))
         return
-    stream = compressor(raw, layout.type.compression)
+    stream = compressor(file, layout.type.compression)
     if layout.type.format == "jsonl":
         yield partial(_write_json, stream, layout)
     else:
         if has_header:
             _write_lines(stream, layout, [layout.columns])
         yield partial(_write_csv, stream, layout)
-    if stream is not raw:
+    if stream is not file:
         stream.close()
 
 
 def json_rows_of(layout: Layout, part: ScoredPart) -> Iterator[dict[str, Any]]:
-    """Yield the rows of JSONL: the values that are kept, and the result."""
-    for kept, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
-        yield {**kept, **result.values}
+    """Yield the rows of JSONL: the columns that are kept, and the result."""
+    for row, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
+        yield {**row, **result.values}
 
 
 def _write_json(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
@@ -212,8 +216,8 @@ def _write_json(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
 
 def _write_csv(stream: BinaryIO, layout: Layout, part: ScoredPart) -> None:
     lines, columns = [], layout.columns
-    for kept, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
-        values = {**kept, **table_values(layout.reader.task, result)}
+    for row, result in zip(layout.kept_rows(part.batch), part.results, strict=True):
+        values = {**row, **table_values(layout.reader.task, result)}
         lines.append([_cell(values.get(name)) for name in columns])
     _write_lines(stream, layout, lines)
     stream.flush()
@@ -224,7 +228,7 @@ def _write_lines(stream: BinaryIO, layout: Layout, lines: Sequence[Sequence[str]
     writer = csv.writer(text, delimiter=DELIMITERS[layout.type.format])
     for line in lines:
         writer.writerow(line)
-        # The writer quotes both characters of its own line end.
+        # With "\r\n" as its line end, the writer also quotes cells that contain "\r".
         content = text.getvalue().removesuffix("\r\n") + "\n"
         stream.write(content.encode())
         text.seek(0)
@@ -247,17 +251,17 @@ def to_table(layout: Layout, part: ScoredPart) -> Any:
 
 
 def _kept_columns(layout: Layout, batch: RowBatch) -> list[Any]:
-    kept = layout.prepare(batch).kept
+    columns = layout.prepare(batch).kept_columns
     return [
-        kept.column(name).cast(kind)
-        if name in kept.schema.names
+        columns.column(name).cast(kind)
+        if name in columns.schema.names
         else pa.nulls(len(batch.values), kind)
-        for name, kind in (layout.kept or {}).items()
+        for name, kind in (layout.kept_types or {}).items()
     ]
 
 
 def join(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:
-    """Write parts, of which only the first has a header, as one file."""
+    """Write parts as one file; only the first part has a header."""
     if layout.type.format == "parquet":
         _join_parquet(files, target, layout)
         return

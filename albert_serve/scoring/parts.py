@@ -1,12 +1,12 @@
-"""The parts of a job on disk: complete files, a manifest of what they come from, and a lock.
+"""The parts of a job on disk: complete files, a manifest and a lock.
 
     _manifest.json   the job: hashes of its input, the model, the parameters
     _parts.jsonl     a line for each complete part: its counts, and the SHA-256 of its file
     part-000000.csv  the parts
-    _SUCCESS         the last part is written; where the parts themselves are the output
+    _SUCCESS         marks a complete output, if the output is the folder
 
-A part is complete when its line is written; whatever else a killed job left is written again.
-Readers of tables (pyarrow, Spark) pass over files that begin with `_` or a dot.
+A part is complete when its line is written; a resumed job overwrites all other files. Readers of
+tables (pyarrow, Spark) ignore files that begin with `_` or a dot.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ _LOG_FILE: Final = "_parts.jsonl"
 _LOCK_FILE: Final = "_lock"
 _SUCCESS_FILE: Final = "_SUCCESS"
 _FORMAT_VERSION: Final = 5
+_START_OVER: Final = "Use --restart to start over, or choose another output."
 _OBJECT: Final = TypeAdapter(dict[str, Any])
 _SHA256: Final = "sha256"
 _COUNTS: Final = TypeAdapter(Counts)
-# What a changed job is told of each entry of the manifest.
-_NAMES: Final = {"inputs": "the input", "model": "the model", "version": "albert-serve's version"}
+# Names of manifest entries in messages.
+_NAMES: Final = {"inputs": "The input", "model": "The model", "version": "albert-serve's version"}
 
 
 class PartFolder:
-    """The folder of a job's parts, locked; `PartFolder.open` makes it.
+    """Locked folder of a job's parts; use `PartFolder.open`.
 
     Attributes:
-        counts: of each complete part, in order.
+        counts: counts of each complete part, in order.
     """
 
     def __init__(self, folder: Path, suffix: str) -> None:
@@ -65,15 +66,15 @@ class PartFolder:
         restart: bool,
         is_temporary: bool,
     ) -> Iterator[PartFolder]:
-        """Lock a folder, and find the parts that are complete.
+        """Lock a folder, and find the complete parts.
 
         Args:
-            suffix: of the parts' files.
-            job: what the parts depend on, as JSON.
-            restart: whether the parts that there are, are removed.
-            is_temporary: whether a folder without complete parts is removed.
+            suffix: suffix of the part files.
+            job: JSON description of everything that determines the parts.
+            restart: whether existing parts are removed.
+            is_temporary: whether the folder is removed at the end if it has no complete part.
         """
-        _check_ours(folder)
+        _check_is_job_folder(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         parts = cls(folder, suffix)
@@ -88,7 +89,7 @@ class PartFolder:
 
     @property
     def files(self) -> list[Path]:
-        """The files of the complete parts, in order."""
+        """Files of the complete parts, in order."""
         return [self._file(number) for number in range(len(self.counts))]
 
     def _file(self, number: int) -> Path:
@@ -108,14 +109,14 @@ class PartFolder:
         self._hashes.append(sha256)
 
     def join(self, output: Path, content: Callable[[BinaryIO], None]) -> None:
-        """Write the whole output, which takes its place when it is complete; remove the parts."""
+        """Write the complete output, which then replaces an existing file; remove the parts."""
         self._check_files()
         with writing(output):
             _write(output, self._folder / ".joined.partial", content)
         _remove(self._folder)
 
     def finish(self) -> None:
-        """Mark a complete folder, and remove the files that it no longer needs."""
+        """Mark the folder as complete, and remove the lock."""
         self._check_files()
         with writing(self._folder):
             write_atomically(self._folder / _SUCCESS_FILE, b"")
@@ -132,14 +133,14 @@ class PartFolder:
             _check_unchanged(manifest, current)
             self._read_log()
             return
-        left = [self._folder / name for name in (_SUCCESS_FILE, _LOG_FILE)]
-        for file in [*left, *self._folder.glob("part-*")]:
+        old_files = [self._folder / name for name in (_SUCCESS_FILE, _LOG_FILE)]
+        for file in [*old_files, *self._folder.glob("part-*")]:
             file.unlink(missing_ok=True)
         write_atomically(manifest, json.dumps(current, indent=1).encode() + b"\n")
         sync(self._folder)
 
     def _read_log(self) -> None:
-        """Read the lines of complete parts, and cut off half a line of a job that was killed."""
+        """Read the lines of complete parts; remove an incomplete line of a killed job."""
         log = self._folder / _LOG_FILE
         lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
@@ -149,23 +150,23 @@ class PartFolder:
             try:
                 counts, sha256 = _read_line(line)
             except ValueError as error:
-                raise _damaged(log, f"line {number} is not the counts of a part") from error
+                raise _damaged(log, f"line {number} does not have the counts of a part") from error
             self.counts.append(counts)
             self._hashes.append(sha256)
         self._check_files()
 
     def _check_files(self) -> None:
-        """Check that each part is the file that was written, and so has all of its rows."""
+        """Check that each part is unchanged, and so has all of its rows."""
         for file, sha256 in zip(self.files, self._hashes, strict=True):
             _check_regular(file)
             if not file.exists():
-                raise _damaged(self._folder / _LOG_FILE, f"it names {file.name}, which is missing")
+                raise _damaged(file, "it does not exist")
             if sha256_of(file) != sha256:
-                raise _damaged(file, f"its SHA-256 is not the one in {_LOG_FILE}")
+                raise _damaged(file, f"its SHA-256 differs from that in {_LOG_FILE}")
 
 
 def _read_line(line: bytes) -> tuple[dict[str, Any], str]:
-    """Return the counts of a part, and the SHA-256 of its file."""
+    """Return the counts of a part and the SHA-256 of its file."""
     values = _OBJECT.validate_json(line)
     sha256 = values.pop(_SHA256, None)
     if not isinstance(sha256, str) or values.keys() != {field.name for field in fields(Counts)}:
@@ -179,14 +180,11 @@ def _check_regular(file: Path) -> None:
 
 
 def _damaged(file: Path, reason: str) -> ChangedJobError:
-    return ChangedJobError(
-        f"{file} is not as a job writes it: {reason}; --restart begins again, or name another "
-        "output"
-    )
+    return ChangedJobError(f"{file} was damaged: {reason}. {_START_OVER}")
 
 
 def _write(file: Path, partial: Path, content: Callable[[BinaryIO], None]) -> None:
-    """Write a file that takes its place when it is complete, and on disk."""
+    """Write a file that replaces an existing one only when it is complete and on disk."""
     with partial.open("wb") as stream:
         content(stream)
     put_in_place(partial, file)
@@ -200,7 +198,7 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout as error:
-            message = f"another job writes to {folder}; wait until it ends"
+            message = f"Another job writes to {folder}. Wait until it ends."
             raise LockedOutputError(message) from error
     try:
         yield
@@ -209,41 +207,39 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder so that, if it is killed at it, the rest is a job's folder without parts."""
-    last = (_MANIFEST_FILE, _LOCK_FILE)
+    """Remove a folder; if killed, leave a valid folder of a job without parts."""
+    final_names = (_MANIFEST_FILE, _LOCK_FILE)
     with contextlib.suppress(OSError):
         names = {file.name for file in folder.iterdir()}
-        for name in (_LOG_FILE, *(names - set(last)), *last):
+        for name in (_LOG_FILE, *(names - set(final_names)), *final_names):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
 
-def _check_ours(folder: Path) -> None:
+def _check_is_job_folder(folder: Path) -> None:
     if not folder.is_symlink() and not folder.exists():
         return
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
-    is_ours = _MANIFEST_FILE in names or names <= {_LOCK_FILE, f"{_MANIFEST_FILE}.partial"}
-    if folder.is_symlink() or not is_ours:
+    is_job = _MANIFEST_FILE in names or names <= {_LOCK_FILE, f"{_MANIFEST_FILE}.partial"}
+    if folder.is_symlink() or not is_job:
         raise InvalidInputError(
-            f"{folder} is not the folder of a job's parts; remove it, or name another output"
+            f"{folder} is not the folder of a job's parts. Remove it, or choose another output."
         )
 
 
 def _check_unchanged(manifest: Path, current: dict[str, Any]) -> None:
     try:
-        known = _OBJECT.validate_json(manifest.read_bytes())
+        stored = _OBJECT.validate_json(manifest.read_bytes())
     except ValidationError as error:
         raise _damaged(manifest, "it is not a job's manifest") from error
-    if known.get("format_version") != _FORMAT_VERSION:
-        raise ChangedJobError(f"{manifest} is of another version; --restart it")
-    before, job = known.get("job"), current["job"]
-    if not isinstance(before, dict):
+    if stored.get("format_version") != _FORMAT_VERSION:
+        raise ChangedJobError(f"{manifest} has another version. {_START_OVER}")
+    previous, job = stored.get("job"), current["job"]
+    if not isinstance(previous, dict):
         raise _damaged(manifest, "it is not a job's manifest")
-    changed = [name for name in {**before, **job} if before.get(name) != job.get(name)]
+    changed = [name for name in {**previous, **job} if previous.get(name) != job.get(name)]
     if changed:
-        what = " and ".join(_NAMES.get(name, name) for name in changed)
-        verb = "are" if len(changed) > 1 else "is"
+        names = " and ".join(_NAMES.get(name, name) for name in changed)
         raise ChangedJobError(
-            f"{what} {verb} not what the parts in {manifest.parent} were made with; --restart "
-            "begins again, or name another output"
+            f"{names} changed since the parts in {manifest.parent} were written. {_START_OVER}"
         )

@@ -1,4 +1,4 @@
-"""The files that a job reads: by paths, globs and folders, with the columns that folders name."""
+"""Find the files of a job by paths, globs and folders, and the columns that folders name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from albert_serve.tables.formats import has_known_suffix
 
 _STDIN: Final = "/dev/stdin"
 _GLOB_CHARACTERS: Final = frozenset("*?[")
-# One slash of s3:// is left in a `Path`; a letter alone is a drive.
+# A `Path` has one slash of s3://. A single letter is a drive.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -33,12 +33,16 @@ def check_local(name: str | Path) -> None:
 
 
 def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[tuple[Path, Path | None]]:
-    """Return the files that paths, globs and folders name, in order; `-` is stdin.
+    """Return the input files in order, each with the folder below which folders name columns.
 
-    Globs and folders are in alphabetical order; a folder's files are those whose names tell a
-    format. What wildcards and folders find is without names that begin with a dot or `_`, the
-    parts of jobs (`*.parts/`), and what lies in the output. It comes with the folder that was
-    named, or the one above the first wildcard.
+    That folder is the input itself, or the folder above the first wildcard; None for a single file.
+    Files of globs and folders are in alphabetical order. Folders contribute files whose suffix is a
+    known format. Globs and folders ignore names that begin with a dot or `_`, parts of jobs
+    (`*.parts/`), and files in the output folder.
+
+    Args:
+        patterns: paths, globs and folders; `-` is stdin.
+        output: output of the job.
     """
     files: list[tuple[Path, Path | None]] = []
     for pattern in map(str, patterns):
@@ -53,22 +57,22 @@ def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[tuple[Path
             matches = _inputs(matches, path, output)
             if not matches:
                 raise InvalidInputError(
-                    f"{path} has no file that ends in .jsonl, .csv, .tsv, .parquet or .arrow"
+                    f"{path} has no file that ends in .jsonl, .csv, .tsv, .parquet or .arrow."
                 )
             files += [(file, path) for file in matches]
         elif not path.exists() and _GLOB_CHARACTERS & set(pattern):
-            above = next(it for it in path.parents if not _GLOB_CHARACTERS & set(str(it)))
-            matches = _inputs(map(Path, glob.glob(pattern, recursive=True)), above, output)
+            folder = next(above for above in path.parents if not _GLOB_CHARACTERS & set(str(above)))
+            matches = _inputs(map(Path, glob.glob(pattern, recursive=True)), folder, output)
             if not matches:
-                raise InvalidInputError(f"no file matches {pattern}")
-            files += [(file, above) for file in matches]
+                raise InvalidInputError(f"No file matches {pattern}.")
+            files += [(file, folder) for file in matches]
         elif not path.exists():
             raise InvalidInputError(f"{path} does not exist.")
         else:
             files.append((path, None))
     for file, count in Counter(Path(os.path.abspath(file)) for file, _ in files).items():
         if count > 1:
-            raise InvalidInputError(f"the input names {file} {count} times. Name it once.")
+            raise InvalidInputError(f"The input names {file} {count} times. Name it once.")
     return files
 
 
@@ -78,21 +82,21 @@ def _inputs(files: Iterable[Path], folder: Path, output: Path) -> list[Path]:
 
 def _is_input(file: Path, folder: Path, output: Path) -> bool:
     parts = file.relative_to(folder).parts
-    # Nor what another job has not finished.
+    # The parts of an unfinished job are not input.
     is_hidden = any(part.startswith((".", "_")) or part.endswith(".parts") for part in parts)
     return not (file.is_dir() or is_hidden or output.resolve() in file.resolve().parents)
 
 
 def partition_columns(files: Sequence[tuple[Path, Path | None]]) -> list[dict[str, Any]]:
-    """Return the columns that each file's folders name, such as day=2024-01-01/, with their value.
+    """Return the columns that each file's folders name, such as day=2024-01-01/.
 
-    Values are scalars of pyarrow, as `pyarrow.dataset` reads Hive's folders: a column is int32 if
-    it has such numbers only, else text.
+    Values are pyarrow scalars, as in `pyarrow.dataset` with Hive's folders: a column is int32 if
+    all values are such numbers, otherwise text.
 
     Args:
-        files: paths, each with the folder below which folders name columns, if there is one.
+        files: files of `find_inputs`.
     """
-    folders = [Path() if above is None else path.parent.relative_to(above) for path, above in files]
+    folders = [Path() if root is None else file.parent.relative_to(root) for file, root in files]
     names = {
         unquote(part.partition("=")[0]): pa.string()
         for folder in folders
@@ -110,13 +114,13 @@ def partition_columns(files: Sequence[tuple[Path, Path | None]]) -> list[dict[st
 
 
 def _partitions(folders: Sequence[Path], types: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from pyarrow import dataset  # it takes 70 MB of memory, so only jobs over such folders load it
+    from pyarrow import dataset  # imported only if needed, because it takes 70 MB of memory
 
     hive = dataset.partitioning(pa.schema(types), flavor="hive")
-    # The last part is that of a file.
+    # The parser ignores the last component of a path, which is the file.
     paths = [(folder / "_").as_posix() for folder in folders]
-    found = [dataset.get_partition_keys(hive.parse(path)) for path in paths]
-    return [{name: values[name] for name in types if name in values} for values in found]
+    partitions = [dataset.get_partition_keys(hive.parse(path)) for path in paths]
+    return [{name: values[name] for name in types if name in values} for values in partitions]
 
 
 def _type_of(texts: Sequence[str | None]) -> Any:

@@ -1,4 +1,4 @@
-"""Rows as requests: a row is `{"inputs", "parameters"}` as the endpoint has it, or bare fields."""
+"""Make requests from rows, which are requests or have the fields of the task."""
 
 from __future__ import annotations
 
@@ -19,44 +19,45 @@ from albert_serve.tables.columnar import plain_rows
 from albert_serve.tables.columns import find_column, find_name, find_texts
 from albert_serve.tasks import TASKS
 
-# A part holds at most so much text in memory.
+# Maximum size of a part's text in memory.
 _MAX_PART_BYTES: Final = 4 << 20
-# How much more memory than a text its answer has, where that is a vector for each token.
+# Memory of an answer relative to its text, if the answer is a vector for each token.
 _TOKEN_EMBEDDINGS_WEIGHT: Final = 64
 
 
-# The parameter, and Hugging Face's name for it.
+# The parameter has a second name, which Hugging Face uses.
 _TRUNCATION: Final = frozenset({"truncation", "truncate"})
 
 
 class RowReader:
-    """Makes requests of rows.
+    """Reader that makes requests from rows.
 
     Args:
-        options: the parameters, and the columns that are read and kept.
-        in_table: whether the output has the columns of a table, which hold one item a row.
+        task: name of the task.
+        options: options of the job.
+        in_table: whether the output is a table, which has one item per row.
 
     Attributes:
-        parameters: those of all rows, given or by default.
-        answers: Arrow's types of the columns that a table has for an answer, by name.
-        selection: what is read of an input.
+        parameters: parameters of the job, with defaults.
+        answers: Arrow types of a table's answer columns, by name.
+        selection: columns to read, and limits of a batch.
     """
 
     def __init__(self, task: str, options: ScoreOptions, *, in_table: bool) -> None:
         if task not in SCORED_TASKS:
-            raise NotFoundError(f"no task {task!r}; there are {', '.join(SCORED_TASKS)}")
+            raise NotFoundError(f"Unknown task {task!r}. Choose one of {', '.join(SCORED_TASKS)}.")
         self.task = task
         self._scored = SCORED_TASKS[task]
-        self.parameters = _checked(task, {**self._scored.defaults, **options.parameters})
+        self.parameters = _validated(task, {**self._scored.defaults, **options.parameters})
         self.answers = answer_columns(task, options.parameters)
         fields = self._scored.fields
         unknown = [field for field in options.columns if field not in (*fields, "inputs")]
         if unknown:
             raise InvalidInputError(
-                f"{task} has no field {unknown[0]!r}; it has {', '.join(fields)}"
+                f"{task} has no field {unknown[0]!r}. Choose one of {', '.join(fields)}."
             )
         self._truncation = options.truncation
-        self._named = tuple(options.columns.items())
+        self._column_names = tuple(options.columns.items())
         self._keep = options.keep
         self._in_table = in_table
         self._reserved = set(self.answers) if in_table else JSON_NAMES
@@ -69,19 +70,20 @@ class RowReader:
         )
 
     def _columns(self, names: Collection[str]) -> dict[str, str]:
-        return _columns_of(self.task, self._named, tuple(names))
+        return _columns_of(self.task, self._column_names, tuple(names))
 
     def check(self, table: str, columns: Collection[str]) -> None:
         """Check that a table has the columns that are read and kept.
 
         Args:
-            table: its name.
+            table: name of the table in messages.
+            columns: names of its columns.
         """
         listed = ", ".join(columns)
-        missing = [name for _, name in self._named if find_name(columns, name) is None]
+        missing = [name for _, name in self._column_names if find_name(columns, name) is None]
         missing += [name for name in self._keep or () if name not in columns]
         if missing:
-            raise InvalidInputError(f"{table} has no column {missing[0]!r}; it has {listed}")
+            raise InvalidInputError(f"{table} has no column {missing[0]!r}. Choose from {listed}.")
         try:
             fields = self._columns(columns)
         except InvalidInputError as error:
@@ -89,20 +91,20 @@ class RowReader:
         if "inputs" not in fields and not any(
             fields.keys() >= set(required) for required in self._scored.required
         ):
-            named = dict(self._named)
+            names = dict(self._column_names)
             expected = " or ".join(
-                " and ".join(repr(named.get(field, field)) for field in alternative)
+                " and ".join(repr(names.get(field, field)) for field in alternative)
                 for alternative in self._scored.required
             )
             raise InvalidInputError(
-                f"{table} has no column {expected}; it has {listed}. Name the columns, as "
-                f"in --column {self._scored.fields[0]}=COLUMN"
+                f"{table} has no column {expected}; it has {listed}. Name the columns, for "
+                f"example with --column {self._scored.fields[0]}=COLUMN."
             )
 
     def output_names(self, columns: Sequence[str]) -> dict[str, str]:
-        """Return the names that columns of the input have in the output.
+        """Return the output name of each input column.
 
-        One that has the name of an answer's gets `input_` before it.
+        A column with the name of an answer column gets the prefix `input_`.
         """
         names = {}
         for column in columns:
@@ -120,26 +122,26 @@ class RowReader:
         request = self._request(values, is_text=batch.is_text)
         if self._in_table and isinstance(request.inputs, list):
             raise InvalidInputError(
-                "the row has a list of inputs, and a table has one answer a row; "
-                "make several rows of it, or write .jsonl"
+                "The row has a list of inputs, but a table has one answer per row. "
+                "Split it into several rows, or write JSONL."
             )
         return request
 
     def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
-        """Return the values that the output keeps of each row, as JSON."""
-        if batch.kept is None:
-            return [self._kept(values) for values in batch.values]
+        """Return each row's values that the output keeps, as JSON."""
+        if batch.kept_columns is None:
+            return [self._select_kept(values) for values in batch.values]
         rows: list[dict[str, Any]] = to_jsonable_python(
-            plain_rows(batch.kept), inf_nan_mode="null", bytes_mode="base64", fallback=str
+            plain_rows(batch.kept_columns), inf_nan_mode="null", bytes_mode="base64", fallback=str
         )
         return rows
 
-    def _kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _select_kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
         names = values if self._keep is None else self._keep
         return {name: values[name] for name in names if name in values}
 
     def _request(self, values: Mapping[str, Any], *, is_text: bool) -> TaskRequest:
-        # A CSV file may well have a column of that name, which holds no JSON.
+        # A CSV column of that name is ordinary text, not JSON.
         parameters = None if is_text else values.get("parameters")
         parameters = {} if parameters is None else parameters
         if isinstance(parameters, dict):
@@ -163,59 +165,59 @@ class RowReader:
         if is_text:
             item = self._from_text(item)
         if not item:
-            *names, last = [dict(self._named).get(field, field) for field in fields]
+            *names, last = [dict(self._column_names).get(field, field) for field in fields]
             expected = f"{', '.join(names)} or {last}" if names else last
-            raise InvalidInputError(f"the row has neither inputs nor {expected}")
+            raise InvalidInputError(f"The row has neither inputs nor {expected}.")
         return item["text"] if fields == ("text",) else item
 
     def _from_text(self, item: dict[str, str]) -> dict[str, Any]:
-        """Return the cells of an item: optional ones that are empty left out, lists from JSON."""
-        (first, *others) = self._scored.required
-        needed = () if others else first
+        """Return an item's values: omit optional cells that are empty, and parse lists."""
+        (first, *alternatives) = self._scored.required
+        required = () if alternatives else first
         values: dict[str, Any] = {}
         for field, cell in item.items():
-            if cell or field in needed:
-                values[field] = _list_of(field, cell) if field == "sentences" else cell
+            if cell or field in required:
+                values[field] = _parse_list(field, cell) if field == "sentences" else cell
         return values
 
 
 @lru_cache(maxsize=256)
 def _columns_of(
-    task: str, named: tuple[tuple[str, str], ...], names: tuple[str, ...]
+    task: str, column_names: tuple[tuple[str, str], ...], names: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return the columns of a row's fields, and of its `inputs`, where it has them.
+    """Return the columns of a row by field, including `inputs`; omit missing columns.
 
     Args:
-        named: columns by field, in place of those that are known.
-        names: of all columns.
+        column_names: column names by field that replace the default names.
+        names: names of all columns.
     """
-    scored, given = SCORED_TASKS[task], dict(named)
+    scored, requested = SCORED_TASKS[task], dict(column_names)
     text, *others = scored.fields
-    columns: dict[str, str | None] = {"inputs": given.get("inputs", "inputs")}
+    columns: dict[str, str | None] = {"inputs": requested.get("inputs", "inputs")}
     if columns["inputs"] not in names:
         del columns["inputs"]
     if scored.texts:
         pair = others[0] if others else ""
-        text_columns = find_texts(names, scored.texts, given.get(text), given.get(pair))
+        text_columns = find_texts(names, scored.texts, requested.get(text), requested.get(pair))
         columns[text], columns[pair] = text_columns or (None, None)
         others = others[1:]
     for field in others if scored.texts else scored.fields:
-        columns[field] = find_column(names, (field,), given.get(field))
+        columns[field] = find_column(names, (field,), requested.get(field))
     return {field: name for field, name in columns.items() if field and name is not None}
 
 
-def _list_of(field: str, cell: str) -> Any:
+def _parse_list(field: str, cell: str) -> Any:
     try:
         return json.loads(cell)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(
-            f'{field} is not a JSON list such as ["a", "b"]: {error}'
+            f'{field} is not a JSON list such as ["a", "b"]: {error}.'
         ) from error
 
 
-def _checked(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _validated(task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        checked = validate(TASKS[task].parameters, dict(parameters))
+        validated = validate(TASKS[task].parameters, dict(parameters))
     except InvalidInputError as error:
         raise InvalidInputError(f"parameters: {error}") from error
-    return checked.model_dump(exclude_unset=True)
+    return validated.model_dump(exclude_unset=True)

@@ -1,4 +1,4 @@
-"""A scorer for pipelines of Ray Data, Spark and others that call a function with batches.
+"""Scorer for Ray Data, Spark and other engines that call a function with batches.
 
 ds.map_batches(
     AlbertScorer,
@@ -26,29 +26,29 @@ from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
 from albert_serve.settings import BUNDLE_VARIABLE, MODELS_VARIABLE, Device, Settings
 
-# One thread opens an engine, while others wait for it.
+# Threads that need the same engine wait until one of them has opened it.
 _LOCK: Final = threading.Lock()
 
 
 class AlbertScorer:
-    """Answers the rows of a batch.
+    """Function that answers the rows of a batch.
 
-    It may be pickled: it holds its configuration only. The engine is opened at the first batch,
-    once in each process, and its weights are pages that the processes of a machine share.
+    It can be pickled, because it contains only its configuration. Each process opens the engine at
+    its first batch; the processes of a machine share the weights.
 
     Args:
-        bundle: the model's folder on each machine, or `bentoml:` and a tag.
-        task: the name of the task, such as "text-classification".
-        parameters: the task's, for all rows.
-        columns: the columns that hold the task's fields, where they have other names.
-        keep: the columns of the input that the output keeps; None for all.
-        errors: whether rows that cannot be answered are kept, with the error, or raise.
-        num_threads: threads of the engine: the CPUs that the pipeline reserves for a worker.
-        device: the device to run on.
+        bundle: folder of the model on every machine, or `bentoml:` and a tag.
+        task: name of the task, such as "text-classification".
+        parameters: task parameters for every row (default: the task's defaults).
+        columns: name of the input column, by field of the task (default: the field's name).
+        keep: input columns to keep in the output (default: all).
+        errors: "keep" to keep rows that fail, with the error; "fail" to raise the error.
+        num_threads: threads of the engine; use the number of CPUs that are reserved per worker.
+        device: device to run on.
 
     Raises:
-        NotFoundError: there is no such task.
-        InvalidInputError: a parameter is wrong, or the task has no such field.
+        NotFoundError: the task is unknown.
+        InvalidInputError: a parameter is invalid, or the task has no such field.
     """
 
     def __init__(
@@ -70,23 +70,23 @@ class AlbertScorer:
         self._task = task
         self._num_threads = num_threads
         self._device: Device = device
-        # Wrong ones are refused here, not in a worker.
+        # Invalid options fail here, not in a worker.
         RowReader(task, self._options, in_table=True)
 
     def schema(self, input_schema: Any) -> Any:
-        """Return the schema of the output, of pyarrow.
+        """Return the pyarrow schema of the output.
 
         Args:
-            input_schema: that of the batches, of pyarrow.
+            input_schema: pyarrow schema of the batches.
         """
         return table_layout(self._task, input_schema, self._options).schema
 
     def __call__(self, batch: Any) -> Any:
-        """Return a batch with the columns of the answer, the same as in Parquet output.
+        """Return a batch of the same kind with the columns of the answer, as in Parquet output.
 
         Args:
-            batch: a table or record batch of pyarrow, a frame of pandas, or arrays of numpy by
-                column; the result is of the same kind.
+            batch: pyarrow table or record batch, pandas DataFrame, or numpy arrays by column, each
+                with one value per row.
         """
         if isinstance(batch, pa.Table):
             return self._score(batch)
@@ -103,7 +103,7 @@ class AlbertScorer:
         return self._score(pa.Table.from_pandas(batch, preserve_index=False)).to_pandas()
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches with their answers, as `mapInArrow` and `mapInPandas` of Spark want."""
+        """Yield the batches with their answers, for Spark's `mapInArrow` and `mapInPandas`."""
         return map(self, batches)
 
     def _score(self, table: Any) -> Any:

@@ -56,7 +56,7 @@ def test_the_summary_has_the_counts(command: Command, tmp_path: Path) -> None:
     assert command("--summary", str(file), "--errors", "fail") == 3
     failed = json.loads(file.read_text())
     assert failed["status"] == "failed"
-    assert failed["error"].startswith("1 rows are in error; the first: ")
+    assert failed["error"].startswith("1 rows failed. The first error: ")
 
 
 def test_a_summary_that_cannot_be_is_refused(
@@ -76,9 +76,9 @@ def test_a_summary_that_cannot_be_is_refused(
     file = tmp_path / "summary.json"
     file.with_name("summary.json.partial").symlink_to("/dev/full")
     assert command("--summary", str(file), "--errors", "fail") == 3
-    assert "1 rows are in error; the first: " in error_of(capsys)
+    assert "1 rows failed. The first error: " in error_of(capsys)
     assert command("--summary", str(file)) == 7
-    assert error_of(capsys) == f"error: {file} cannot be written: No space left on device"
+    assert error_of(capsys) == f"error: {file} cannot be written: No space left on device."
     assert (tmp_path / "out.jsonl").exists()
 
 
@@ -90,7 +90,7 @@ def test_the_summary_of_the_job_that_writes_there_is_left_alone(
     folder.mkdir()
     with filelock.FileLock(folder / "_lock"):
         assert command("--summary", str(file)) == 5
-    assert "another job writes to" in error_of(capsys)
+    assert "Another job writes to" in error_of(capsys)
     assert file.read_text() == "the other job's"
 
 
@@ -171,10 +171,10 @@ def test_a_reader_that_has_enough_ends_the_job_without_a_message(
         ("--column review", 2, "argument --column: 'review' must be FIELD=COLUMN"),
         ("--parameters [1]", 2, "argument --parameters: it must be a JSON object"),
         ("--parameters {", 2, "argument --parameters: it is not JSON"),
-        ("--shard 2/2", 1, "the shard is 2 of 2; it must be 0 to 1"),
-        ("--part-rows 0", 1, "part_rows is 0; it must be 1 or more"),
-        ("--max-errors -1", 1, "max_errors is -1; it must be 0 or more"),
-        ("--delimiter ;;", 1, "the delimiter is ';;'; give one character"),
+        ("--shard 2/2", 1, "shard is 2 of 2. It must be 0 to 1."),
+        ("--part-rows 0", 1, "part_rows is 0. It must be 1 or more."),
+        ("--max-errors -1", 1, "max_errors is -1. It must be 0 or more."),
+        ("--delimiter ;;", 1, "delimiter is ';;'. Use one character"),
     ],
 )
 def test_options_that_cannot_be_are_one_line(

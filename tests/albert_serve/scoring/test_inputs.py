@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
 import gzip
 import io
-import json
-import lzma
 import random
 import tempfile
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +79,15 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
     for shard, expected in (((0, 2), ["1", "2"]), ((2, 3), ["2"])):
         score([folder], tmp_path / "shard.csv", shard=shard)
         assert [row["id"] for row in read_table(tmp_path / "shard.csv")] == expected
-    with pytest.raises(InvalidInputError, match="no file matches"):
+    with pytest.raises(InvalidInputError, match="No file matches"):
         score([f"{folder}/*.parquet"], tmp_path / "none.csv")
-    with pytest.raises(InvalidInputError, match="3 input files cannot be 4 shards"):
+    with pytest.raises(InvalidInputError, match="3 input files cannot be split into 4 shards"):
         score([folder], tmp_path / "none.csv", shard=(0, 4))
-    with pytest.raises(InvalidInputError, match=r"the input names \S+/b\.csv 2 times"):
+    with pytest.raises(InvalidInputError, match=r"The input names \S+/b\.csv 2 times"):
         score([folder, f"{folder}/deeper/../b.csv"], tmp_path / "none.csv")
     with pytest.raises(InvalidInputError, match=r"none\.csv does not exist\.$"):
         score([folder / "none.csv"], tmp_path / "none.csv")
-    with pytest.raises(InvalidInputError, match="also the input"):
+    with pytest.raises(InvalidInputError, match="also an input"):
         score(folder / "b.csv", folder / "b.csv")
 
 
@@ -152,6 +148,9 @@ def test_folders_of_hive_keep_their_columns_as_pyarrow_reads_them(
         assert scored.sort_by("text").to_pylist() == expected
     score([tmp_path / "in"], tmp_path / "out.jsonl", keep=["lang"])
     assert {row["lang"] for row in read_jsonl(tmp_path / "out.jsonl")} == {"en x", None, "7"}
+    score([f"{tmp_path}/in/n=-02/"], tmp_path / "out.parquet")
+    lang = parquet.read_table(tmp_path / "out.parquet").column("lang")
+    assert (lang.type, lang.to_pylist()) == (pyarrow.string(), [None])
 
 
 def test_binary_text_is_read_as_text(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ def test_binary_text_is_read_as_text(tmp_path: Path) -> None:
         assert scored.column("text").to_pylist() == contents
         assert scored.column("raw").to_pylist() == [b"\xff", b""]
     parquet.write_table(pyarrow.table({"text": [b"ok", b"\xff"]}), source)
-    with pytest.raises(InvalidInputError, match="the column 'text' is binary, and not UTF-8"):
+    with pytest.raises(InvalidInputError, match="The binary column 'text' is not UTF-8"):
         score(source, output)
 
 
@@ -192,9 +191,7 @@ def test_rows_of_an_unnamed_format_are_not_guessed(tmp_path: Path) -> None:
         (b"id,review\n1,a\n", {}, r"has no column 'text'; it has id, review.*--column text=COLUMN"),
         (b"id,text\n1,a\n", {"columns": {"text": "review"}}, "has no column 'review'"),
         (b"id,text\n1,a\n", {"keep": ["ID"]}, "has no column 'ID'"),
-        (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'; it has text"),
-        (b"Text,TEXT\na,b\n", {}, "in.csv: the columns 'Text' and 'TEXT' differ only in case"),
-        (b"text,text\na,1\n", {}, "has several columns 'text'"),
+        (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'. Choose one of text"),
         (b"text,gr\xf6\xdfe\na,1\n", {}, "the names of its columns are not UTF-8"),
         ("text\na\n".encode("utf-16")[:-1], {}, "in.csv is damaged or incomplete: .* utf-16"),
         (b"", {}, "is empty; its first line must name the columns"),
@@ -281,7 +278,7 @@ def test_json_arrays_and_folders_of_datasets_are_read(tmp_path: Path) -> None:
     summary = score_files(scorer, inputs, tmp_path / "out.jsonl", ScoreOptions(part_rows=2))
     assert scorer.texts == list("abcde")
     assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object"
-    with pytest.raises(InvalidInputError, match="Arrow is read only; name the output"):
+    with pytest.raises(InvalidInputError, match="is an Arrow file, which is only an input format"):
         score(tmp_path / "in.json", tmp_path / "out.arrow")
     score(tmp_path / "saved", f"{tmp_path}/out/")
     assert read_table(tmp_path / "out/part-000000.parquet")[2]["text"] == "c"
@@ -300,14 +297,19 @@ def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
     assert last["error"].startswith("line 6: the column 'text' is not UTF-8; convert the file")
 
 
-@pytest.mark.parametrize("cut", [0, 200, -1, -100])
-def test_a_truncated_parquet_file_is_refused(cut: int, tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"text": ["a"] * 99}), tmp_path / "whole.parquet")
-    source = tmp_path / "in.parquet"
-    source.write_bytes((tmp_path / "whole.parquet").read_bytes()[:cut])
-    with pytest.raises(InvalidInputError, match=r"in.parquet is damaged or incomplete: \w"):
-        score(source, tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv.parts").exists()
+def test_damage_ends_the_job_and_keeps_the_parts_before(tmp_path: Path) -> None:
+    # Enough for several blocks of the compression.
+    words = [random.Random(number).randbytes(150).hex() for number in range(6_000)]
+    content = gzip.compress(b"".join(f'{{"text": "{word}"}}\n'.encode() for word in words))
+    source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.csv"
+    output.write_text("the last job's\n")
+    source.write_bytes(content[:-6])
+    with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
+        score(source, output, part_rows=300)
+    assert output.read_text() == "the last job's\n"
+    assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) > 3
+    source.write_bytes(content)
+    assert score(source, output, part_rows=300, restart=True).num_rows == 6_000
 
 
 @pytest.mark.parametrize(
@@ -326,39 +328,7 @@ def test_damage_inside_a_parquet_file_ends_the_job(
     source.write_bytes(source.read_bytes().replace(b"bbbb", damaged))
     with pytest.raises(InvalidInputError, match=message):
         score(source, tmp_path / "out.csv")
-
-
-def zstandard_of(content: bytes) -> bytes:
-    packed: bytes = pyarrow.compress(content, codec="zstd", asbytes=True)
-    return packed
-
-
-@pytest.mark.parametrize(
-    ("suffix", "compress", "num_cut"),
-    [
-        (".gz", gzip.compress, 6),
-        (".bz2", bz2.compress, 6),
-        (".xz", lzma.compress, 6),
-        (".zst", zstandard_of, 6),
-        # Several frames, one after another.
-        (".zst", lambda lines: zstandard_of(lines) + zstandard_of(lines), 3),
-    ],
-)
-def test_damage_in_the_middle_keeps_the_parts_before(
-    suffix: str, compress: Callable[[bytes], bytes], num_cut: int, tmp_path: Path
-) -> None:
-    # Enough for several blocks of each compression.
-    words = [random.Random(number).randbytes(150).hex() for number in range(6_000)]
-    content = compress(b"".join(json.dumps({"text": word}).encode() + b"\n" for word in words))
-    source, output = tmp_path / f"in.jsonl{suffix}", tmp_path / "out.csv"
-    output.write_text("the last job's\n")
-    source.write_bytes(content[:-num_cut])
-    with pytest.raises(InvalidInputError, match="is damaged or incomplete"):
-        score(source, output, part_rows=300)
-    assert output.read_text() == "the last job's\n"
-    assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) > 3
-    source.write_bytes(content)
-    assert score(source, output, part_rows=300, restart=True).num_rows % 6_000 == 0
+    assert not (tmp_path / "out.csv.parts").exists()
 
 
 def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path) -> None:
@@ -372,7 +342,7 @@ def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path)
             score(source, tmp_path / f"out.{suffix}")
     source = write_jsonl(tmp_path / "types.jsonl", [*rows, *rows[:9], {"text": "y", "id": "a17"}])
     first_error = score(source, tmp_path / "types.parquet").first_error
-    assert str(first_error).startswith("line 1033: the column 'id' holds a value that is not int64")
+    assert str(first_error).startswith("line 1033: The column 'id' has a value that is not int64")
     mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"id": 1, "text": "x"}, {"id": "a"}])
     with pytest.raises(InvalidInputError, match="'id' has values of different types"):
         score(mixed, tmp_path / "mixed.parquet")
@@ -382,7 +352,7 @@ def test_a_list_of_inputs_has_no_place_in_a_table(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"inputs": ["a", "b"]}, {"text": "c"}])
     score(source, tmp_path / "out.csv", keep=[])
     errors = [row["error"] for row in read_table(tmp_path / "out.csv")]
-    assert errors[0].startswith("the row has a list of inputs, and a table has one answer a row")
+    assert errors[0].startswith("The row has a list of inputs, but a table has one answer per row")
     assert errors[1] == ""
 
 
@@ -409,24 +379,22 @@ def test_null_parameters_of_a_structure_are_those_of_the_job(tmp_path: Path) -> 
     assert [request.parameters.top_k for request in scorer.requests] == [1, 2]
 
 
-@pytest.mark.parametrize("end", [b"", b'\n{"id": 1, "text": "a"}\n'])
-def test_a_line_without_end_is_a_rows_error(end: bytes, tmp_path: Path) -> None:
+def test_a_line_without_end_is_a_rows_error(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
     with gzip.open(source, "wb", compresslevel=1) as stream:
         for _ in range(100):
             stream.write(b" " * (1 << 20))
-        stream.write(b"a" + end)
+        stream.write(b'a\n{"id": 1, "text": "a"}\n')
     tracemalloc.start()
     try:
         summary = score(source, output)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    first, *others = read_jsonl(output)
+    first, second = read_jsonl(output)
     assert first["error"].startswith("line 1 has more than 16777216 bytes")
     assert first["error_type"] == "body_too_large"
-    assert [row["id"] for row in others] == [1] * bool(end)
-    assert summary.num_errors == 1
+    assert (second["id"], summary.num_errors) == (1, 1)
     assert peak < 60 << 20
 
 

@@ -55,7 +55,7 @@ class Stopping:
 
 
 def stop(source: Path, output: Path | str, num_parts: int, **options: Any) -> None:
-    with pytest.raises(StoppedError, match="the same command goes on"):
+    with pytest.raises(StoppedError, match="Repeat the command to resume"):
         score_files(
             HashScorer(), [source], output, ScoreOptions(**options), is_stopped=Stopping(num_parts)
         )
@@ -171,11 +171,11 @@ def test_a_folder_holds_the_parts(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "revision", "what"),
     [
-        ({"parameters": {"top_k": 1}}, "1", "parameters is not"),
-        ({"keep": ["id"], "columns": {"text": "id"}}, "1", "columns and keep are not"),
-        ({"truncation": False}, "1", "truncation is not"),
-        ({"has_quotes": False}, "1", "quotes is not"),
-        ({}, "2", "the model is not"),
+        ({"parameters": {"top_k": 1}}, "1", "parameters"),
+        ({"keep": ["id"], "columns": {"text": "id"}}, "1", "columns and keep"),
+        ({"truncation": False}, "1", "truncation"),
+        ({"has_quotes": False}, "1", "quotes"),
+        ({}, "2", "The model"),
     ],
 )
 def test_a_changed_job_is_refused_unless_it_is_restarted(
@@ -184,7 +184,7 @@ def test_a_changed_job_is_refused_unless_it_is_restarted(
     source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
     stop(source, output, 2, part_rows=10)
     scorer, options = HashScorer(revision), {"part_rows": 10, **change}
-    with pytest.raises(ChangedJobError, match=f"{what} what the parts in .* --restart"):
+    with pytest.raises(ChangedJobError, match=f"^{what} changed since the parts in .* --restart"):
         score_files(scorer, [source], output, ScoreOptions(**options))
     assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) == 2
     summary = score_files(scorer, [source], output, ScoreOptions(restart=True, **options))
@@ -224,7 +224,7 @@ def test_damaged_parts_are_refused(
     source, output = write_jsonl(tmp_path / "in.jsonl", texts(40)), tmp_path / "out.csv"
     stop(source, output, 2, part_rows=10)
     damage(tmp_path / "out.csv.parts" / file)
-    message = r"(is not as a job writes it: .*|is of another version; )--restart"
+    message = r"(was damaged: .*|has another version\. )Use --restart"
     with pytest.raises(ChangedJobError, match=message):
         score(source, output, part_rows=10)
     assert score(source, output, part_rows=10, restart=True).num_resumed_rows == 0
@@ -240,7 +240,7 @@ def test_a_part_that_lost_its_end_during_the_job_is_refused(output: str, tmp_pat
         return False
 
     options = ScoreOptions(part_rows=10)
-    with pytest.raises(ChangedJobError, match=r"part-000000\.jsonl is not as a job writes it"):
+    with pytest.raises(ChangedJobError, match=r"part-000000\.jsonl was damaged"):
         score_files(HashScorer(), [source], f"{tmp_path}/{output}", options, is_stopped=truncated)
     assert not (tmp_path / "out.jsonl").exists()
     assert not (tmp_path / "out/_SUCCESS").exists()
@@ -268,7 +268,7 @@ def test_an_input_that_changes_during_the_job_ends_it(
         score_files(HashScorer(), [source], output, options, is_stopped=changing)
     assert not output.exists()
     write_csv(source, texts(41))
-    with pytest.raises(ChangedJobError, match="the input is not what the parts in"):
+    with pytest.raises(ChangedJobError, match="The input changed since the parts in"):
         score(source, output, part_rows=10)
     assert score(source, output, part_rows=10, restart=True).num_rows == 41
 
@@ -289,11 +289,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
     rows = [{"text": text} for text in ("a", "", "b", "broken", "")]
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    with pytest.raises(TooManyErrorsError, match="1 rows are in error; the first: the text is"):
+    with pytest.raises(TooManyErrorsError, match=r"1 rows failed\. The first error: the text is"):
         score(source, output, errors="fail", part_rows=2)
-    with pytest.raises(TooManyErrorsError, match="2 rows are in error; 1 are allowed"):
+    with pytest.raises(TooManyErrorsError, match="2 rows failed, but 1 are allowed"):
         score(source, output, max_errors=1, part_rows=2)
-    with pytest.raises(TooManyErrorsError, match="1 rows are in error; the first: the text is"):
+    with pytest.raises(TooManyErrorsError, match=r"1 rows failed\. The first error: the text is"):
         score(source, output, max_errors=0, part_rows=2)
     assert not output.exists()
     summary = score(source, output, max_errors=3, part_rows=2)
@@ -318,6 +318,8 @@ def test_a_part_has_up_to_4_mib_and_a_row_group_many_parts(
     rows = [{"text": "a" * (1 << 20)}] * 9
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
     assert score(source, output, keep=[]).num_parts == 3
+    parquet.write_table(pyarrow.table({"text": ["a" * (5 << 20)] * 2}), tmp_path / "in.parquet")
+    assert score(tmp_path / "in.parquet", output, keep=[]).num_parts == 2
     monkeypatch.setattr("albert_serve.scoring.output._GROUP_ROWS", 6)
     score(source, output, keep=[], part_rows=3)
     file = parquet.ParquetFile(output).metadata
@@ -388,7 +390,7 @@ def test_a_value_that_parquet_cannot_hold_is_the_error_of_its_row(tmp_path: Path
     right, wrong = read_table(output)
     assert (right["m"], right["n"], right["empty"]) == ({"a": 1}, 1, "x")
     assert (wrong["m"], wrong["n"], wrong["empty"]) == ({"a": None}, None, None)
-    assert "line 2: the column 'n' holds a value that is not int64" in wrong["error"]
+    assert "line 2: The column 'n' has a value that is not int64" in wrong["error"]
     source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "m": [{}], "n": None}])
     assert score(source, output).num_errors == 1
     [row] = read_table(output)

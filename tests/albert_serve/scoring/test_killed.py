@@ -66,7 +66,7 @@ def test_sigterm_ends_after_the_part(
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=600)
     assert process.returncode == 143
-    assert errors.splitlines()[-1].endswith("rows; the same command goes on")
+    assert errors.splitlines()[-1].endswith("rows. Repeat the command to resume.")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     assert [entry["num_rows"] for entry in entries] == [16] * len(entries)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
