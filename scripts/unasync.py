@@ -16,7 +16,7 @@ _SUBSTITUTIONS: Final = (
     (r"\n *asyncio\.timeout\(.*\),(?=\n)", ""),
     (r"asyncio\.sleep", "time.sleep"),
     (r"import asyncio", "import time"),
-    (r" from asyncio, on one event loop at a time", "; safe to use from many threads"),
+    (r" for asyncio, on one event loop at a time", "; many threads can share it"),
     # ruff removes it if it is unused.
     (r"(?<=import annotations\n)", "from collections.abc import Iterable\n"),
     (r"\nfrom \S+ import AnyIterable(?=\n)", ""),

@@ -33,26 +33,26 @@ from albert_serve.errors import (
     TooMuchAtOnceError,
 )
 
-# With so many rows, the fixed cost of a request is small.
+# In requests of this size, the fixed cost of a request is small.
 _ROWS_PER_REQUEST: Final = 32
-_LONGEST_PROBE_S: Final = 5.0
+_MAX_PROBE_S: Final = 5.0
 _FIRST_PROBE_DELAY_S: Final = 0.1
-_LONGEST_PROBE_DELAY_S: Final = 2.0
+_MAX_PROBE_DELAY_S: Final = 2.0
 
-# Rows of a stream with the index of the first, or the error of their iterator in place of them.
+# Index of the first row, and the rows or the error of their iterator.
 _Batch: TypeAlias = tuple[int, list[Any] | Exception]
 
 
 class AsyncAnswerStream(AsyncIterator[Any]):
-    """The answers to rows, in the order of the rows.
+    """Iterator over the answers to rows, in the order of the rows.
 
-    Rows are read as answers are taken: about 500 ahead, in requests of 32, so that memory
-    does not grow with their number. An error of the rows' iterator is raised after the answers to
-    the rows before it. After the end of `async with`, or `aclose`, no other request is sent.
+    The stream reads about 500 rows ahead and sends them in requests of 32, so memory is bounded. If
+    the rows' iterator raises an error, the stream raises it after the answers to previous rows.
+    After the end of `async with`, or `aclose`, no other request is sent.
 
-    A row that is refused raises its error, and ends the stream; `with_errors` goes on instead. In
-    both, `error.input_index` is the row's index. What is no fault of a row always ends the stream:
-    a service that is overloaded or out of reach, also after all retries, a wrong key or option.
+    A rejected row raises its error and ends the stream; with `with_errors`, the stream continues.
+    `error.input_index` is the row's index. All other errors end the stream: a service that is
+    overloaded or unreachable after all retries, an invalid key or option.
     """
 
     def __init__(self, results: AsyncGenerator[Any, None]) -> None:
@@ -69,11 +69,11 @@ class AsyncAnswerStream(AsyncIterator[Any]):
         return result
 
     def with_errors(self) -> AsyncGenerator[Any, None]:
-        """Return the stream with the error of a refused row in place of its answer."""
+        """Return the stream with the error of a rejected row in place of its answer."""
         return self._results
 
     async def aclose(self) -> None:
-        """End the stream; it yields no more answers."""
+        """End the stream."""
         await self._results.aclose()
 
     async def __aenter__(self) -> Self:
@@ -84,11 +84,14 @@ class AsyncAnswerStream(AsyncIterator[Any]):
 
 
 class AsyncExchange:
-    """Sends calls to one service, and caches its limits.
+    """Sender of calls to one service, which caches the service's limits.
 
     Args:
-        server: the service, and the options of calls.
-        http_client: of the caller; None for a new one.
+        server: address of the service, and options of calls.
+        http_client: httpx client of the caller; None for a new client.
+
+    Attributes:
+        is_own: whether `aclose` closes the httpx client.
     """
 
     def __init__(self, server: Server, http_client: httpx.AsyncClient | None) -> None:
@@ -98,62 +101,63 @@ class AsyncExchange:
         self._limits: InfoReply | None = None
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are of the caller's client."""
+        """Close the connections, unless the httpx client belongs to the caller."""
         if self.is_own:
             await self._http.aclose()
 
-    async def ask(
-        self, endpoint: CallSpec[AnswerT], inputs: object, options: Mapping[str, Any]
+    async def call(
+        self, spec: CallSpec[AnswerT], inputs: object, options: Mapping[str, Any]
     ) -> AnswerT | list[AnswerT]:
-        """Get the answer to an input, or those to a list; see `send`."""
-        answer: AnswerT | list[AnswerT] = await self.send(endpoint.call(inputs, options))
+        """Return the answer to an input, or the answers to a list; see `send`."""
+        answer: AnswerT | list[AnswerT] = await self.send(spec.call(inputs, options))
         return answer
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
-        """Get the answer to a call; a list is split into parts within the service's limits."""
+        """Return the answer to a call; a list is split into parts within the service's limits."""
         deadline, progress = self._deadline(), CallProgress()
         if call.num_items < 2:
             return await self._try(call, deadline, progress)
         parts = call.parts(await self._fetch_limits(deadline))
         if len(parts) == 1:
             return cast("ReplyT", await self._answer(parts, deadline, progress))
-        ask = partial(self._answer, deadline=deadline, progress=progress)
-        answered = async_in_order(
-            ask,
+        results = async_in_order(
+            partial(self._answer, deadline=deadline, progress=progress),
             async_iterate([part] for part in parts),
             limit=self._server.max_concurrency,
             max_pending=len(parts),
         )
-        answers = [answer async for of_part in answered for answer in of_part]
-        return cast("ReplyT", answers)  # a list is answered with one
+        answers = [answer async for part_answers in results for answer in part_answers]
+        return cast("ReplyT", answers)  # the answer to a list is a list
 
     def stream(
-        self, endpoint: CallSpec[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
+        self, spec: CallSpec[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
     ) -> AsyncAnswerStream:
-        """Get the answers to rows, in order."""
+        """Return the answers to rows, in order."""
         if isinstance(rows, str | bytes | Mapping | BaseModel):
             raise InvalidInputError(
-                f"rows is of the type {type(rows).__name__}; it must be an iterable of inputs, "
-                "such as a list or a generator"
+                f"rows has the type {type(rows).__name__}. Pass an iterable of inputs, such as a "
+                "list or a generator."
             )
-        return AsyncAnswerStream(self._stream(endpoint, rows, options))
+        return AsyncAnswerStream(self._stream(spec, rows, options))
 
     async def _stream(
-        self, endpoint: CallSpec[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
+        self, spec: CallSpec[Any], rows: AnyIterable[Any], options: Mapping[str, Any]
     ) -> AsyncGenerator[Any, None]:
         limits = await self._fetch_limits(self._deadline())
-        ask = partial(self._answer_rows, endpoint, options, limits, CallProgress())
+        answer_rows = partial(self._answer_rows, spec, options, limits, CallProgress())
         limit = self._server.max_concurrency
         async with (
             aclosing(_batches(rows)) as batches,
-            aclosing(async_in_order(ask, batches, limit=limit, max_pending=2 * limit)) as answered,
+            aclosing(
+                async_in_order(answer_rows, batches, limit=limit, max_pending=2 * limit)
+            ) as results,
         ):
-            async for answers in answered:
+            async for answers in results:
                 for answer in answers:
                     yield answer
 
     async def probe(self, timeout_s: float | None = None) -> RequestError | None:
-        """Return why the service does not take requests; None if it does."""
+        """Return the error of a health check; None if the service accepts requests."""
         deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
         try:
             HEALTH.answer(await self._receive(HEALTH, deadline))
@@ -162,20 +166,20 @@ class AsyncExchange:
         return None
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Ask for the service's health until it takes requests."""
+        """Check the service's health until it accepts requests."""
         if not timeout_s > 0:
-            raise ConfigError(f"timeout_s is {timeout_s}; it must be over 0")
+            raise ConfigError(f"timeout_s is {timeout_s}. It must be more than 0.")
         deadline = Deadline(self._server.base_url, timeout_s)
         delay_s = _FIRST_PROBE_DELAY_S
-        while error := await self.probe(min(_LONGEST_PROBE_S, deadline.left_s())):
+        while error := await self.probe(min(_MAX_PROBE_S, deadline.remaining_s())):
             if not deadline.allows(delay_s):
-                seen = "no reply in time" if isinstance(error, DeadlineExceededError) else error
+                is_late = isinstance(error, DeadlineExceededError)
                 raise NotReadyError(
-                    f"{self._server.base_url} was not ready within {timeout_s:g} s; "
-                    f"the last attempt: {seen}"
+                    f"{self._server.base_url} was not ready within {timeout_s:g} s. "
+                    f"The last attempt: {'No reply in time.' if is_late else error}"
                 ) from error
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_PROBE_DELAY_S)
+            delay_s = min(2 * delay_s, _MAX_PROBE_DELAY_S)
 
     def _deadline(self) -> Deadline:
         return Deadline(self._server.base_url, self._server.timeout_s)
@@ -187,36 +191,36 @@ class AsyncExchange:
 
     async def _answer_rows(
         self,
-        endpoint: CallSpec[Any],
+        spec: CallSpec[Any],
         options: Mapping[str, Any],
         limits: InfoReply,
         progress: CallProgress,
         batch: _Batch,
     ) -> list[Any]:
-        """Get an answer to each row; a row that is refused has its error in place of one."""
+        """Return the answer to each row, or the error of a rejected row."""
         start, rows = batch
         if isinstance(rows, Exception):
             raise rows
         if not rows:
             return []
         try:
-            parts = endpoint.call(rows, options, start=start).parts(limits)
+            parts = spec.call(rows, options, start=start).parts(limits)
             return await self._answer(parts, self._deadline(), progress)
         except (InvalidInputError, BodyTooLargeError) as error:
             index = error.input_index
             if index is None or not start <= index < start + len(rows):
-                raise  # it is not about one of these rows
-            # The traceback would keep the rows in memory.
+                raise  # the error is not about one of these rows
+            # A traceback would keep the rows in memory.
             error.__cause__ = error.__context__ = None
-            refused = error.with_traceback(None)
-        ask = partial(self._answer_rows, endpoint, options, limits, progress)
-        before = await ask((start, rows[: index - start]))
-        return [*before, refused, *await ask((index + 1, rows[index - start + 1 :]))]
+            row_error = error.with_traceback(None)
+        answer_rows = partial(self._answer_rows, spec, options, limits, progress)
+        answers = await answer_rows((start, rows[: index - start]))
+        return [*answers, row_error, *await answer_rows((index + 1, rows[index - start + 1 :]))]
 
     async def _answer(
         self, parts: list[Call[Any]], deadline: Deadline, progress: CallProgress
     ) -> list[Any]:
-        """Get the answers to parts of a list in turn, in halves if one is too much at once."""
+        """Return the answers to parts of a list; split a part that is too large in halves."""
         answers: list[Any] = []
         while parts:
             part, *parts = parts
@@ -230,13 +234,13 @@ class AsyncExchange:
         return answers
 
     async def _try(self, call: Call[ReplyT], deadline: Deadline, progress: CallProgress) -> ReplyT:
-        """Send a request, and again after a delay while a retry is of use."""
+        """Send a request; retry it after a delay while `Retries` allows."""
         retries = Retries(self._server.num_retries, deadline, progress)
         while True:
             try:
                 received = await self._receive(call, deadline)
-            except NotReadyError as out_of_reach:
-                await asyncio.sleep(retries.delay_s(out_of_reach))
+            except NotReadyError as error:
+                await asyncio.sleep(retries.delay_s(error))
                 continue
             if received.status not in RETRIED_STATUSES:
                 progress.num_answered += 1
@@ -244,8 +248,8 @@ class AsyncExchange:
             await asyncio.sleep(retries.delay_s(call.error(received), received.retry_after_s))
 
     async def _receive(self, call: Call[Any], deadline: Deadline) -> RawReply:
-        """Send a request once."""
-        timeout_s = deadline.left_s()
+        """Send a request without retries."""
+        timeout_s = deadline.remaining_s()
         with deadline.errors():
             async with (
                 asyncio.timeout(timeout_s),
@@ -271,21 +275,21 @@ class AsyncExchange:
             content += chunk
             if len(content) > self._server.max_reply_bytes:
                 raise RequestError(
-                    f"the reply of {response.url} is over {self._server.max_reply_bytes} bytes; "
-                    "ask for less at once (fewer inputs, a smaller top_k), or raise max_reply_bytes"
+                    f"The reply of {response.url} has more than {self._server.max_reply_bytes} "
+                    "bytes. Request less (fewer inputs, a smaller top_k), or raise max_reply_bytes."
                 )
-            deadline.left_s()  # a thread looks at the clock here only
+            deadline.remaining_s()  # a thread checks the time only here
         return bytes(content)
 
 
 async def _batches(rows: AnyIterable[Any]) -> AsyncGenerator[_Batch, None]:
-    """Group rows, as many as a request has; an error of theirs comes after them."""
+    """Yield batches of rows; an error of the iterator comes after the rows."""
     start = 0
     batch: list[Any] = []
     failure: Exception | None = None
     try:
-        async with aclosing(async_iterate(rows)) as reading:
-            async for row in reading:
+        async with aclosing(async_iterate(rows)) as iterator:
+            async for row in iterator:
                 batch.append(row)
                 if len(batch) == _ROWS_PER_REQUEST:
                     yield start, batch

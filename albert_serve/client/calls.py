@@ -1,4 +1,4 @@
-"""A call: one request, the parser of its reply, and the parts that its list is sent in."""
+"""A call: one request and the parser of its reply; a long list is split into several calls."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from albert_serve.errors import (
 
 BAD_GATEWAY: Final = 502
 _MAX_SHOWN_CHARS: Final = 200
-# A message's sentences begin with an index.
+_CHECK_SERVICE: Final = "Check that it is an albert-serve of this client's version."
+# Index of an input at the beginning of a message or of its part after "; ".
 _ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))inputs\[(\d{1,18})\]")
-# A name that callers configure (docs/client.md).
+# Callers configure this name (docs/client.md).
 _logger = logging.getLogger("albert_serve.client.transport")
 
 ReplyT = TypeVar("ReplyT")
@@ -33,7 +34,7 @@ ReplyT = TypeVar("ReplyT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawReply:
-    """A complete response."""
+    """Complete HTTP response."""
 
     url: str
     status: int
@@ -42,19 +43,19 @@ class RawReply:
 
     @property
     def is_success(self) -> bool:
-        """Whether it has an answer."""
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
     def beginning(self) -> str:
-        """The beginning of the body, for messages."""
+        """Beginning of the body, for messages."""
         return repr(
             self.content[: 4 * _MAX_SHOWN_CHARS].decode(errors="replace")[:_MAX_SHOWN_CHARS]
         )
 
     @property
     def retry_after_s(self) -> float | None:
-        """The seconds of `Retry-After`; None without the header."""
+        """Seconds of `Retry-After`; None without a number there."""
         value = self.headers.get("Retry-After", "")
         return float(value) if value.isdecimal() else None
 
@@ -64,7 +65,11 @@ class Call(Generic[ReplyT]):
     """One request, and the parser of its reply.
 
     Attributes:
-        start: the index of its first item in the caller's list.
+        method: HTTP method.
+        path: path of the endpoint.
+        body: JSON body; None for GET.
+        read: function that parses the content of a reply.
+        start: index of the first input in the caller's list.
     """
 
     method: str
@@ -75,12 +80,12 @@ class Call(Generic[ReplyT]):
 
     @property
     def num_items(self) -> int:
-        """The number of items in its list; 1 without a list."""
+        """Number of inputs; 1 if `inputs` is not a list."""
         return len(self._items) or 1
 
     @property
     def has_list(self) -> bool:
-        """Whether it asks about a list, and so is answered with one."""
+        """Whether `inputs` is a list, so that the answer is a list."""
         return isinstance((self.body or {}).get("inputs"), list)
 
     @property
@@ -97,41 +102,41 @@ class Call(Generic[ReplyT]):
             answer = self.read(received.content)
         except ValueError as error:  # a ValidationError is one
             raise RequestError(
-                f"{received.url} replied with something that is not an answer of {self.path}; "
-                f"is it an albert-serve of this version? It begins {received.beginning}"
+                f"The reply of {received.url} is not an answer of {self.path}. {_CHECK_SERVICE} "
+                f"The reply begins with {received.beginning}."
             ) from error
         if self.has_list and len(cast("list[Any]", answer)) != self.num_items:
             raise RequestError(
                 f"{received.url} replied to {self.num_items} inputs with "
-                f"{len(cast('list[Any]', answer))} answers; is it an albert-serve of this version?"
+                f"{len(cast('list[Any]', answer))} answers. {_CHECK_SERVICE}"
             )
         return answer
 
     def error(self, received: RawReply) -> RequestError:
-        """Return the error of a failed reply, with indices of the caller's list."""
+        """Return the error of a failed reply; its message has indices of the caller's list."""
         error = _service_error(received)
         message = renumbered(str(error), self.start)
         is_of_list = isinstance(error, TooMuchAtOnceError | BodyTooLargeError)
         if is_of_list and self.has_list and self.num_items == 1 and error.input_index is None:
-            message = f"inputs[{self.start}]: {message}"  # the list is this one item
+            message = f"inputs[{self.start}]: {message}"  # the list has only this input
         error.args = (message,)
         return error
 
     def parts(self, limits: InfoReply) -> list[Call[ReplyT]]:
-        """Split the list into calls within the limits of items and bytes.
+        """Split the list into calls within the service's limits of items and bytes.
 
-        An item that exceeds a limit by itself is sent alone.
+        An input that exceeds a limit by itself is sent alone.
         """
         num_free = limits.max_body_bytes - _num_bytes({**(self.body or {}), "inputs": []})
         starts = [0]
         num_used = 0
         for index, item in enumerate(self._items):
-            num_more = _num_bytes(item) + 1  # a comma follows each item
-            is_full = index - starts[-1] == limits.max_items or num_used + num_more > num_free
+            item_bytes = _num_bytes(item) + 1  # a comma follows each item
+            is_full = index - starts[-1] == limits.max_items or num_used + item_bytes > num_free
             if index > starts[-1] and is_full:
                 starts.append(index)
                 num_used = 0
-            num_used += num_more
+            num_used += item_bytes
         return [self._part(start, end) for start, end in pairwise([*starts, self.num_items])]
 
     def halves(self) -> list[Call[ReplyT]]:
@@ -149,9 +154,9 @@ def _service_error(received: RawReply) -> RequestError:
     try:
         reply = ErrorReply.model_validate_json(received.content)
     except ValidationError:
-        message = f"{received.url} replied {received.status}: {received.beginning}"
+        message = f"{received.url} replied with status {received.status}: {received.beginning}."
         reply = ErrorReply(error=message, error_type="")
-    # A proxy's reply while the service behind it is away.
+    # A proxy sends 502 while the service behind it is unavailable.
     status = 503 if received.status == BAD_GATEWAY else received.status
     error = request_error(status, reply.error, reply.error_type)
     error.request_id = reply.request_id
@@ -170,14 +175,14 @@ def _log_warnings(received: RawReply) -> None:
         _logger.warning("%s: %s", received.url, warning)
     num_truncated = received.headers.get(TRUNCATED_HEADER, "0")
     if num_truncated != "0":
-        _logger.warning("%s: %s tokens were cut off", received.url, num_truncated)
+        _logger.warning("%s: %s tokens were truncated.", received.url, num_truncated)
 
 
-def renumbered(message: str, num_before: int) -> str:
-    """Return a message about an item with the item's index in the whole list."""
-    return _ITEM_INDEX.sub(lambda match: f"inputs[{int(match[1]) + num_before}]", message)
+def renumbered(message: str, start: int) -> str:
+    """Return a message about inputs of a part with their indices in the complete list."""
+    return _ITEM_INDEX.sub(lambda match: f"inputs[{int(match[1]) + start}]", message)
 
 
 def _num_bytes(value: object) -> int:
-    """Return the length of a value as httpx serialises it, or a little more."""
+    """Return the size of a value in JSON, which is at least its size in a request of httpx."""
     return len(json.dumps(value, ensure_ascii=False).encode())

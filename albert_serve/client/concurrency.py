@@ -1,7 +1,7 @@
-"""Several requests at once: in tasks (async) or in threads (sync).
+"""Concurrent requests: in tasks (async) or in threads (sync).
 
-`scripts/unasync.py` makes `sync_*.py` of `async_*.py`; a name of this module loses its `async_`
-there.
+`scripts/unasync.py` generates `sync_*.py` from `async_*.py` and removes `async_` from names of this
+module.
 """
 
 from __future__ import annotations
@@ -34,11 +34,16 @@ async def async_in_order(
     limit: int,
     max_pending: int,
 ) -> AsyncGenerator[_ResultT, None]:
-    """Call a function with each item, up to `limit` at once, and yield the results in order.
+    """Call a function with each item and yield the results in order.
 
-    At most `max_pending` calls run, or have results that wait for an earlier one. Once a call has
-    failed no other begins; its error comes after the results before it. The end cancels the calls
-    that run.
+    After a call has failed, no other call begins; its error is raised after the previous results.
+    Closing the generator cancels the running calls.
+
+    Args:
+        function: function of an item.
+        items: items, read as results are taken.
+        limit: maximum number of concurrent calls.
+        max_pending: maximum number of calls that run or whose results wait for a previous result.
     """
     slots = asyncio.Semaphore(limit)
     pending: deque[asyncio.Task[_ResultT]] = deque()
@@ -79,9 +84,10 @@ def in_order(
     limit: int,
     max_pending: int,
 ) -> Generator[_ResultT, None, None]:
-    """Do as `async_in_order`, in threads; the end waits for none of them.
+    """Do the same as `async_in_order`, in threads.
 
-    They end with the program. Each call runs in a copy of the caller's context.
+    Closing the generator does not wait for the threads, which end with the program. Each call runs
+    in a copy of the caller's context.
     """
     slots = threading.Semaphore(limit)
     pending: deque[Future[_ResultT]] = deque()
@@ -91,7 +97,7 @@ def in_order(
         nonlocal has_failed
         try:
             result = function(item)
-        except BaseException as error:  # noqa: BLE001  # raised where the result is taken
+        except BaseException as error:  # noqa: BLE001  # raised with the result
             has_failed = True
             future.set_exception(error)
         else:
@@ -113,7 +119,7 @@ def in_order(
 
 
 async def async_iterate(rows: AnyIterable[_RowT]) -> AsyncGenerator[_RowT, None]:
-    """Yield rows of either kind; other tasks run between them."""
+    """Yield the rows of any iterable; other tasks run between them."""
     if isinstance(rows, AsyncIterable):
         async for row in rows:
             await asyncio.sleep(0)
@@ -125,5 +131,5 @@ async def async_iterate(rows: AnyIterable[_RowT]) -> AsyncGenerator[_RowT, None]
 
 
 def iterate(rows: Iterable[_RowT]) -> Generator[_RowT, None, None]:
-    """Yield the rows; the generator, unlike an iterator of any kind, can be closed."""
+    """Yield the rows from a generator, which can be closed, unlike an iterator."""
     yield from rows

@@ -1,4 +1,4 @@
-"""The requests of a client: each method's options, and its endpoint."""
+"""Endpoints of the client's methods, and their options."""
 
 from __future__ import annotations
 
@@ -50,21 +50,22 @@ QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
 
 
 class Column(Protocol):
-    """A column of texts in a frame (pandas, polars), or an array."""
+    """Column of texts in a DataFrame (pandas, polars), or an array."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
+Texts: TypeAlias = list[str] | Column
 AnswerT = TypeVar("AnswerT")
-# Type variables, because lists are invariant: `list[TextLike]` would not take a `list[str]`.
+# These are type variables because lists are invariant: a `list[str]` is not a `list[TextLike]`.
 TextT = TypeVar("TextT", bound=TextLike)
 PairT = TypeVar("PairT", bound=PairLike)
 QuestionT = TypeVar("QuestionT", bound=QuestionLike)
 
 
 class FillMaskOptions(TypedDict, total=False):
-    """The parameters of fill-mask; see `schemas.FillMaskParameters`."""
+    """Options of fill-mask; see `schemas.FillMaskParameters`."""
 
     top_k: int
     targets: str | list[str]
@@ -72,7 +73,7 @@ class FillMaskOptions(TypedDict, total=False):
 
 
 class TextClassificationOptions(TypedDict, total=False):
-    """The parameters of text classification; see `schemas.TextClassificationParameters`."""
+    """Options of text classification; see `schemas.TextClassificationParameters`."""
 
     function_to_apply: ScoreFunction
     top_k: int
@@ -81,7 +82,7 @@ class TextClassificationOptions(TypedDict, total=False):
 
 
 class QuestionAnsweringOptions(TypedDict, total=False):
-    """The parameters of question answering; see `schemas.QuestionAnsweringParameters`."""
+    """Options of question answering; see `schemas.QuestionAnsweringParameters`."""
 
     top_k: int
     doc_stride: int
@@ -95,13 +96,13 @@ class QuestionAnsweringOptions(TypedDict, total=False):
 
 
 class SentenceOrderOptions(TypedDict, total=False):
-    """The parameters of sentence order; see `schemas.SentenceOrderParameters`."""
+    """Options of sentence order; see `schemas.SentenceOrderParameters`."""
 
     truncation: AnyTruncation
 
 
 class TokenClassificationOptions(TypedDict, total=False):
-    """The parameters of token classification; see `schemas.TokenClassificationParameters`."""
+    """Options of token classification; see `schemas.TokenClassificationParameters`."""
 
     aggregation_strategy: AggregationStrategy
     ignore_labels: list[str]
@@ -110,7 +111,7 @@ class TokenClassificationOptions(TypedDict, total=False):
 
 
 class TokenFeaturesOptions(TypedDict, total=False):
-    """The parameters of the vectors of tokens; see `embeddings.FeatureExtractionParameters`."""
+    """Options of token vectors; see `embeddings.FeatureExtractionParameters`."""
 
     normalize: bool
     truncation: AnyTruncation
@@ -119,13 +120,13 @@ class TokenFeaturesOptions(TypedDict, total=False):
 
 
 class FeatureExtractionOptions(TokenFeaturesOptions, total=False):
-    """The parameters of embeddings; see `embeddings.FeatureExtractionParameters`."""
+    """Options of embeddings; see `embeddings.FeatureExtractionParameters`."""
 
     pooling: Pooled
 
 
 class ZeroShotOptions(TypedDict, total=False):
-    """The parameters of zero-shot classification; see `zero_shot.ZeroShotParameters`."""
+    """Options of zero-shot classification; see `zero_shot.ZeroShotParameters`."""
 
     hypothesis_template: str
     multi_label: bool
@@ -133,9 +134,9 @@ class ZeroShotOptions(TypedDict, total=False):
 
 
 def _plain(value: object) -> object:
-    """Return a column, an array, a tuple or an iterator as a list, and a number of numpy as ours.
+    """Convert a column, array, tuple or iterator to a list, and a numpy number to a Python number.
 
-    Anything else is returned as it is.
+    Other values are returned unchanged.
     """
     if isinstance(value, tuple | Iterator):
         return list(value)
@@ -148,7 +149,7 @@ def _as_dict(item: object) -> object:
 
 
 def _as_text(item: object) -> object:
-    """Return a row of sentences as the endpoint takes it; another row may be a pair."""
+    """Return a list of sentences as the endpoint expects it; other rows are pairs."""
     return {"sentences": list(item)} if isinstance(item, list | tuple) else _as_dict(item)
 
 
@@ -157,7 +158,7 @@ def _list_of(kind: Any) -> Any:
 
 
 def _only(kind: Any) -> Any:
-    """Return the type of a list of one, whose value is that one."""
+    """Return a type that validates a list with one item and returns the item."""
     return Annotated[list[kind], Field(min_length=1, max_length=1), AfterValidator(itemgetter(0))]
 
 
@@ -171,10 +172,12 @@ class CallSpec(Generic[AnswerT]):
     """A client method's endpoint, request type and reply type.
 
     Attributes:
-        answer: the type of the answer to an input of a list.
-        single: the type of the reply to a single input, if it differs.
-        implied: the parameters that the method sets.
-        as_item: converts an input of a list to the item that is sent.
+        path: path of the endpoint.
+        request: type of the request.
+        answer: type of the answer to an input of a list.
+        single: type of the reply to a single input, if it differs.
+        implied: parameters that the method sets.
+        as_item: function from an input of a list to the item that is sent.
     """
 
     path: str
@@ -185,7 +188,7 @@ class CallSpec(Generic[AnswerT]):
     as_item: Callable[[object], object] = _as_dict
 
     def call(self, inputs: object, options: Mapping[str, Any], *, start: int = 0) -> Call[Any]:
-        """Return the call for an input, or for a list whose first has the index `start`."""
+        """Return the call for an input, or for a list whose first input has the index `start`."""
         parameters = {name: _plain(value) for name, value in {**options, **self.implied}.items()}
         inputs = _plain(inputs)
         if not isinstance(inputs, list):
@@ -194,18 +197,18 @@ class CallSpec(Generic[AnswerT]):
             items = [self.as_item(item) for item in inputs]
             body = self._body(items[:MAX_ITEMS], parameters, start)
             # A request has at most MAX_ITEMS items, so the items are validated in slices.
-            for at in range(MAX_ITEMS, len(items), MAX_ITEMS):
-                more = self._body(items[at : at + MAX_ITEMS], parameters, start + at)
-                body["inputs"] += more["inputs"]
+            for index in range(MAX_ITEMS, len(items), MAX_ITEMS):
+                rest = self._body(items[index : index + MAX_ITEMS], parameters, start + index)
+                body["inputs"] += rest["inputs"]
             reply = _list_of(self.answer)
         return Call(method="POST", path=self.path, body=body, read=_reader(reply), start=start)
 
     def _body(self, inputs: object, parameters: object, start: int = 0) -> dict[str, Any]:
         try:
-            checked = validate(self.request, {"inputs": inputs, "parameters": parameters})
+            validated = validate(self.request, {"inputs": inputs, "parameters": parameters})
         except InvalidInputError as error:
             raise InvalidInputError(renumbered(str(error), start)) from error
-        return checked.model_dump(exclude_unset=True)
+        return validated.model_dump(exclude_unset=True)
 
 
 INFO: Final = Call(method="GET", path="/info", body=None, read=InfoReply.model_validate_json)
@@ -259,15 +262,15 @@ _STREAMS: Final[Mapping[str, CallSpec[Any]]] = {
 
 
 def stream_spec(task: str, options: Mapping[str, Any]) -> CallSpec[Any]:
-    """Return the spec of a stream's rows."""
+    """Return the spec for the rows of a stream."""
     if task not in _STREAMS:
-        raise InvalidInputError(f"unknown task {task!r}. Choose one of {', '.join(_STREAMS)}.")
-    is_of_tokens = task == FEATURE_EXTRACTION_TASK and options.get("pooling") == "none"
-    return TOKEN_FEATURES if is_of_tokens else _STREAMS[task]
+        raise InvalidInputError(f"Unknown task {task!r}. Choose one of {', '.join(_STREAMS)}.")
+    has_token_vectors = task == FEATURE_EXTRACTION_TASK and options.get("pooling") == "none"
+    return TOKEN_FEATURES if has_token_vectors else _STREAMS[task]
 
 
 def one_or_more_texts(sentences: list[str] | list[list[str]]) -> object:
-    """Return one input for the sentences of one text, a list for several texts."""
+    """Return one input for the sentences of one text, and a list for several texts."""
     sentences = cast("list[str] | list[list[str]]", _plain(sentences))
     is_one = not sentences or not isinstance(sentences[0], list)
     return {"sentences": sentences} if is_one else sentences

@@ -1,8 +1,8 @@
 # Generated from async_client.py by scripts/unasync.py; `make client` writes it.
-"""The Python client: the service's endpoints as typed methods.
+"""Python client: the service's endpoints as typed methods.
 
-Needs httpx and pydantic only. `requests.py` has the endpoints and their options; requests are sent
-in `sync_exchange.py`, again where `retries.py` says so, and long lists in parts.
+It needs only httpx and pydantic. `requests.py` defines endpoints and options. `sync_exchange.py`
+sends requests, splits long lists and retries as `retries.py` decides.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from albert_serve.client.requests import (
     SentenceOrderOptions,
     TextClassificationOptions,
     TextLike,
+    Texts,
     TextT,
     TokenClassificationOptions,
     TokenFeaturesOptions,
@@ -64,35 +65,33 @@ if TYPE_CHECKING:
 
 
 class AlbertClient:
-    """Calls a service; safe to use from many threads.
+    """Client of a service; many threads can share it.
 
-    A method takes one input or a list, and returns one result or a list; a column of a frame
-    (pandas, polars) or an array is taken as a list. Its options are the parameters of the endpoint,
-    with the service's defaults. A long list is split into as many requests as the service's limits
-    require, several of which are sent at once. `stream` answers rows of any number.
+    A method takes one input or a list, and returns one result or a list. A column of a DataFrame
+    (pandas, polars) or an array counts as a list. A long list is split into as many requests as the
+    service's limits require, several of which are sent concurrently. `stream` answers any number of
+    rows.
 
-    A request is retried if the service is overloaded, not ready, or out of reach, after the delay
-    that the service asks for.
+    A request is retried if the service is overloaded, not ready or unreachable, after the delay
+    that the service requests.
 
     Args:
-        base_url: the service's address, such as "http://127.0.0.1:3000"; None for that in the
-            environment's ALBERT_URL.
-        model: the name of a hosted model; None for the service's default.
-        api_key: sent as a bearer token; None for that in the environment's ALBERT_API_KEY, if it
-            is set; "" for none.
-        timeout_s: the time limit of a call, with all its requests and waits.
-        num_retries: the limit of retries of a request.
-        max_concurrency: the limit of requests at once, of a list or of a stream.
-        max_reply_bytes: the limit of a reply, decoded; one that is over it is not read to its end.
-        http_client: used instead of a new one; it stays open when this client closes.
+        base_url: address of the service, such as "http://127.0.0.1:3000" (default: ALBERT_URL).
+        model: name of a hosted model (default: the service's default model).
+        api_key: bearer token; "" for none (default: ALBERT_API_KEY, if set).
+        timeout_s: time limit of a call in seconds, including all its requests and delays.
+        num_retries: maximum number of retries of a request.
+        max_concurrency: maximum number of concurrent requests for a list or stream.
+        max_reply_bytes: maximum size of a decoded reply; the client stops reading at this size.
+        http_client: httpx client to use instead of a new one; this client does not close it.
 
     Every method raises:
-        InvalidInputError: the inputs or options are refused, by the service or before sending.
-        QueueFullError: the service is overloaded, also after all retries.
-        NotReadyError: the service cannot be reached, is starting, or is draining.
-        DeadlineExceededError: there was no reply in time.
-        RequestError: any other refusal, as the subclass that its status has; or a reply that is
-            not one of this service, is too large, or has not one answer for each input.
+        InvalidInputError: an input or option is invalid; raised by the service or before sending.
+        QueueFullError: the service is still overloaded after all retries.
+        NotReadyError: the service is unreachable, starting or shutting down.
+        DeadlineExceededError: no reply arrived in time.
+        RequestError: the service rejected the request for another reason, which the subclass names;
+            or the reply is too large, or is not a reply of this service.
     """
 
     def __init__(
@@ -126,28 +125,28 @@ class AlbertClient:
         device: Device = "auto",
         timeout_s: float = LOCAL_TIMEOUT_S,
     ) -> Self:
-        """Open a model in this process: the same methods and answers, without a service.
+        """Open a model in this process; methods and answers are the same as with a service.
 
             with AlbertClient.local("models/albert-small-en") as albert:
                 albert.fill_mask("Paris is the capital of [MASK].")
 
-        Needs the extra `albert-serve[serve]`. Nothing listens, and no setting is read from the
-        environment. No call is refused because of others, so that there is no 429. `close` or
-        the end of `with` frees the model.
+        This requires the extra `albert-serve[serve]`. It opens no port, ignores environment
+        settings and never rejects a call because of load. `close` or the end of `with` frees
+        the model.
 
         Args:
-            bundle: the folder of a bundle or a checkpoint, `bentoml:NAME[:VERSION]`, or OWNER/NAME
-                on the Hugging Face Hub; by default the bundle that ships in `models/`. A checkpoint
-                is exported first, which needs the extra `train`.
-            num_threads: threads of one run; None: the CPUs that this process may use.
-            device: "cpu", "cuda", or "auto": CUDA where a call on it succeeds.
-            timeout_s: the time limit of a call.
+            bundle: folder of a bundle or a checkpoint, `bentoml:NAME[:VERSION]`, or OWNER/NAME on
+                the Hugging Face Hub (default: the default model). A checkpoint is exported first,
+                which requires the extra `train`.
+            num_threads: threads of a run (default: the CPUs that this process may use).
+            device: "cpu", "cuda", or "auto", which uses CUDA if it works.
+            timeout_s: time limit of a call in seconds.
 
         Raises:
-            ConfigError: the extra is not installed, an option is invalid, or no bundle is named
-                and none ships.
-            BundleError: the bundle is missing, damaged, or of another format.
-            EngineError: it cannot be run here, or not on that device.
+            ConfigError: the extra is not installed, an option is invalid, or there is no default
+                model.
+            BundleError: the bundle is missing or damaged, or has another format.
+            EngineError: the model cannot run here, or not on this device.
         """
         client = cls(
             LOCAL_URL,
@@ -164,8 +163,8 @@ class AlbertClient:
 
     def __reduce__(self) -> NoReturn:
         raise ConfigError(
-            f"a {type(self).__name__} cannot be pickled or copied, as its connections cannot; make "
-            "one in each process, as in the initializer of a pool"
+            f"A {type(self).__name__} cannot be pickled or copied, because its connections cannot. "
+            "Create one in each process, for example in the initializer of a pool."
         )
 
     def __enter__(self) -> Self:
@@ -183,21 +182,28 @@ class AlbertClient:
 
     @overload
     def fill_mask(
-        self, inputs: list[str] | Column, **options: Unpack[FillMaskOptions]
+        self, inputs: Texts, **options: Unpack[FillMaskOptions]
     ) -> list[FillMaskAnswer]: ...
 
-    def fill_mask(
-        self, inputs: str | list[str] | Column, **options: Unpack[FillMaskOptions]
-    ) -> FillMaskAnswer | list[FillMaskAnswer]:
-        """Return the likeliest tokens for the mask, or a list for each of several masks.
+    def fill_mask(self, inputs: Any, **options: Any) -> Any:
+        """Return the likeliest tokens for each mask of a text.
 
-        The answer to a text with one `[MASK]` is a list of `FilledToken`s, the likeliest first;
-        with several, such a list for each, in the order of the text.
+        Args:
+            inputs: text with [MASK], or a list of texts.
+
+        Keyword Args:
+            top_k (int): number of predictions for each mask (default: 5).
+            targets (str | list[str]): tokens to choose from; if the vocabulary lacks a token, its
+                first piece is scored (default: the whole vocabulary).
+            truncation (bool): whether long texts are truncated, not rejected (default: False).
+
+        Returns:
+            `FilledToken`s, likeliest first; if a text has several masks, such a list for each mask.
 
         Raises:
             NoMaskError: a text has no mask.
         """
-        return self._exchange.ask(requests.FILL_MASK, inputs, options)
+        return self._exchange.call(requests.FILL_MASK, inputs, options)
 
     @overload
     def text_classification(
@@ -209,14 +215,23 @@ class AlbertClient:
         self, inputs: list[TextT] | Column, **options: Unpack[TextClassificationOptions]
     ) -> list[list[LabelScore]]: ...
 
-    def text_classification(
-        self, inputs: TextLike | list[TextT] | Column, **options: Unpack[TextClassificationOptions]
-    ) -> list[LabelScore] | list[list[LabelScore]]:
-        """Return the labels of a text or pair of texts, the best first.
+    def text_classification(self, inputs: Any, **options: Any) -> Any:
+        """Return the labels of a text or a pair of texts, best first.
 
-        An input is a string, or `{"text", "text_pair"}` as a dictionary or a `TextInput`.
+        Args:
+            inputs: text, or `{"text", "text_pair"}` as a dictionary or a `TextInput`; or a list.
+
+        Keyword Args:
+            top_k (int): number of labels (default: all).
+            function_to_apply ("sigmoid" | "softmax" | "none"): function from logits to scores
+                (default: by the model's problem type, with the classifier's temperature).
+            head (str): name of the classifier, if the model has several (default: the default one).
+            truncation (bool): whether long texts are truncated, not rejected (default: False).
+
+        Returns:
+            A list of `LabelScore`s for each input.
         """
-        return self._exchange.ask(requests.TEXT_CLASSIFICATION, inputs, options)
+        return self._exchange.call(requests.TEXT_CLASSIFICATION, inputs, options)
 
     @overload
     def question_answering(
@@ -228,16 +243,33 @@ class AlbertClient:
         self, inputs: list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
     ) -> list[QuestionAnsweringAnswer]: ...
 
-    def question_answering(
-        self, inputs: QuestionLike | list[QuestionT], **options: Unpack[QuestionAnsweringOptions]
-    ) -> QuestionAnsweringAnswer | list[QuestionAnsweringAnswer]:
-        """Return the answer to a question in a context; a list with `top_k` over 1.
+    def question_answering(self, inputs: Any, **options: Any) -> Any:
+        """Return the answer to a question in a context of any length.
 
-        An input is `{"question", "context"}` as a dictionary or a `QuestionContext`. A context of
-        any length is read, in windows. The answer may be "" with
-        `handle_impossible_answer`, and by default of a model that has a threshold for it.
+        Args:
+            inputs: `{"question", "context"}` as a dictionary or a `QuestionContext`; or a list.
+
+        Keyword Args:
+            top_k (int): number of answers (default: 1).
+            doc_stride (int): tokens that neighbouring windows share (default: 128, or fewer if
+                windows are short).
+            max_answer_len (int): maximum tokens of an answer (default: 15).
+            max_question_len (int): maximum tokens of a question, which is truncated to it (default:
+                unlimited).
+            max_seq_len (int): maximum tokens of question and window together (default: 384, or the
+                model's maximum if smaller).
+            handle_impossible_answer (bool | None): whether "no answer" competes, as an empty answer
+                (default: if the model has a threshold for it).
+            null_score_diff_threshold (float): margin by which the logit of "no answer" must exceed
+                that of the best answer (default: the model's threshold, otherwise 0).
+            align_to_words (bool): whether answers are extended to whole words (default: True).
+            truncation (bool): whether long questions are truncated, not rejected (default:
+                False).
+
+        Returns:
+            An `Answer` for each input; a list of `Answer`s if `top_k` is more than 1.
         """
-        return self._exchange.ask(requests.QUESTION_ANSWERING, inputs, options)
+        return self._exchange.call(requests.QUESTION_ANSWERING, inputs, options)
 
     @overload
     def sentence_order(
@@ -249,14 +281,19 @@ class AlbertClient:
         self, inputs: list[PairT], **options: Unpack[SentenceOrderOptions]
     ) -> list[Order]: ...
 
-    def sentence_order(
-        self, inputs: PairLike | list[PairT], **options: Unpack[SentenceOrderOptions]
-    ) -> Order | list[Order]:
+    def sentence_order(self, inputs: Any, **options: Any) -> Any:
         """Return the probability that the second text follows the first.
 
-        An input is `{"text", "text_pair"}` as a dictionary or a `TextPair`.
+        Args:
+            inputs: `{"text", "text_pair"}` as a dictionary or a `TextPair`; or a list.
+
+        Keyword Args:
+            truncation (bool): whether long texts are truncated, not rejected (default: False).
+
+        Returns:
+            An `Order` for each input.
         """
-        return self._exchange.ask(requests.SENTENCE_ORDER, inputs, options)
+        return self._exchange.call(requests.SENTENCE_ORDER, inputs, options)
 
     @overload
     def coherence(
@@ -268,16 +305,21 @@ class AlbertClient:
         self, sentences: list[list[str]], **options: Unpack[SentenceOrderOptions]
     ) -> list[Coherence]: ...
 
-    def coherence(
-        self, sentences: list[str] | list[list[str]], **options: Unpack[SentenceOrderOptions]
-    ) -> Coherence | list[Coherence]:
-        """Return the coherence of the sentences of a text, or of each of several texts.
+    def coherence(self, sentences: Any, **options: Any) -> Any:
+        """Return the coherence of the sentences of a text.
 
-        A text is a list of two sentences or more. The answer has the probability of each
-        neighbouring pair, and their geometric mean.
+        Args:
+            sentences: two or more sentences of a text, or a list of such texts.
+
+        Keyword Args:
+            truncation (bool): whether long texts are truncated, not rejected (default: False).
+
+        Returns:
+            A `Coherence` for each text: the probability of the order of each neighbouring pair, and
+            their geometric mean.
         """
         texts = requests.one_or_more_texts(sentences)
-        return self._exchange.ask(requests.COHERENCE, texts, options)
+        return self._exchange.call(requests.COHERENCE, texts, options)
 
     @overload
     def zero_shot_classification(
@@ -287,29 +329,38 @@ class AlbertClient:
     @overload
     def zero_shot_classification(
         self,
-        inputs: list[str] | Column,
+        inputs: Texts,
         candidate_labels: str | Sequence[str],
         **options: Unpack[ZeroShotOptions],
     ) -> list[ZeroShotAnswer]: ...
 
     def zero_shot_classification(
-        self,
-        inputs: str | list[str] | Column,
-        candidate_labels: str | Sequence[str],
-        **options: Unpack[ZeroShotOptions],
-    ) -> ZeroShotAnswer | list[ZeroShotAnswer]:
-        """Return labels that the model was not trained on with their scores, the best first.
+        self, inputs: Any, candidate_labels: str | Sequence[str], **options: Any
+    ) -> Any:
+        """Return labels that the model was not trained on, best first.
 
-        The labels are a list, or a text that is split at its commas.
+        Args:
+            inputs: text, or a list of texts.
+            candidate_labels: labels: a list, or a text that separates them by commas.
+
+        Keyword Args:
+            hypothesis_template (str): sentence about a label, with {} in place of the label
+                (default: "This example is {}.").
+            multi_label (bool): whether each label is scored by itself, so that the scores do not
+                have a sum of 1 (default: False).
+            truncation (bool): whether long texts are truncated, not rejected (default: False).
+
+        Returns:
+            A list of `LabelScore`s for each input.
 
         Raises:
-            NotFoundError: the model has no classifier with a label of entailment, as the one that
-                ships.
+            NotFoundError: the model has no classifier with a label for entailment, like the default
+                model.
         """
         is_text = isinstance(candidate_labels, str)
         labels = candidate_labels if is_text else list(candidate_labels)
         parameters = {**options, "candidate_labels": labels}
-        return self._exchange.ask(requests.ZERO_SHOT, inputs, parameters)
+        return self._exchange.call(requests.ZERO_SHOT, inputs, parameters)
 
     @overload
     def token_classification(
@@ -318,21 +369,31 @@ class AlbertClient:
 
     @overload
     def token_classification(
-        self, inputs: list[str] | Column, **options: Unpack[TokenClassificationOptions]
+        self, inputs: Texts, **options: Unpack[TokenClassificationOptions]
     ) -> list[TokenClassificationAnswer]: ...
 
-    def token_classification(
-        self, inputs: str | list[str] | Column, **options: Unpack[TokenClassificationOptions]
-    ) -> TokenClassificationAnswer | list[TokenClassificationAnswer]:
-        """Return the entities of a text in its order: `EntityGroup`s, with their places.
+    def token_classification(self, inputs: Any, **options: Any) -> Any:
+        """Return the entities of a text of any length, in text order.
 
-        With `aggregation_strategy="none"` they are tokens, `ClassifiedToken`s. A text of any length
-        is read, in windows.
+        Args:
+            inputs: text, or a list of texts.
+
+        Keyword Args:
+            aggregation_strategy (str): how labels of tokens become entities: "none",
+                "simple" (label of each token), or by a word's label: "first" (of its first token),
+                "average" (best mean score), "max" (highest score) (default: "first").
+            ignore_labels (list[str]): labels that are not returned (default: ["O"]).
+            stride (int): tokens that neighbouring windows share (default: 128, or fewer if windows
+                are short).
+            truncation (bool): no effect, because texts of any length are read (default: False).
+
+        Returns:
+            `EntityGroup`s for each input; `ClassifiedToken`s if `aggregation_strategy` is "none".
 
         Raises:
-            NotFoundError: the model has no head for token classification, as the one that ships.
+            NotFoundError: the model has no head for this task, like the default model.
         """
-        return self._exchange.ask(requests.TOKEN_CLASSIFICATION, inputs, options)
+        return self._exchange.call(requests.TOKEN_CLASSIFICATION, inputs, options)
 
     @overload
     def feature_extraction(
@@ -341,18 +402,31 @@ class AlbertClient:
 
     @overload
     def feature_extraction(
-        self, inputs: list[str] | Column, **options: Unpack[FeatureExtractionOptions]
+        self, inputs: Texts, **options: Unpack[FeatureExtractionOptions]
     ) -> list[Embedding]: ...
 
-    def feature_extraction(
-        self, inputs: str | list[str] | Column, **options: Unpack[FeatureExtractionOptions]
-    ) -> Embedding | list[Embedding]:
+    def feature_extraction(self, inputs: Any, **options: Any) -> Any:
         """Return the embedding of a text.
 
-        It has as many numbers as the model's hidden states. The dot product of two that were made
-        with `normalize=True` is their cosine similarity.
+        If `normalize` is true, the dot product of two embeddings is their cosine similarity.
+
+        Args:
+            inputs: text, or a list of texts.
+
+        Keyword Args:
+            pooling ("mean" | "cls" | "max"): mean of the token vectors, vector of [CLS], or maximum
+                in each dimension (default: the model's, otherwise "mean").
+            normalize (bool): whether vectors are scaled to length 1 (default: the model's setting,
+                otherwise False).
+            truncation (bool): whether long texts are truncated, not rejected (default: False).
+            truncate (bool): Hugging Face's name for `truncation` (default: `truncation`).
+            truncation_direction ("left" | "right"): end of the text at which tokens are removed
+                (default: "right").
+
+        Returns:
+            A list of floats for each input, as many as the hidden size.
         """
-        return self._exchange.ask(requests.FEATURE_EXTRACTION, inputs, options)
+        return self._exchange.call(requests.FEATURE_EXTRACTION, inputs, options)
 
     @overload
     def token_features(
@@ -361,51 +435,67 @@ class AlbertClient:
 
     @overload
     def token_features(
-        self, inputs: list[str] | Column, **options: Unpack[TokenFeaturesOptions]
+        self, inputs: Texts, **options: Unpack[TokenFeaturesOptions]
     ) -> list[list[Embedding]]: ...
 
-    def token_features(
-        self, inputs: str | list[str] | Column, **options: Unpack[TokenFeaturesOptions]
-    ) -> list[Embedding] | list[list[Embedding]]:
-        """Return the vector of each token of a text, [CLS] and [SEP] among them.
+    def token_features(self, inputs: Any, **options: Any) -> Any:
+        """Return the vector of each token of a text, including [CLS] and [SEP].
 
-        The answer is a list of vectors, each of as many numbers as the model's hidden states.
+        Args:
+            inputs: text, or a list of texts.
+
+        Keyword Args:
+            normalize (bool): whether vectors are scaled to length 1 (default: the model's setting,
+                otherwise False).
+            truncation (bool): whether long texts are truncated, not rejected (default: False).
+            truncate (bool): Hugging Face's name for `truncation` (default: `truncation`).
+            truncation_direction ("left" | "right"): end of the text at which tokens are removed
+                (default: "right").
+
+        Returns:
+            A list of vectors for each input; a vector has as many floats as the hidden size.
         """
-        return self._exchange.ask(requests.TOKEN_FEATURES, inputs, options)
+        return self._exchange.call(requests.TOKEN_FEATURES, inputs, options)
 
     def info(self) -> InfoReply:
-        """Return the description of the hosted model, and the service's limits.
+        """Return the description of the model, and the limits of the service.
 
-        That is its name, revision, precision and tasks, with the labels and the quality of each.
+        The description has the name, revision, precision and tasks, with labels and quality.
         """
         return self._exchange.send(requests.INFO)
 
     def health(self) -> bool:
-        """Return whether the service takes requests now; one that is out of reach does not.
+        """Return whether the service is reachable and accepts requests.
 
         Raises:
-            RequestError: it refuses to tell, as for a model that it does not host.
+            RequestError: the service rejects the health check, for example for an unknown model.
         """
         return self._exchange.probe() is None
 
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Wait until the service takes requests, as after its start.
+        """Wait until the service accepts requests, for example after its start.
+
+        Args:
+            timeout_s: time limit in seconds.
 
         Raises:
-            NotReadyError: it does not within `timeout_s`; the message has what was seen last.
-            RequestError: it refuses to tell, as for a model that it does not host.
+            NotReadyError: the service does not accept requests in time; the message has the last
+                error.
+            RequestError: the service rejects the health check, for example for an unknown model.
         """
         self._exchange.wait_until_ready(timeout_s)
 
     def stream(self, task: str, rows: Iterable[Any], **options: Any) -> AnswerStream:
-        """Return the answers to rows of any number, in their order.
-
-        A row is an input of the task, and its answer is what the task's method returns for it. A
-        row of "sentence-order" is a pair, or a list of sentences as for `coherence`.
+        """Return an iterator over the answers to any number of rows, in their order.
 
         Args:
-            task: the name of an endpoint, such as "fill-mask".
-            options: the parameters of the endpoint; `pooling="none"` of "feature-extraction"
-                returns the vectors of tokens, as `token_features`.
+            task: name of an endpoint, such as "fill-mask".
+            rows: iterable of inputs of the task; for "sentence-order", pairs or lists of sentences
+                as for `coherence`.
+            options: options of the task's method; with `pooling="none"`, "feature-extraction"
+                returns token vectors like `token_features`.
+
+        Returns:
+            A stream of the results that the task's method returns for each row.
         """
         return self._exchange.stream(requests.stream_spec(task, options), rows, options)

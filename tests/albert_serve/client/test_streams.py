@@ -127,7 +127,7 @@ def test_what_is_no_fault_of_a_row_ends_the_stream(scripted: MakeService) -> Non
 @pytest.mark.parametrize("rows", ["a text", {"text": "a"}])
 def test_rows_that_are_one_input_are_refused(scripted: MakeService, rows: Any) -> None:
     client, service = scripted()
-    with pytest.raises(InvalidInputError, match=r"of the type \w+; it must be an iterable"):
+    with pytest.raises(InvalidInputError, match=r"has the type \w+\. Pass an iterable"):
         list(client.stream("text-classification", rows))
     with pytest.raises(InvalidInputError, match=r"^inputs\[0\] must be a"):
         list(client.stream("sentence-order", ["It rained.", "We stayed in."]))
